@@ -1,6 +1,6 @@
 """Bundles: finished studies as self-describing JSON lines, for import into another database.
 
-    {"format": "autotune-bundle", "version": 3, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"format": "autotune-bundle", "version": 4, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sqlalchemy import JSON, Column, Connection, Select, Table, delete, exists, insert, select, tuple_, union
+from sqlalchemy import JSON, Column, Connection, Table, delete, exists, insert, select, tuple_
 from sqlalchemy.exc import DataError, IntegrityError
 
 from storage.database import rows
@@ -28,22 +28,15 @@ from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
     AGENT,
-    ATTEMPT,
-    BEST_PLAN,
     BUNDLE,
-    DATA_PROFILE,
     DELETED,
     FINISHED,
-    HARDWARE,
-    LAUNCH,
     LAYER_PROFILE,
     MODEL,
     NOTE,
-    OUTCOME,
     PLAN,
     PROVENANCE,
     RUNNING,
-    STAGE_MEASUREMENT,
     STUDY,
     TAG,
     TRIAL,
@@ -52,30 +45,12 @@ from storage.database.tables import (
 )
 from storage.errors import BadBundle
 from storage.old_keys import OldKeys
-from storage.queries import provenance
+from storage.queries import exported, provenance
 from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION, READABLE = "autotune-bundle", 3, (1, 2, 3)
-_TABLES: tuple[Table, ...] = (
-    HARDWARE,
-    MODEL,
-    DATA_PROFILE,
-    WORKLOAD,
-    LAYER_PROFILE,
-    PLAN,
-    STUDY,
-    TRIAL,
-    OUTCOME,
-    ATTEMPT,
-    STAGE_MEASUREMENT,
-    BEST_PLAN,
-    LAUNCH,
-    NOTE,
-    TAG,
-)
-"""Tables in an order in which rows follow those that they refer to."""
+FORMAT, VERSION, READABLE = "autotune-bundle", 4, (1, 2, 3, 4)
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 _HALF = re.compile("[\ud800-\udfff]")
@@ -100,7 +75,7 @@ def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterat
     digest, count = hashlib.sha256(), 0
     documents = (
         {"table": table.name, "row": _document(table, row)}
-        for table, query in _queries(studies).items()
+        for table, query in exported.queries(studies).items()
         # In parts, so that a large database is never in memory as a whole.
         for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)).mappings()
     )
@@ -110,56 +85,6 @@ def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterat
         count += 1
         yield line
     yield f"{json.dumps({'rows': count - 1, 'sha256': digest.hexdigest()})}\n"
-
-
-def _queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
-    """Return the query for the rows of each table that belong to the studies, in the order of `_TABLES`."""
-    of_workloads = select(STUDY.c.workload_fingerprint).where(STUDY.c.id.in_(ids))
-    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(of_workloads))
-
-    def of_workload(table: Table, reference: Column[Any]) -> Select[Any]:
-        key = table.c.fingerprint
-        return select(table).where(key.in_(workloads.with_only_columns(reference))).order_by(key)
-
-    trials = select(TRIAL).where(TRIAL.c.study_id.in_(ids))
-    of_trials = trials.with_only_columns(TRIAL.c.id)
-    launches = select(LAUNCH).where(LAUNCH.c.workload_fingerprint.in_(of_workloads), LAUNCH.c.status != RUNNING)
-    best = select(BEST_PLAN).where(BEST_PLAN.c.study_id.in_(ids))
-    of_plans = [
-        query.with_only_columns(plan_id)
-        for query, plan_id in ((trials, TRIAL.c.plan_id), (launches, LAUNCH.c.plan_id), (best, BEST_PLAN.c.plan_id))
-    ]
-    plans = select(PLAN).where(PLAN.c.id.in_(union(*of_plans)))
-
-    def annotations(table: Table) -> Select[Any]:
-        of_study = (table.c.kind == STUDY.name) & table.c.key.in_(ids)
-        of_plan = (table.c.kind == PLAN.name) & table.c.key.in_(plans.with_only_columns(PLAN.c.id))
-        return select(table).where(of_study | of_plan).order_by(*table.primary_key)
-
-    return {
-        HARDWARE: of_workload(HARDWARE, WORKLOAD.c.hardware_fingerprint),
-        MODEL: of_workload(MODEL, WORKLOAD.c.model_fingerprint),
-        DATA_PROFILE: of_workload(DATA_PROFILE, WORKLOAD.c.data_fingerprint),
-        WORKLOAD: workloads.order_by(WORKLOAD.c.fingerprint),
-        LAYER_PROFILE: select(LAYER_PROFILE)
-        .join(
-            WORKLOAD,
-            (WORKLOAD.c.hardware_fingerprint == LAYER_PROFILE.c.hardware_fingerprint)
-            & (WORKLOAD.c.model_fingerprint == LAYER_PROFILE.c.model_fingerprint),
-        )
-        .where(WORKLOAD.c.fingerprint.in_(of_workloads))
-        .distinct(),
-        PLAN: plans.order_by(PLAN.c.id),
-        STUDY: select(STUDY).where(STUDY.c.id.in_(ids)).order_by(STUDY.c.started),
-        TRIAL: trials.order_by(TRIAL.c.study_id, TRIAL.c.number),
-        OUTCOME: select(OUTCOME).where(OUTCOME.c.trial_id.in_(of_trials)),
-        ATTEMPT: select(ATTEMPT).where(ATTEMPT.c.trial_id.in_(of_trials)),
-        STAGE_MEASUREMENT: select(STAGE_MEASUREMENT).where(STAGE_MEASUREMENT.c.trial_id.in_(of_trials)),
-        BEST_PLAN: best,
-        LAUNCH: launches.order_by(LAUNCH.c.started),
-        NOTE: annotations(NOTE),
-        TAG: annotations(TAG),
-    }
 
 
 @contextmanager
@@ -243,8 +168,8 @@ def _stored(
     connection: Connection, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
 ) -> tuple[int, dict[Table, list[tuple[Any, ...]]]]:
     """Store the rows, and return (number of rows in the bundle, primary keys of the new ones)."""
-    tables = {table.name: table for table in _TABLES}
-    count, fresh = 0, {table: list[tuple[Any, ...]]() for table in _TABLES}
+    tables = {table.name: table for table in exported.TABLES}
+    count, fresh = 0, {table: list[tuple[Any, ...]]() for table in exported.TABLES}
     for number, line in numbered:
         document = _parsed(line, number)
         if "sha256" in document:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from storage.explanation import Explanation, PlanTime
+from storage.launch_speed import LaunchWindow
 from trials.outcome import Completed, Outcome
 from trials.plan import Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
@@ -279,6 +280,8 @@ class LaunchRecord:
     """None while it runs, or if its process died without reporting."""
     agent_id: str | None = None
     """The agent that runs it."""
+    windows: tuple[LaunchWindow, ...] = ()
+    """Its speed, in order of steps."""
 
 
 def _check_speed(estimated_samples_per_second: float) -> None:

@@ -1,11 +1,13 @@
 """Results written to disk before the database, so that no lock, crash or full disk loses a measurement."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from storage.errors import AlreadyFinished, DeletedRecord, SpoolUnavailable, StorageError, UnknownRecord
+from storage.launch_speed import LaunchWindow
 from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
@@ -14,12 +16,15 @@ from trials.regular_file import read_regular
 from trials.whole_file import whole_file
 
 _MOST_BYTES = 32 << 20  # far above any result; a larger file is none of this program
-_OF_LAUNCH = ".launch.json"
+Kept: TypeAlias = TrialResult | LaunchResult | LaunchWindow
+"""What waits for its database."""
+_KINDS: Mapping[str, type[Kept]] = {".launch.json": LaunchResult, ".window.json": LaunchWindow}
+"""Kinds of files by the ends of their names; others hold the result of a trial."""
 _logger = logging.getLogger(__name__)
 
 
 class Spool:
-    """A directory of results that wait for their database, one file per trial or training.
+    """A directory of results that wait for their database, one file per trial, training or window of a training.
 
     Any number of processes may call `put` and `replay` at once. Replay after each `put`, and at the next start.
     """
@@ -30,17 +35,16 @@ class Spool:
         with self._errors():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def put(self, result: TrialResult | LaunchResult) -> None:
+    def put(self, result: Kept) -> None:
         """Write the result and sync it to disk, so that it survives a power loss.
 
         Raise SpoolUnavailable, and WireError for a number that is not finite or has more than 64 bits.
         """
         text = wire.encode(result)
-        name = f"{result.trial_id}.json" if isinstance(result, TrialResult) else f"{result.launch_id}{_OF_LAUNCH}"
-        with self._errors(), whole_file(self._directory / name, mode=0o600) as stream:
+        with self._errors(), whole_file(self._directory / _name(result), mode=0o600) as stream:
             stream.write(text.encode())
 
-    def keep(self, result: TrialResult | LaunchResult, store: Store) -> None:
+    def keep(self, result: Kept, store: Store) -> None:
         """Put the result, or store it at once if that fails: the database may be on another disk.
 
         Raise what `put` raised if both fail.
@@ -49,7 +53,7 @@ class Spool:
             self.put(result)
         except SpoolUnavailable as error:
             try:
-                _finish(store, result)
+                _store(store, result)
             except StorageError:
                 raise error from None
             _logger.warning("stored in the database directly, because no file could be written: %s", error)
@@ -70,8 +74,8 @@ class Spool:
     def _replay(self, path: Path, store: Store) -> bool:
         try:
             content = read_regular(path, _MOST_BYTES)
-            of_launch = path.name.endswith(_OF_LAUNCH)
-            _finish(store, wire.decode(LaunchResult, content) if of_launch else wire.decode(TrialResult, content))
+            kind = next((kind for end, kind in _KINDS.items() if path.name.endswith(end)), TrialResult)
+            _store(store, wire.decode(kind, content))
         except FileNotFoundError:  # another process has stored it
             return False
         except (WireError, AlreadyFinished) as error:
@@ -102,8 +106,22 @@ class Spool:
             ) from error
 
 
-def _finish(store: Store, result: TrialResult | LaunchResult) -> None:
-    if isinstance(result, LaunchResult):
-        store.finish_launch(result)
-    else:
-        store.finish_trial(result)
+def _name(result: Kept) -> str:
+    """Return the name of the file. No two results have the same one."""
+    match result:
+        case TrialResult():
+            return f"{result.trial_id}.json"
+        case LaunchResult():
+            return f"{result.launch_id}.launch.json"
+        case LaunchWindow():
+            return f"{result.launch_id}-{result.first_step}.window.json"
+
+
+def _store(store: Store, result: Kept) -> None:
+    match result:
+        case TrialResult():
+            store.finish_trial(result)
+        case LaunchResult():
+            store.finish_launch(result)
+        case LaunchWindow():
+            store.add_window(result)

@@ -9,21 +9,20 @@ from storage.database import url
 from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.housekeeping import Housekeeping
 from storage.nearness import Fields
-from storage.queries import agents, launches, plans, studies, tried, workloads
+from storage.queries import agents, plans, studies, tried, workloads
 from storage.queries.plans import NearPlan, Wanted
 from storage.records import (
     AbandonedTrial,
     AgentRecord,
     BestPlan,
     FinishedTrial,
-    LaunchRecord,
-    LaunchResult,
     LayerProfile,
     RunningTrial,
     StudyRecord,
     TrialResult,
     TriedPlan,
 )
+from storage.trainings import Trainings
 from storage.upkeep import schema
 from trials.plan import Plan
 from trials.workload import ModelShape, Software, Workload
@@ -48,7 +47,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
     return Store(database)
 
 
-class Store(Housekeeping):
+class Store(Trainings, Housekeeping):
     """Results of all studies in one database.
 
     Thread safety: threads may share a store, and processes its database; a forked child must open its own store.
@@ -359,29 +358,3 @@ class Store(Housekeeping):
         """
         with self._database.transaction() as connection:
             return tried.find(connection, id_prefix, now, study_id)
-
-    def start_launch(
-        self,
-        plan: Plan,
-        workload_fingerprint: str,
-        predicted_samples_per_second: float | None,
-        agent_id: str | None = None,
-    ) -> LaunchRecord:
-        """Record the start of a full training."""
-        with self._database.transaction(write=True) as connection:
-            return launches.start(connection, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
-
-    def finish_launch(self, result: LaunchResult) -> None:
-        """Record the end of a training; again has no effect. Raise AlreadyFinished for a different end."""
-        with self._database.transaction(write=True) as connection:
-            launches.finish(connection, result)
-
-    def running_launches(self) -> tuple[LaunchRecord, ...]:
-        """Return the trainings without a recorded end, oldest first; their agents show whether they still run."""
-        with self._database.transaction() as connection:
-            return launches.running(connection)
-
-    def launches(self, plan_id: str) -> tuple[LaunchRecord, ...]:
-        """Return all trainings with the plan, oldest first. Empty for an unknown plan."""
-        with self._database.transaction() as connection:
-            return launches.of_plan(connection, plan_id)

@@ -8,6 +8,7 @@ from typing import Any
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
+from autotune.results.launch_report import launch_text
 from autotune.results.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -267,7 +268,7 @@ def show_text(
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")
-    sections += [_launch_text(launch) for launch in launches]
+    sections += [launch_text(launch) for launch in launches]
     if used_by:
         sections.append(f"In use: {', '.join(used_by)}")
     return "\n\n".join(sections)
@@ -302,17 +303,6 @@ def _stages_text(trial: FinishedTrial) -> str:
 def _coordinates(layout: Layout, rank: StageMeasurement) -> tuple[int, ...]:
     """Return stage and data rank, and the tensor rank where several hold a copy of the stage."""
     return (rank.stage, rank.data_rank, *([rank.tensor_rank] if layout.tensor > 1 else []))
-
-
-def _launch_text(launch: LaunchRecord) -> str:
-    started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
-    if launch.result is None:
-        return f"{started}: not finished"
-    speed = launch.result.samples_per_second
-    measured = f", {speed:.1f} samples/s" if speed is not None else ""
-    predicted = launch.predicted_samples_per_second
-    expected = f" (predicted {predicted:.1f})" if predicted is not None else ""
-    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{expected}"
 
 
 def _speed(speed: float, error: float) -> str:

@@ -1,13 +1,15 @@
 """The speed of a training over windows of steps, next to the promised one, and the part that makes it slower."""
 
 import logging
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from autotune.training.speed_window import Pace, SpeedWindow
+from autotune.training.speed_window import Pace, SpeedWindow, WindowJoiner
+from storage.launch_speed import Growth, LaunchWindow, StepParts
 from trials.plan import Layout
-from trials.tasks.training.progress import SPEED_FILE, WINDOW_STEPS, Progress, Window, append_line
+from trials.tasks.request import WINDOW_STEPS
+from trials.tasks.training.progress import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -29,21 +31,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """A part of a step that takes longer than it did."""
-
-    part: str
-    """In words: loading, a stage, a rank, all ranks, or communication."""
-    usual_seconds: float
-    """Of a step."""
-    seconds: float
-    """Of a step."""
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.seconds:.3g} s a step instead of {self.usual_seconds:.3g} s"
 
 
 def greatest_growth(layout: Layout, usual: Pace, now: Pace) -> Growth:
@@ -118,35 +105,42 @@ class Drift:
 
 
 class SpeedWatch:
-    """Watch on the speed of one launch. It stores each window, and reports a drift once until the speed is back."""
+    """Watch on the speed of one launch. It passes windows on, and reports a drift once until the speed is back."""
 
     def __init__(
         self,
         layout: Layout,
         promise: Promise | None,
-        on_drift: Callable[[Drift, Progress], None],
         patience: Patience,
+        *,
+        on_drift: Callable[[Drift, Progress], None],
+        on_window: Callable[[LaunchWindow], None],
+        last_step: int | None = None,
     ) -> None:
         """Compare with the `promise`; without one, with the first windows of the launch.
 
-        `on_drift` is called with the last step of the drift.
+        `on_drift` is called with the last step of the drift, and `on_window` with each window to be stored. The launch
+        stops after `last_step`, if that is before the end of the training.
         """
         self._layout = layout
         self._promise, self._usual = promise, promise
-        self._on_drift = on_drift
         self._patience = patience
-        self._is_warm = False
+        self._on_drift, self._on_window = on_drift, on_window
+        self._last_step = last_step
+        self._launch = ""
+        self._first_step = 0
         self._steps: list[Progress] = []
         """Of the present window."""
         self._windows: list[SpeedWindow] = []
         """Those that count, oldest first."""
+        self._joiner = WindowJoiner()
         self.is_slow = False
         """Whether the last windows are a drift, which is reported."""
 
-    def step(self, step: Progress, launch: str, output: Path) -> None:
+    def step(self, step: Progress, launch: str) -> None:
         """Note the next step of the launch. The first one warms up, and does not count."""
-        if not self._is_warm:
-            self._is_warm = True
+        if not self._first_step:
+            self._launch, self._first_step = launch, step.step
             return
         self._steps.append(step)
         if step.window is None:
@@ -154,17 +148,42 @@ class SpeedWatch:
         window, self._steps = SpeedWindow.of(self._steps, step.window), []
         if not window.text_tokens:  # nothing to compare
             return
-        promised = None if self._promise is None else self._promise.tokens_per_second / window.tokens_per_sample
-        line = Window(
-            launch=launch,
-            step=step.step,
-            steps=window.steps,
-            samples_per_second=window.samples_per_second,
-            promised_samples_per_second=promised,
-        )
-        append_line(output / SPEED_FILE, line)
         if window.steps == self._patience.window_steps:  # else it is the last one
             self._judge(window, step)
+        launch_steps = min(step.of, self._last_step or step.of) - self._first_step
+        self._store(self._joiner.add(window, launch_steps))
+
+    def end(self) -> None:
+        """Pass on what is left at the end of the launch."""
+        self._store(self._joiner.rest())
+
+    def _store(self, window: SpeedWindow | None) -> None:
+        if window is None:
+            return
+        seconds, usual = window.pace.of_step(window.text_tokens / window.steps), self._usual
+        parts = StepParts(
+            loads=seconds.times.loads,
+            passes=seconds.times.passes,
+            other_seconds=seconds.other_seconds,
+            growth=growth_of(self._layout, usual, window) if usual and self._is_slow(window, usual) else None,
+        )
+        promise = self._promise
+        stored = LaunchWindow(
+            launch_id=self._launch,
+            first_step=window.first_step,
+            last_step=window.last_step,
+            step_seconds=statistics.median(window.step_seconds),
+            samples_per_second=window.samples_per_second,
+            tokens_per_second=window.tokens_per_second,
+            promised_samples_per_second=None
+            if promise is None
+            else promise.tokens_per_second / window.tokens_per_sample,
+            parts=parts,
+        )
+        self._on_window(stored)
+
+    def _is_slow(self, window: SpeedWindow, usual: Promise) -> bool:
+        return window.tokens_per_second < (1 - self._patience.slowdown) * usual.tokens_per_second
 
     def _judge(self, window: SpeedWindow, step: Progress) -> None:
         """Judge a window, which ends with this step."""
@@ -175,7 +194,7 @@ class SpeedWatch:
                 self._usual = Promise(tokens_per_second=1 / pace.seconds, pace=pace)
             return
         usual = self._usual
-        if window.tokens_per_second >= (1 - self._patience.slowdown) * usual.tokens_per_second:
+        if not self._is_slow(window, usual):
             if self.is_slow:
                 _log.warning("the training is no longer slower, since step %d", window.first_step)
             self._windows, self.is_slow = [], False

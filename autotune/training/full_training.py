@@ -32,13 +32,12 @@ from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.sites import Site
 from trials.tasks.answer import TrainingReport
-from trials.tasks.request import Request, Training
+from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
 from trials.tasks.training.course import curriculum_of
 from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, open_output, read_record
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
-    WINDOW_STEPS,
     Evaluated,
     Line,
     Progress,

@@ -1,11 +1,15 @@
 """Speeds over windows of steps, and where the time of their steps goes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from trials.outcome import Measurement
 from trials.tasks.training.progress import Progress, RankTimes
+
+MOST_WINDOWS = 256
+"""Stored windows of the final length in a launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +101,30 @@ class SpeedWindow:
     def pace(self) -> Pace:
         tokens_of_step = self.text_tokens / self.steps
         return Pace(seconds=1 / self.tokens_per_second, times=self.times.times(1 / tokens_of_step))
+
+
+class WindowJoiner:
+    """Windows of one launch, joined to those that are stored: a few hundred for any length of training.
+
+    Their lengths double, from that of the first window, until 256 of them are as long as the launch.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[SpeedWindow] = []
+        self._steps = self._length = 0
+
+    def add(self, window: SpeedWindow, launch_steps: int) -> SpeedWindow | None:
+        """Return the window that ends with this one, if it is long enough. The launch has `launch_steps` in all."""
+        self._length = self._length or window.steps
+        self._waiting.append(window)
+        self._steps += window.steps
+        if self._steps < self._length:
+            return None
+        longest = math.ceil(launch_steps / MOST_WINDOWS / window.steps) * window.steps
+        self._length = min(2 * self._length, max(longest, window.steps))
+        return self.rest()
+
+    def rest(self) -> SpeedWindow | None:
+        """Return what is left as one window; None where nothing is."""
+        waiting, self._waiting, self._steps = self._waiting, [], 0
+        return SpeedWindow.joined(waiting) if waiting else None

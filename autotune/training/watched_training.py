@@ -16,6 +16,7 @@ from autotune.training.plan_change import plan_to_continue
 from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
 from autotune.training.speed_window import Pace
 from autotune.training.training_output import held
+from autotune.training.window_writer import WindowWriter
 from autotune.workbench import Workbench
 from storage.errors import UnknownRecord
 from storage.records import BestPlan
@@ -78,6 +79,10 @@ class WatchedTraining:
         winner does before its first checkpoint, it goes on with its plan. Raise what `full_training.launch` and
         `tune_again` raise.
         """
+        with WindowWriter(self.bench.spool, self.bench.store) as writer:
+            return self._train(writer)
+
+    def _train(self, writer: WindowWriter) -> Launched:
         retunes: list[Retune] = []
         before: _Choice | None = None  # where the present plan has not trained yet
         changes_plan = self.options.changes_plan
@@ -90,7 +95,14 @@ class WatchedTraining:
         steps = blank_samples = 0
         while True:
             drifts = _Drifts(job=self.bench.prepared.job, options=self.options, retunes=retunes)
-            watch = SpeedWatch(self.chosen.plan.layout, promise, drifts.hear, self.options.patience)
+            watch = SpeedWatch(
+                self.chosen.plan.layout,
+                promise,
+                self.options.patience,
+                on_drift=drifts.hear,
+                on_window=writer.add,
+                last_step=self.options.max_steps,
+            )
             try:
                 with self.stopping() as stops:
                     launched = self._launch(watch, drifts, stops, changes_plan=changes_plan)
@@ -135,24 +147,27 @@ class WatchedTraining:
     def _launch(
         self, watch: SpeedWatch, drifts: "_Drifts", stops: Callable[[], bool], *, changes_plan: bool
     ) -> Launched:
-        bench, chosen, output = self.bench, self.chosen, self.bench.prepared.job.training.output
-        return launch(
-            bench.prepared,
-            chosen.plan,
-            bench.store,
-            bench.spool,
-            bench.folder / "launch",
-            site=bench.site,
-            agent_id=bench.agent.id,
-            predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
-            max_steps=self.options.max_steps,
-            window_steps=self.options.patience.window_steps,
-            certificate=self.certificate,
-            changes_plan=changes_plan,
-            listener=self.listener,
-            on_step=lambda launch_id, step: watch.step(step, launch_id, output),
-            stops=lambda: Stop.NOW if stops() else Stop.AT_CHECKPOINT if drifts.stops else None,
-        )
+        bench, chosen = self.bench, self.chosen
+        try:
+            return launch(
+                bench.prepared,
+                chosen.plan,
+                bench.store,
+                bench.spool,
+                bench.folder / "launch",
+                site=bench.site,
+                agent_id=bench.agent.id,
+                predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
+                max_steps=self.options.max_steps,
+                window_steps=self.options.patience.window_steps,
+                certificate=self.certificate,
+                changes_plan=changes_plan,
+                listener=self.listener,
+                on_step=lambda launch_id, step: watch.step(step, launch_id),
+                stops=lambda: Stop.NOW if stops() else Stop.AT_CHECKPOINT if drifts.stops else None,
+            )
+        finally:
+            watch.end()
 
     def _tune(self, promise: Promise | None, drift: Drift, steps: int, retunes: list[Retune]) -> Promise | None:
         """Tune again, choose the winner, and note what was done; return what the chosen plan promises now."""

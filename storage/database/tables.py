@@ -325,6 +325,19 @@ LAUNCH = Table(
     CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
 )
 
+LAUNCH_WINDOW = Table(
+    "autotune_launch_window",
+    METADATA,
+    Column("launch_id", Text, ForeignKey(LAUNCH.c.id), primary_key=True),
+    Column("first_step", Whole, primary_key=True, autoincrement=False),
+    _required("last_step", Whole),
+    _required("step_seconds", Finite),
+    _required("samples_per_second", Finite),
+    _required("tokens_per_second", Finite),
+    Column("promised_samples_per_second", Finite),
+    _required("parts", Text),
+)
+
 BUNDLE = Table(
     "autotune_bundle",
     METADATA,

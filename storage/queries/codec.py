@@ -16,6 +16,7 @@ from storage.database.tables import (
     DATA_PROFILE,
     HARDWARE,
     LAUNCH,
+    LAUNCH_WINDOW,
     LAYER_PROFILE,
     MODEL,
     OUTCOME,
@@ -27,6 +28,7 @@ from storage.database.tables import (
 )
 from storage.errors import NotStorable
 from storage.explanation import Explanation
+from storage.launch_speed import LaunchWindow, StepParts
 from storage.records import (
     AbandonedTrial,
     Baseline,
@@ -216,12 +218,21 @@ def best_plan(row: Row) -> BestPlan:
 
 
 def launch(row: Row) -> LaunchRecord:
+    """Return the launch of a row, without its windows."""
     ended = None if row[LAUNCH.c.status] == RUNNING else launch_result(row)
-    return _value(LaunchRecord, LAUNCH, row, result=ended)
+    return _value(LaunchRecord, LAUNCH, row, result=ended, windows=())
 
 
 def launch_result(row: Row) -> LaunchResult:
     return _value(LaunchResult, LAUNCH, row, launch_id=row[LAUNCH.c.id])
+
+
+def window_row(value: LaunchWindow) -> dict[str, Any]:
+    return {**columns(value), "parts": _encoded(value.parts)}
+
+
+def window(row: Row) -> LaunchWindow:
+    return _value(LaunchWindow, LAUNCH_WINDOW, row, parts=wire.decode(StepParts, row[LAUNCH_WINDOW.c.parts]))
 
 
 def _encoded(value: object, kind: Any = None) -> str:

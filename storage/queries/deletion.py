@@ -24,6 +24,7 @@ from storage.database.tables import (
     BEST_PLAN,
     DELETED,
     LAUNCH,
+    LAUNCH_WINDOW,
     NOTE,
     OUTCOME,
     PLAN,
@@ -165,6 +166,8 @@ def _rows_of(ids: Collection[str]) -> dict[Table, Select[Any]]:
     trials, plans = _trials(ids), _plans(ids)
     of_trials, of_plans = (query.with_only_columns(query.selected_columns.id) for query in (trials, plans))
 
+    launches = select(LAUNCH.c.id).where(LAUNCH.c.plan_id.in_(of_plans))
+
     def annotations(table: Table) -> Select[Any]:
         of_study = (table.c.kind == STUDY.name) & table.c.key.in_(ids)
         return select(*table.primary_key).where(or_(of_study, (table.c.kind == PLAN.name) & table.c.key.in_(of_plans)))
@@ -176,7 +179,8 @@ def _rows_of(ids: Collection[str]) -> dict[Table, Select[Any]]:
         },
         NOTE: annotations(NOTE),
         TAG: annotations(TAG),
-        LAUNCH: select(LAUNCH.c.id).where(LAUNCH.c.plan_id.in_(of_plans)),
+        LAUNCH_WINDOW: select(*LAUNCH_WINDOW.primary_key).where(LAUNCH_WINDOW.c.launch_id.in_(launches)),
+        LAUNCH: launches,
         BEST_PLAN: select(BEST_PLAN.c.study_id).where(BEST_PLAN.c.study_id.in_(ids)),
         TRIAL: of_trials,
         PLAN: of_plans,

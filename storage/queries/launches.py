@@ -1,14 +1,17 @@
 """Full trainings that were started with a plan."""
 
+from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, insert, select
 
 from storage.database import rows
-from storage.database.tables import LAUNCH, PLAN, RUNNING, WORKLOAD
+from storage.database.tables import LAUNCH, LAUNCH_WINDOW, PLAN, RUNNING, WORKLOAD
 from storage.errors import AlreadyFinished
+from storage.launch_speed import LaunchWindow
 from storage.queries import agents, codec
 from storage.records import LaunchRecord, LaunchResult
 from trials.plan import Plan
@@ -48,11 +51,33 @@ def finish(connection: Connection, result: LaunchResult) -> None:
     rows.change(connection, LAUNCH, end.pop("launch_id"), **end)
 
 
+def add_window(connection: Connection, window: LaunchWindow) -> None:
+    rows.get(connection, LAUNCH, window.launch_id, lock=True)
+    key = rows.has_key(LAUNCH_WINDOW, (window.launch_id, window.first_step))
+    stored = connection.execute(select(LAUNCH_WINDOW).where(key)).mappings().one_or_none()
+    if stored is None:
+        connection.execute(insert(LAUNCH_WINDOW).values(codec.window_row(window)))
+    elif codec.window(stored) != window:
+        raise AlreadyFinished(
+            f"the speed of launch {window.launch_id} from step {window.first_step} on is stored with other figures, "
+            "which stay"
+        )
+
+
 def running(connection: Connection) -> tuple[LaunchRecord, ...]:
-    query = select(LAUNCH).where(LAUNCH.c.status == RUNNING).order_by(LAUNCH.c.started, LAUNCH.c.id)
-    return tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))
+    return _whole(connection, LAUNCH.c.status == RUNNING)
 
 
 def of_plan(connection: Connection, plan_id: str) -> tuple[LaunchRecord, ...]:
-    query = select(LAUNCH).where(LAUNCH.c.plan_id == plan_id).order_by(LAUNCH.c.started, LAUNCH.c.id)
-    return tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))
+    return _whole(connection, LAUNCH.c.plan_id == plan_id)
+
+
+def _whole(connection: Connection, condition: ColumnElement[bool]) -> tuple[LaunchRecord, ...]:
+    """Return the launches that meet a condition, with their windows, oldest first."""
+    query = select(LAUNCH).where(condition).order_by(LAUNCH.c.started, LAUNCH.c.id)
+    found = tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))
+    speeds = select(LAUNCH_WINDOW).join(LAUNCH).where(condition).order_by(LAUNCH_WINDOW.c.first_step)
+    windows = defaultdict[str, list[LaunchWindow]](list)
+    for window in rows.readable(LAUNCH_WINDOW, connection.execute(speeds).mappings(), codec.window):
+        windows[window.launch_id].append(window)
+    return tuple(replace(launch, windows=tuple(windows[launch.id])) for launch in found)

@@ -21,6 +21,7 @@ from storage.database.tables import (
     FINISHED,
     HARDWARE,
     LAUNCH,
+    LAUNCH_WINDOW,
     LAYER_PROFILE,
     LEASE,
     METADATA,
@@ -206,6 +207,11 @@ def _launch(row: Row) -> str | None:
     return None
 
 
+def _launch_window(row: Row) -> str | None:
+    codec.window(row)
+    return None
+
+
 def _note(row: Row) -> str | None:
     return _annotation(row[NOTE.c.text], checked_note)
 
@@ -234,6 +240,7 @@ ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
     OUTCOME: _outcome,
     BEST_PLAN: _best_plan,
     LAUNCH: _launch,
+    LAUNCH_WINDOW: _launch_window,
     NOTE: _note,
     TAG: _tag,
 }

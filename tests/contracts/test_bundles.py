@@ -24,6 +24,8 @@ from tests.values.storage import (
     concluded,
     packed_plan,
     result_of,
+    slow_window,
+    window_of,
 )
 from trials import wire
 
@@ -43,10 +45,13 @@ def studied(store: Store) -> str:
         WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, wire.encode(COSTS)
     )
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
+    for window in (window_of(launch.id), slow_window(launch.id, 12)):
+        store.add_window(window)
     store.finish_launch(
         LaunchResult(launch_id=launch.id, status="finished", steps=40, samples_per_second=11.9, finished=NOON)
     )
-    store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
+    running = store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
+    store.add_window(window_of(running.id))
     return study
 
 
@@ -244,7 +249,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [], "no JSON object"),
         (lambda lines: ["\x00\x01\x02"], "no JSON object"),
         (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        (lambda lines: [lines[0].replace('"version": 3', '"version": 4'), *lines[1:]], "has version 4"),
+        (lambda lines: [lines[0].replace('"version": 4', '"version": 5'), *lines[1:]], "has version 5"),
         (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
         (without("plan"), "refers to a row that is missing"),
         (without("model"), "refers to a row that is missing"),

@@ -32,15 +32,21 @@ from tests.values.storage import (
     packed_plan,
     result_of,
     searched,
+    window_of,
 )
 from trials import wire
 from trials.plan import Plan
 
-OF_STUDIES = ("study", "trial", "outcome", "attempt", "stage_measurement", "best_plan", "launch", "note", "tag", "plan")
+OF_STUDIES = (
+    *("study", "trial", "outcome", "attempt", "stage_measurement", "best_plan"),
+    *("launch", "launch_window", "note", "tag", "plan"),
+)
 
 
 def launched(store: Store, plan: Plan = OWN, agent: str | None = None) -> str:
-    return store.start_launch(plan, WORKLOAD.fingerprint, 1.5, agent).id
+    launch = store.start_launch(plan, WORKLOAD.fingerprint, 1.5, agent)
+    store.add_window(window_of(launch.id))
+    return launch.id
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -142,6 +148,7 @@ def test_an_agent_that_was_taken_for_dead_is_refused_and_its_results_are_dropped
     spool.put(result_of(done.id))
     spool.put(result_of(late.id, OUTCOMES["crash"]))
     spool.put(LaunchResult(launch_id=launch, status="finished", steps=1, samples_per_second=None, finished=NOON))
+    spool.put(window_of(launch, 12))
     store.finish_trial(result_of(done.id))
     kept = store.start_trial(new_study(store, changed("hardware.devices", 4)), SHARED, "default")
     spool.put(result_of(kept.id))

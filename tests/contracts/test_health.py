@@ -9,7 +9,7 @@ from storage.errors import DatabaseUnavailable
 from storage.records import AbandonedTrial, FinishedTrial
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
-from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of, window_of
 
 
 def filled(store: Store) -> str:
@@ -21,6 +21,8 @@ def filled(store: Store) -> str:
     other = store.create_study(store.add_workload(changed("hardware.devices", 4)), {}, seed=0).id
     store.start_trial(other, packed_plan(), "default")
     store.take_resources(store.add_agent("a host", "1 1").id, ["GPU-a"])
+    launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 8.0)
+    store.add_window(window_of(launch.id))
     return study
 
 
@@ -52,6 +54,8 @@ SPOILS = {
         "finished IS NULL)",
         "its winner is of",
     ),
+    "a window of nonsense": ("UPDATE autotune_launch_window SET parts = '{}'", "cannot be read"),
+    "a window that runs backwards": ("UPDATE autotune_launch_window SET last_step = 1", "the steps 2 to 1"),
     "a lease of nobody": ("UPDATE autotune_agent SET ended = started", "held by an agent that has ended"),
 }
 

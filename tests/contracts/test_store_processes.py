@@ -15,7 +15,7 @@ from storage.upkeep.schema import VERSION_TABLE
 from tests.programs import postgres
 from tests.values.storage import WORKLOAD
 
-HEAD = "0007"
+HEAD = "0008"
 
 
 def revision(engine: Engine) -> str:
@@ -57,12 +57,12 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: s
     open_store(database_url).close()
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
-        connection.execute(text("DROP TABLE autotune_launch"))
+        connection.execute(text("DROP TABLE autotune_launch_window"))
     with pytest.raises(DatabaseTooNew, match=r"9999.*upgrade vlm-autotune"):
         open_store(database_url)
     assert revision(engine) == "9999"
     with engine.connect() as connection:
-        assert not engine.dialect.has_table(connection, "autotune_launch")
+        assert not engine.dialect.has_table(connection, "autotune_launch_window")
 
 
 @pytest.mark.parametrize("optuna_first", [True, False])

@@ -23,7 +23,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.fuzz.mutations import Files
 from tests.values.search import COSTS
-from tests.values.storage import NOON, OUTCOMES, best_of, concluded, result_of
+from tests.values.storage import NOON, OUTCOMES, best_of, concluded, result_of, slow_window, window_of
 from tests.values.training import plan_of, variant_of
 from trials import wire
 from trials.job import Job
@@ -192,6 +192,7 @@ def _studied(store: Store, prepared: Prepared) -> str:
     store.finish_launch(
         LaunchResult(launch_id=launch, status="finished", steps=9, samples_per_second=9.5, finished=NOON)
     )
+    store.add_window(slow_window(launch))
     return study
 
 
@@ -202,6 +203,7 @@ def _leave_results(store: Store, prepared: Prepared, folder: Path) -> None:
         spool.put(result_of(store.start_trial(study, _plan(qv), "sampled").id, outcome))
     launch = store.start_launch(_plan(1), prepared.workload.fingerprint, 12.5).id
     spool.put(LaunchResult(launch_id=launch, status="failed", steps=4, samples_per_second=9.5, finished=NOON))
+    spool.put(window_of(launch))
 
 
 def _plan(qv: int) -> Plan:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from storage.explanation import BEST, UNEXPLAINED, Basis, ChangeEffect, Explanation, PlanTime, TimePart
+from storage.launch_speed import Growth, LaunchWindow, StepParts
 from storage.records import AgentRecord, Baseline, BestPlan, DisturbedRun, ParetoPlan, TrialResult
 from storage.store import Store
 from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
@@ -21,6 +22,7 @@ from trials.outcome import (
     Timeout,
 )
 from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.tasks.training.progress import Spread
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
@@ -273,6 +275,32 @@ def concluded(store: Store, best: BestPlan, lessons: str = "{}") -> BestPlan:
     assert store.conclude_study(best, lessons, agent)
     store.end_agent(agent)
     return best
+
+
+def window_of(launch_id: str, first_step: int = 2, **fields: Any) -> LaunchWindow:
+    """Ten steps of a launch that was promised 8 samples/s; slow ones have a part that grew."""
+    given: dict[str, Any] = {
+        "launch_id": launch_id,
+        "first_step": first_step,
+        "last_step": first_step + 9,
+        "step_seconds": 2.0,
+        "samples_per_second": 8.0,
+        "tokens_per_second": 0.1 + 0.2,
+        "promised_samples_per_second": 8.0,
+        "parts": StepParts(
+            loads=Spread(median=0.1, greatest=0.2, rank=3),
+            passes=(Spread(median=1.0, greatest=1.5, rank=2), Spread(median=1 / 3, greatest=0.5, rank=7)),
+            other_seconds=0.25,
+            growth=None,
+        ),
+    }
+    return LaunchWindow(**(given | fields))
+
+
+def slow_window(launch_id: str, first_step: int = 2, samples_per_second: float = 6.0) -> LaunchWindow:
+    usual = window_of(launch_id, first_step, samples_per_second=samples_per_second, tokens_per_second=0.2)
+    growth = Growth(part="communication", usual_seconds=0.25, seconds=0.75)
+    return replace(usual, parts=replace(usual.parts, other_seconds=0.75, growth=growth))
 
 
 SHARED, OWN = packed_plan(), packed_plan(40)

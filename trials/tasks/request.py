@@ -12,10 +12,11 @@ from trials.channels import Channel
 from trials.data.epoch import CostWeights
 from trials.job import Job
 from trials.plan import Plan, ZeroStage
-from trials.tasks.training.progress import WINDOW_STEPS
 
 REQUEST = "request.json"
 """Name of the message."""
+WINDOW_STEPS = 10
+"""Steps of a training over which the times of the ranks are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune.training.window_writer import WindowWriter
 from storage.errors import DatabaseUnavailable, SpoolUnavailable
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.values.storage import OUTCOMES, WORKLOAD, completed, packed_plan, result_of
+from tests.programs.processes import wait_for
+from tests.values.storage import OUTCOMES, WORKLOAD, completed, packed_plan, result_of, slow_window, window_of
 from trials.errors import WireError
 
 ROOT = Path(__file__).parents[3]
@@ -60,6 +62,37 @@ def test_a_result_goes_through_the_spool_unchanged(url: str, tmp_path: Path, nam
         assert answer.result == result
         assert spool.replay(store) == 0
     assert list((tmp_path / "spool").iterdir()) == []
+
+
+def test_the_speed_of_a_training_goes_through_the_spool_unchanged(url: str, tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    with open_store(url) as store:
+        launch = store.start_launch(packed_plan(), store.add_workload(WORKLOAD), 8.0)
+        windows = (window_of(launch.id), slow_window(launch.id, 12))
+        for window in windows:
+            spool.put(window)
+        spool.put(replace(windows[0], launch_id="0" * 32))
+        assert spool.replay(store) == 2
+        assert [found.windows for found in store.launches(packed_plan().id)] == [windows]
+    assert len(spool.pending()) == 1, "the launch of another database stays"
+
+
+def test_a_training_goes_on_while_the_database_is_away_and_its_speed_is_stored_later(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    with open_store(url, lock_timeout_seconds=0.1) as store:
+        launch = store.start_launch(packed_plan(), store.add_workload(WORKLOAD), 8.0)
+        with WindowWriter(spool, store) as writer:
+            with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as other:
+                other.execute("BEGIN EXCLUSIVE")
+                for first in (2, 12):
+                    writer.add(window_of(launch.id, first))
+                wait_for(lambda: "the speed of the training is not stored yet" in caplog.text)
+                assert len(spool.pending()) == 2
+            writer.add(window_of(launch.id, 22))
+        assert [window.first_step for window in store.launches(packed_plan().id)[0].windows] == [2, 12, 22]
+    assert spool.pending() == ()
 
 
 def test_the_spool_is_the_users_alone(tmp_path: Path) -> None:

@@ -1,17 +1,17 @@
 """The watch on the speed of a training: what it stores, when it reports, and which part it names."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from autotune.training.drift import Drift, Patience, Promise, SpeedWatch, greatest_growth
-from autotune.training.speed_window import Pace
+from autotune.training.speed_window import MOST_WINDOWS, Pace, SpeedWindow, WindowJoiner
+from storage.launch_speed import LaunchWindow
 from tests.values.storage import completed
 from trials.outcome import Completed
 from trials.plan import Layout
-from trials.tasks.training.progress import SPEED_FILE, WINDOW_STEPS, Progress, RankTimes
+from trials.tasks.request import WINDOW_STEPS
+from trials.tasks.training.progress import Progress, RankTimes
 
 GRID = Layout(pipeline=2, data=3, zero=1)
 LOADS, PASSES = (0.1, 0.1, 0.1, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.5, 1.5, 1.5)
@@ -39,12 +39,16 @@ def step(number: int, seconds: float = 2.0, tokens: int = 1600, now: Pace = USUA
     )
 
 
-def watched(folder: Path, steps: Sequence[Progress], promise: Promise | None = PROMISE) -> list[Drift]:
-    """Return the reported drifts of a launch with these steps."""
+def watched(
+    steps: Sequence[Progress], promise: Promise | None = PROMISE, windows: list[LaunchWindow] | None = None
+) -> list[Drift]:
+    """Return the reported drifts of a launch with these steps; add its stored windows to `windows`."""
     found: list[Drift] = []
-    watch = SpeedWatch(GRID, promise, lambda drift, _: found.append(drift), Patience())
+    kept: list[LaunchWindow] = [] if windows is None else windows
+    watch = SpeedWatch(GRID, promise, Patience(), on_drift=lambda drift, _: found.append(drift), on_window=kept.append)
     for each in steps:
-        watch.step(each, "a launch", folder)
+        watch.step(each, "a launch")
+    watch.end()
     return found
 
 
@@ -52,8 +56,8 @@ def numbered(*seconds: float) -> list[Progress]:
     return [step(number, each) for number, each in enumerate(seconds, 1)]
 
 
-def test_a_training_that_is_slower_by_more_than_a_tenth_for_fifty_steps_is_reported_once(tmp_path: Path) -> None:
-    (drift,) = watched(tmp_path, numbered(9.0, *20 * [2.0], *120 * [2.5]))
+def test_a_training_that_is_slower_by_more_than_a_tenth_for_fifty_steps_is_reported_once() -> None:
+    (drift,) = watched(numbered(9.0, *20 * [2.0], *120 * [2.5]))
     assert (drift.step, drift.steps) == (71, 50)
     assert drift.samples_per_second == pytest.approx(6.4)
     assert drift.promised_samples_per_second == pytest.approx(8.0)
@@ -69,35 +73,78 @@ def test_a_training_that_is_slower_by_more_than_a_tenth_for_fifty_steps_is_repor
     ],
     ids=["hardly slower", "44 steps", "one long pause", "with a fast window between"],
 )
-def test_what_is_short_or_slight_is_not_reported(tmp_path: Path, seconds: list[float]) -> None:
-    assert watched(tmp_path, numbered(*seconds)) == []
+def test_what_is_short_or_slight_is_not_reported(seconds: list[float]) -> None:
+    assert watched(numbered(*seconds)) == []
 
 
-def test_a_second_drift_is_reported_after_the_speed_was_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = watched(tmp_path, numbered(9.0, *60 * [2.5], *10 * [2.0], *50 * [2.5]))
+def test_a_second_drift_is_reported_after_the_speed_was_back(caplog: pytest.LogCaptureFixture) -> None:
+    found = watched(numbered(9.0, *60 * [2.5], *10 * [2.0], *50 * [2.5]))
     assert [drift.step for drift in found] == [51, 121]
     assert caplog.messages == ["the training is no longer slower, since step 62"]
 
 
-def test_longer_samples_are_not_slower(tmp_path: Path) -> None:
+def test_longer_samples_are_not_slower() -> None:
     steps = [step(number, seconds=3.0, tokens=2400) for number in range(1, 100)]
-    assert watched(tmp_path, steps) == []
-    lines = [json.loads(line) for line in (tmp_path / SPEED_FILE).read_text().splitlines()]
-    assert len(lines) == 9
-    assert lines[0] == {
-        "launch": "a launch",
-        "step": 11,
-        "steps": 10,
-        "samples_per_second": pytest.approx(16 / 3),
-        "promised_samples_per_second": pytest.approx(16 / 3),
-    }
+    assert watched(steps) == []
 
 
-def test_a_plan_without_a_promise_is_compared_with_the_first_steps(tmp_path: Path) -> None:
-    (drift,) = watched(tmp_path, numbered(9.0, *50 * [2.0], *50 * [2.5]), promise=None)
+def test_a_window_is_stored_with_its_speed_the_promised_one_and_its_parts() -> None:
+    windows: list[LaunchWindow] = []
+    watched([step(1, 9.0), *(step(number, seconds=3.0, tokens=2400) for number in range(2, 100))], windows=windows)
+    # The last 8 steps are no whole window, and no rank has told their times.
+    assert [(window.first_step, window.last_step) for window in windows] == [
+        (first, first + 9) for first in range(2, 90, 10)
+    ]
+    first = windows[0]
+    assert (first.launch_id, first.step_seconds, first.parts.growth) == ("a launch", 3.0, None)
+    assert [first.samples_per_second, first.promised_samples_per_second, first.tokens_per_second] == pytest.approx(
+        [16 / 3, 16 / 3, 800.0]
+    )
+    assert [first.parts.loads.greatest, first.parts.other_seconds] == pytest.approx([0.1, 1.5])
+    assert [stage.greatest for stage in first.parts.passes] == pytest.approx([1.0, 1.5])
+    assert [stage.rank for stage in first.parts.passes] == [0, 3]
+
+
+def test_a_slow_window_is_stored_with_the_part_that_grew() -> None:
+    windows: list[LaunchWindow] = []
+    watched([step(number, 2.6, now=GROWN["communication"]) for number in range(1, 12)], windows=windows)
+    (window,) = windows
+    assert window.change == pytest.approx(2.0 / 2.6 - 1)
+    assert str(window.parts.growth) == "communication: 1.05 s a step instead of 0.5 s"
+
+
+def window_of(first: int, steps: int = WINDOW_STEPS) -> SpeedWindow:
+    return SpeedWindow(
+        first_step=first,
+        last_step=first + steps - 1,
+        step_seconds=steps * (1.0,),
+        samples=8 * steps,
+        text_tokens=800 * steps,
+        times=USUAL.times,
+    )
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(2000, 200), (20_000, 253), (1_000_000, 264)])
+def test_a_training_of_any_length_stores_a_few_hundred_windows_that_hold_all_of_its_steps(
+    steps: int, expected: int
+) -> None:
+    joiner = WindowJoiner()
+    found = [joiner.add(window_of(first), steps) for first in range(1, steps, WINDOW_STEPS)]
+    windows = [window for window in (*found, joiner.rest()) if window is not None]
+    assert len(windows) == expected <= MOST_WINDOWS + 8
+    assert [window.steps for window in windows[:3]] == ([10, 10, 10] if steps == 2000 else [10, 20, 40])
+    assert max(window.steps for window in windows) <= max(WINDOW_STEPS, steps / MOST_WINDOWS + WINDOW_STEPS)
+    ends = [0, *(window.last_step for window in windows)]
+    assert ends[-1] == steps
+    assert [window.first_step for window in windows] == [end + 1 for end in ends[:-1]]
+
+
+def test_a_plan_without_a_promise_is_compared_with_the_first_steps() -> None:
+    windows: list[LaunchWindow] = []
+    (drift,) = watched(numbered(9.0, *50 * [2.0], *50 * [2.5]), None, windows)
     assert (drift.step, drift.growth is not None) == (101, True)
-    lines = (tmp_path / SPEED_FILE).read_text().splitlines()
-    assert {json.loads(line)["promised_samples_per_second"] for line in lines} == {None}
+    assert {window.promised_samples_per_second for window in windows} == {None}
+    assert [window.parts.growth is not None for window in windows] == 5 * [False] + 5 * [True]
 
 
 GROWN = {
@@ -121,9 +168,9 @@ def test_of_two_ranks_the_slow_one_is_named() -> None:
     assert greatest_growth(layout, usual, now).part == "computing on rank 1"
 
 
-def test_a_report_says_how_much_slower_the_training_and_its_part_are(tmp_path: Path) -> None:
+def test_a_report_says_how_much_slower_the_training_and_its_part_are() -> None:
     slow = GROWN["computing on rank 1 of stage 0"]
-    (drift,) = watched(tmp_path, [step(number, 2.6, now=slow) for number in range(1, 60)])
+    (drift,) = watched([step(number, 2.6, now=slow) for number in range(1, 60)])
     assert str(drift) == (
         "the training is slower: 6.2 instead of 8.0 samples/s (-23%) over the 50 steps to 51; "
         "what grew most is computing on rank 1 of stage 0: 2.4 s a step instead of 1 s"

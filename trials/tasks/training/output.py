@@ -22,7 +22,7 @@ from pydantic import Field
 from trials import wire
 from trials.errors import OutputTaken, WireError
 from trials.plan import Plan
-from trials.tasks.training.progress import PROGRESS_FILE, SPEED_FILE, drop_steps_after
+from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after
 from trials.tasks.training.settings import MAY_CHANGE, Settings
 from trials.whole_file import sync, whole_file
 
@@ -186,7 +186,7 @@ def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
     states = (_read(TrainingState, each / STATE_FILE) for each in _checkpoints(folder))
     old = next((state for state in states if state and state.training is None), None)
     if old is None:
-        names = (RECORD_FILE, MODEL_FOLDER, PROGRESS_FILE, SPEED_FILE, *(each.name for each in _checkpoints(folder)))
+        names = (RECORD_FILE, MODEL_FOLDER, PROGRESS_FILE, *(each.name for each in _checkpoints(folder)))
         if taken := [name for name in names if os.path.lexists(folder / name)]:
             raise OutputTaken(
                 f"training.output {folder} holds {taken[0]}, which no training of autotune wrote; "

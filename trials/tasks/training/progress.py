@@ -16,9 +16,6 @@ from trials.whole_file import whole_file
 _log = logging.getLogger(__name__)
 
 PROGRESS_FILE = "progress.jsonl"
-SPEED_FILE = "speed.jsonl"
-WINDOW_STEPS = 10
-"""Steps over which the times of the ranks are averaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,26 +138,11 @@ class Evaluated:
             raise ValueError(f"{self.samples} samples after step {self.step} cannot have taken {self.seconds} s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The speed of consecutive steps of one launch, next to the promised one: a line of the speed file."""
-
-    launch: str
-    """Id of the launch. A later launch may train the same steps again."""
-    step: int
-    """Total optimizer steps, all of the window included."""
-    steps: int
-    samples_per_second: float
-    promised_samples_per_second: float | None
-    """As the search found it for the plan; None for a plan that was never measured."""
-
-
-_WHAT = {Progress: "step", Evaluated: "the evaluation after step", Window: "the speed until step"}
 Line: TypeAlias = Progress | Evaluated
 """A line of the progress file. No field tells the two apart: they have different ones."""
 
 
-def append_line(path: Path, record: Line | Window) -> None:
+def append_line(path: Path, record: Line) -> None:
     """Append a line. Log an error of the disk, for which a training should not end."""
     try:
         with path.open("ab+") as file:
@@ -168,7 +150,8 @@ def append_line(path: Path, record: Line | Window) -> None:
                 file.write(b"\n")  # an earlier process died within its line
             file.write(wire.encode(record).encode() + b"\n")
     except OSError as error:
-        _log.warning("%s %d is not in %s: %s", _WHAT[type(record)], record.step, path, error.strerror)
+        what = "step" if isinstance(record, Progress) else "the evaluation after step"
+        _log.warning("%s %d is not in %s: %s", what, record.step, path, error.strerror)
 
 
 def drop_steps_after(path: Path, done: int) -> None:

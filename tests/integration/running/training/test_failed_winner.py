@@ -81,6 +81,7 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
         record = read_record(bench.prepared.job.training.output / RECORD_FILE)
         assert endings(bench, LEAN) == ["interrupted", "finished"]
         assert endings(bench, GREEDY) == ["failed"]
+        windows = [launch.windows for launch in bench.store.launches(LEAN.id)]
         notes: list[Event] = []
         greedy = KnownPlan(plan=GREEDY, speed=None)
         assert plan_to_continue(bench, greedy, notes.append) == (KnownPlan(plan=LEAN, speed=None), False)
@@ -96,6 +97,15 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
         GREEDY.id,
         launched.training_samples_per_second,
     )
+    # The first step of each launch does not count, nor a part of a window before a stop.
+    assert [(some[0].first_step, some[-1].last_step) for some in windows] == [
+        (2, retune.steps - 1),
+        (retune.steps + 2, len(undisturbed)),
+    ]
+    assert all(
+        window.steps <= SOON.window_steps and (window.change or 0.0) < -0.9 for some in windows for window in some
+    )
+    assert all(len(window.parts.passes) == 1 for some in windows for window in some)
     assert str(retune.failure).startswith("out of memory on stage 0")
     assert f"plan {GREEDY.id} cannot be launched, and checkpoint-{retune.steps} is continued with plan" in caplog.text
     assert f"it is not tuned again, since the launch of plan {GREEDY.id} failed" in caplog.text

@@ -1,0 +1,73 @@
+"""Full trainings as text: how they ended, and their speed next to the promised one."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from autotune.results.text_table import table
+from storage.launch_speed import LaunchWindow
+from storage.records import LaunchRecord
+
+_SLOW = 0.1
+"""Share of the promised speed that a slow window lacks, at least."""
+_MOST_LINES = 8
+
+
+def launch_text(launch: LaunchRecord) -> str:
+    """Show one training. Of its windows, neighbours that are all slow, or all not, are one line."""
+    return "\n".join((_end_text(launch), *filter(None, (_speed_text(launch.windows),))))
+
+
+def _end_text(launch: LaunchRecord) -> str:
+    started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
+    if launch.result is None:
+        return f"{started}: not finished"
+    speed = launch.result.samples_per_second
+    measured = f", {speed:.1f} samples/s" if speed is not None else ""
+    predicted = launch.predicted_samples_per_second
+    expected = f" (predicted {predicted:.1f})" if predicted is not None else ""
+    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{expected}"
+
+
+def _speed_text(windows: Sequence[LaunchWindow]) -> str:
+    stretches = [list(some) for _, some in groupby(windows, _is_slow)]
+    shown = sorted(sorted(stretches, key=_lost_seconds)[-_MOST_LINES:], key=lambda some: some[0].first_step)
+    if not shown:
+        return ""
+    lines = [table(("steps", "samples/s", "promised", "change", "what grew most"), list(map(_row, shown)))]
+    if rest := len(stretches) - len(shown):
+        lines.append(f"{rest} stretches that lost less are left out; --json has every window")
+    return "\n".join(lines)
+
+
+def _is_slow(window: LaunchWindow) -> bool:
+    return window.parts.growth is not None or (window.change is not None and window.change < -_SLOW)
+
+
+def _seconds(window: LaunchWindow) -> float:
+    """Return how long it took, for weights, by its median step."""
+    return window.steps * window.step_seconds
+
+
+def _lost_seconds(stretch: Sequence[LaunchWindow]) -> float:
+    """Return the seconds more than promised."""
+    return -sum(_seconds(window) * (window.change or 0.0) for window in stretch)
+
+
+def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
+    weights = list(map(_seconds, stretch))
+    speed = _mean([window.samples_per_second for window in stretch], weights)
+    promises = [window.promised_samples_per_second for window in stretch]
+    known = [promised for promised in promises if promised is not None]
+    promised = _mean(known, weights) if len(known) == len(stretch) else None
+    worst = min(stretch, key=lambda window: window.tokens_per_second)
+    return (
+        f"{stretch[0].first_step}-{stretch[-1].last_step}",
+        f"{speed:.1f}",
+        "" if promised is None else f"{promised:.1f}",
+        "" if promised is None else f"{speed / promised - 1:+.0%}",
+        "" if worst.parts.growth is None else str(worst.parts.growth),
+    )
+
+
+def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

@@ -1,0 +1,59 @@
+"""What `autotune show` says of a training."""
+
+from dataclasses import replace
+
+from autotune.results.launch_report import launch_text
+from storage.launch_speed import LaunchWindow
+from storage.records import LaunchRecord, LaunchResult
+from tests.values.storage import NOON, slow_window, window_of
+
+
+def launch(*windows: LaunchWindow) -> LaunchRecord:
+    return LaunchRecord(
+        id="a launch",
+        plan_id="a plan",
+        workload_fingerprint="a workload",
+        started=NOON,
+        predicted_samples_per_second=8.0,
+        result=LaunchResult(launch_id="a launch", status="finished", steps=61, samples_per_second=7.2, finished=NOON),
+        windows=windows,
+    )
+
+
+def test_a_training_is_shown_with_the_stretches_in_which_it_was_as_promised_and_slower() -> None:
+    shown = launch(
+        *(window_of("a launch", first) for first in (2, 12)),
+        *(slow_window("a launch", first, speed) for first, speed in ((22, 6.5), (32, 5.5))),
+        *(window_of("a launch", first) for first in (42, 52)),
+    )
+    lines = [line.split(maxsplit=4) for line in launch_text(shown).splitlines()]
+    assert " ".join(lines[0]) == "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s (predicted 8.0)"
+    assert lines[3:] == [
+        ["2-21", "8.0", "8.0", "+0%"],
+        ["22-41", "6.0", "8.0", "-25%", "communication: 0.75 s a step instead of 0.25 s"],
+        ["42-61", "8.0", "8.0", "+0%"],
+    ]
+
+
+def test_a_plan_that_was_never_measured_is_slow_where_a_part_grew() -> None:
+    windows = (window_of("a launch"), slow_window("a launch", 12))
+    shown = launch(*(replace(window, promised_samples_per_second=None) for window in windows))
+    assert [line.split(maxsplit=2)[:2] for line in launch_text(shown).splitlines()[3:]] == [
+        ["2-11", "8.0"],
+        ["12-21", "6.0"],
+    ]
+
+
+def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
+    windows = [
+        slow_window("a launch", first, 4.0 if first > 500 else 7.0) if first % 20 == 2 else window_of("a launch", first)
+        for first in range(2, 602, 10)
+    ]
+    lines = launch_text(launch(*windows)).splitlines()
+    shown = [f"{first}-{first + 9}" for first in (442, 462, 482, 502, 522, 542, 562, 582)]
+    assert [line.split()[0] for line in lines[3:-1]] == shown
+    assert lines[-1] == "52 stretches that lost less are left out; --json has every window"
+
+
+def test_a_launch_without_windows_is_one_line() -> None:
+    assert len(launch_text(launch()).splitlines()) == 1
