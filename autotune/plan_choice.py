@@ -1,8 +1,9 @@
 """The choice of a plan to train a job with: a stored one, or that of a file."""
 
+from contextlib import suppress
 from pathlib import Path
 
-from autotune.errors import PlanNotValid, PredictError
+from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.events import Listener, Note
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import KnownPlan, known_text, of_tried, of_winner
@@ -10,7 +11,7 @@ from storage.errors import UnknownRecord
 from storage.nearness import fields_of
 from storage.records import BestPlan
 from storage.store import Store
-from storage.validity import Verdict, validity
+from storage.validity import Validity, Verdict, validity
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
 from trials.workload import Workload
@@ -59,10 +60,45 @@ def choose_plan(
         changes = "; ".join(map(str, found.changes))
         listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions: {changes}"))
     if found.verdict is Verdict.INVALID:
-        reasons = "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
-        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {reasons}; run `autotune tune`")
+        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune`")
     listener(Note(text=known_text(tried)))
     return of_tried(tried)
+
+
+def check_new(store: Store, now: Workload, output: Path) -> None:
+    """Raise JobError when a training has begun in `output`: a search would most likely find another plan.
+
+    The message says how to continue it: with its plan, or where that cannot run here with another one.
+    """
+    record = read_record(output / RECORD_FILE)
+    if record is None:
+        return
+    own = record.settings.plan
+    if reason := _obstacle(store, now, own, record.plan):
+        raise JobError(
+            f"training.output {output} holds a training with plan {own}, which cannot run here: {reason}; run "
+            "`autotune tune` and continue from its last checkpoint by `autotune launch --resume-with` with the winner"
+            f"{_or_nearest(store, now, output)}; or name another folder"
+        )
+    raise JobError(
+        f"training.output {output} holds a training with plan {own}, and no plan is known for this job here; "
+        f"continue with `autotune launch --plan {own}`, or name another folder"
+    )
+
+
+def _obstacle(store: Store, now: Workload, plan_id: str, plan: Plan | None) -> str:
+    """Return why the plan of a training cannot run here; empty where it may."""
+    tried = None
+    with suppress(UnknownRecord):
+        tried = store.find_plan(plan_id, now)
+    if (known := plan or (tried and tried.plan)) and (needed := known.layout.world_size) > now.hardware.devices:
+        return f"it needs {needed} devices, and the job has {now.hardware.devices}"
+    return "" if tried is None else _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
+
+
+def _reasons(found: Validity) -> str:
+    """Return what makes a plan invalid; empty where nothing does."""
+    return "; ".join(str(change) for change in found.changes if change.verdict is Verdict.INVALID)
 
 
 def _given(wanted: Plan | str) -> Plan | str:

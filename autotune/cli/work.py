@@ -12,7 +12,7 @@ from autotune.certification.certify import certify, check_place, known_certifica
 from autotune.cli import submission
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.job_file import JobFile, with_values
-from autotune.plan_choice import choose_plan
+from autotune.plan_choice import check_new, choose_plan
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
@@ -20,7 +20,7 @@ from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.retuning import check_checkpoints
 from autotune.training.training_log import check_loggers
-from autotune.training.training_output import check_new, check_output
+from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench, workbench
 from autotune.workload import check_plan
@@ -124,7 +124,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     with _open(options, job) as bench:
         best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
-            check_new(job.training.output)
+            check_new(bench.store, bench.prepared.workload, job.training.output)
             best = _tune(options, bench, fresh=False)
             certificate = _certify(options, bench, best.plan)
         ran = trials_behind(best, bench.store)

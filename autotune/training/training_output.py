@@ -10,7 +10,7 @@ from filelock import FileLock, Timeout
 from autotune.errors import JobError
 from trials.data import formats
 from trials.job import Job
-from trials.tasks.training.output import RECORD_FILE, check_unclaimed, read_record
+from trials.tasks.training.output import check_unclaimed
 
 _LOCK = ".autotune.lock"
 
@@ -36,16 +36,6 @@ def check_output(job: Job) -> None:
         check_unclaimed(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
-
-
-def check_new(output: Path) -> None:
-    """Raise JobError when a training has begun in `output`: a search would most likely find another plan."""
-    record = read_record(output / RECORD_FILE)
-    if record:
-        raise JobError(
-            f"training.output {output} holds a training with plan {record.settings.plan}, and no plan is known for "
-            f"this job here; continue with `autotune launch --plan {record.settings.plan}`, or name another folder"
-        )
 
 
 def _check_overlap(job: Job) -> None:

@@ -292,6 +292,45 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
     )
 
 
+def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job: JobFile, tmp_path: Path) -> None:
+    read = load_job(job.path)
+    prepared, plan = read_data(read, look_at(read), tmp_path), plan_of("12+4", "0+4")
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    open_output(job.output, settings, plan)
+    code, reported = refusal("run", job.path)
+    assert code == 2
+    assert f"continue with `autotune launch --plan {plan.id}`, or name another folder" in reported
+
+
+def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_offered(
+    job: JobFile, tmp_path: Path
+) -> None:
+    read = load_job(job.path)
+    prepared = read_data(read, look_at(read), tmp_path)
+    here, old, near = prepared.workload, packed_plan(), plan_of("12+4", "0+4")
+    settings = training_settings(prepared.request(old, Training(output=job.output)), prepared.index.digest)
+    open_output(job.output, settings, old)
+    code, reported = refusal("run", job.path)
+    assert code == 2
+    assert (
+        f"holds a training with plan {old.id}, which cannot run here: it needs 8 devices, and the job has 2; run "
+        "`autotune tune` and continue from its last checkpoint by `autotune launch --resume-with` with the winner; or "
+        "name another folder" in reported
+    )
+    other = replace(here, memory_limit_bytes=2 * here.memory_limit_bytes)
+    with open_store() as store:
+        for work, plan in ((replace(here, hardware=replace(here.hardware, devices=8)), old), (other, near)):
+            study = store.create_study(store.add_workload(work), {}, seed=0)
+            concluded(store, best_of(study.id, workload=work, plan=plan))
+    code, reported = refusal("run", job.path)
+    assert code == 2
+    assert (
+        f"with the winner, or continue the training in {job.output} from its last checkpoint with the nearest by "
+        f"`autotune launch --resume-with {near.id}`, which was not measured here: memory_limit" in reported
+    )
+    assert f"--plan {old.id}" not in reported
+
+
 def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     with open_store() as store:
         for qv in (9, 10):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import JobError
-from autotune.training.training_output import check_new, check_output, held
+from autotune.training.training_output import check_output, held
 from tests.values.training import job_of, plan_of
 from trials import wire
 from trials.errors import OutputTaken
@@ -349,15 +349,6 @@ def test_a_final_model_that_is_the_next_trainings_input_is_not_replaced(inputs: 
     job = job.model_copy(update={"model": job.model.model_copy(update={"path": str(inputs / "output" / "model")})})
     with pytest.raises(JobError, match="holds the model; name a separate folder"):
         check_output(job)
-
-
-def test_no_search_begins_where_a_training_has_begun(tmp_path: Path) -> None:
-    check_new(tmp_path)
-    open_output(tmp_path, SETTINGS)
-    with pytest.raises(
-        JobError, match=f"continue with `autotune launch --plan {SETTINGS.plan}`, or name another folder"
-    ):
-        check_new(tmp_path)
 
 
 def test_two_trainings_do_not_share_an_output(tmp_path: Path) -> None:
