@@ -296,6 +296,14 @@ def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_stored(
         store.workload(WORKLOAD.fingerprint)
 
 
+def test_the_speed_of_finished_trainings_travels_with_them(store: Store, there: Store, bundle: Path) -> None:
+    there.import_bundle(bundle)
+    finished, _ = store.launches(packed_plan().id)
+    assert len(finished.windows) == 2
+    assert there.launches(packed_plan().id) == (finished,)
+    assert not list(there.problems())
+
+
 def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00")
