@@ -97,8 +97,8 @@ def launch(
     """Train until the end, or until `max_steps`; an interrupted training resumes.
 
     `on_step` is called with the id of the launch and each of its steps; every `window_steps` they have the times of the
-    ranks. `stops` is called many times a second: once it
-    has returned when to stop, the ranks do so then, with a checkpoint. What it raises ends them at once.
+    ranks. `stops` is called many times a second: once it has returned when to stop, the ranks do so then, with a
+    checkpoint. What it raises ends them at once.
     A `certificate` of the plan is written to the output folder. With `changes_plan` the training in that folder
     continues with this plan instead of its own.
     The ranks are those of the `site`. The spool keeps the result until the store has it. The request and the logs of
