@@ -36,7 +36,7 @@ def test_every_trial_that_runs_begins_and_ends_once_with_what_is_left_after_it(b
 
 
 def test_the_best_plan_so_far_is_the_winner_in_the_end_with_its_gain(bench: Bench) -> None:
-    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
     *_, last = (event for event in bench.events if isinstance(event, SearchStatus))
     assert last.best is not None
     standings = bench.standings
@@ -51,7 +51,7 @@ def test_the_best_plan_so_far_is_the_winner_in_the_end_with_its_gain(bench: Benc
 
 
 def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(bench: Bench) -> None:
-    trials = bench.search(bench.study(), SimulatedLauncher(PREDICTOR)).trials
+    trials = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6).trials
     surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
     for trial in trials:
         surrogate.learn(trial)
@@ -66,13 +66,13 @@ def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(b
 
 
 def test_until_a_trial_has_completed_there_is_no_best_plan(bench: Bench) -> None:
-    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3)
     before = takewhile(lambda event: not isinstance(event, TrialEnded), bench.events)
     assert [status.best for status in before if isinstance(status, SearchStatus)] == [None]
 
 
 def test_the_repeats_begin_after_the_reason_why_no_plan_is_sampled(bench: Bench) -> None:
-    bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
     said = [event for event in bench.events if isinstance(event, Note | PhaseBegan)]
     assert [type(event) for event in said] == [Note, PhaseBegan]
     assert isinstance(said[1], PhaseBegan)

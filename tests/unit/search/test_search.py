@@ -62,7 +62,7 @@ def test_a_search_runs_predicted_plans_baselines_and_sampled_plans_and_repeats_t
 
 
 def test_finalists_are_repeated_in_turns_after_everything_else(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
     repeated = [trial.plan.id for trial in ledger.trials if trial.role == Role.CONFIRM]
     first = repeated[: len(set(repeated))]
     assert len(set(first)) == len(first) >= 3
@@ -84,15 +84,16 @@ def test_the_plan_that_is_measured_fastest_wins_even_if_another_was_predicted(be
 
 def test_nothing_that_is_answered_is_run_again(bench: Bench) -> None:
     study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
-    before = bench.search(study, SimulatedLauncher(PREDICTOR)).trials
-    assert bench.search(study, pool).trials == before
+    before = bench.search(study, SimulatedLauncher(PREDICTOR), trials=6).trials
+    assert Role.SAMPLED in roles(before)
+    assert bench.search(study, pool, trials=6).trials == before
     assert pool.asked == []
 
 
 @pytest.mark.usefixtures("unsatisfied")
 def test_a_second_study_learns_from_the_first_and_runs_only_what_is_new(bench: Bench) -> None:
     first, second, pool = bench.study(), bench.study(), SimulatedLauncher(PREDICTOR)
-    old = bench.search(first, SimulatedLauncher(PREDICTOR)).trials
+    old = bench.search(first, SimulatedLauncher(PREDICTOR), trials=6).trials
     bench.reported.clear()
     new = bench.search(second, pool, trials=3).trials
     assert spent(new) == 3
@@ -110,7 +111,7 @@ def test_a_second_study_learns_from_the_first_and_runs_only_what_is_new(bench: B
 def test_every_answer_is_in_the_optuna_study_once(bench: Bench) -> None:
     study = bench.study()
     for _ in range(2):
-        ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+        ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=6)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     counts = Counter(each.user_attrs.get("trial_id") for each in found if each.user_attrs.get("role") != Role.SAMPLED)
     assert set(counts.values()) == {1}
@@ -267,8 +268,8 @@ def test_the_reason_why_a_search_ends_is_reported(bench: Bench) -> None:
 
 @pytest.mark.parametrize("sampler", ["uniform", pytest.param("exhaustive", marks=pytest.mark.long)])
 def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=20, sampler=sampler)
-    assert spent(ledger.trials) == 20
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=12, sampler=sampler)
+    assert spent(ledger.trials) == 12
 
 
 @pytest.mark.long
@@ -334,7 +335,7 @@ def test_confirmation_goes_on_while_no_plan_is_surely_the_fastest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "SMALL_LOSS", -1.0)
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), confirm_rounds=3, trials=8)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), confirm_rounds=3, trials=5)
     confirmed = Counter(trial.plan for trial in ledger.trials if trial.role == Role.CONFIRM)
     assert max(confirmed.values()) == 3
 

@@ -68,7 +68,7 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
 
 def test_finalists_are_repeated_on_the_first_group_alone(bench: Bench) -> None:
     one, other = SimulatedLauncher(PREDICTOR), SimulatedLauncher(PREDICTOR)
-    ledger = bench.search(bench.study(), one, other)
+    ledger = bench.search(bench.study(), one, other, trials=6)
     confirmed = [trial.plan for trial in ledger.trials if trial.role == Role.CONFIRM]
     assert one.asked[-len(confirmed) :] == confirmed
     assert len(other.asked) + len(one.asked) == sum(map(ran, ledger.trials))
@@ -117,7 +117,7 @@ def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench)
         bench.search(study, Stopping(PREDICTOR), Endless(PREDICTOR))
     assert ended.is_set()
     assert len(bench.store.running_trials(study.id)) == 2
-    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))  # gives them up and goes on
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=5)  # gives them up and goes on
     assert bench.store.running_trials(study.id) == ()
     assert ledger.trials
 
@@ -194,7 +194,7 @@ def test_one_machine_whose_trials_crash_does_not_stop_another(bench: Bench) -> N
     with pytest.raises(TrialsKeepFailing):
         bench.explore(study, crashing)
     once = iter([Crash(rank=0, detail="once")])
-    ledger = bench.explore(study, SimulatedLauncher(PREDICTOR, cause_of=lambda _: next(once, None)))
+    ledger = bench.explore(study, SimulatedLauncher(PREDICTOR, cause_of=lambda _: next(once, None)), trials=5)
     assert any(isinstance(trial.result.outcome, Completed) for trial in ledger.trials)
 
 
@@ -206,7 +206,7 @@ def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     bench.store.end_agent(gone.id)
     assert left is not None
     bench.remembers = False
-    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=5)
     assert plan in {trial.plan for trial in ledger.trials}
     assert left.id not in {trial.id for trial in ledger.trials}
 
@@ -249,5 +249,5 @@ def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
 
     bench.remembers = False
     bench.on_end = lambda _: bench.store.abandon_trial(theirs.id)  # or the search would wait for it
-    ledger = bench.search(study, SimulatedLauncher(PREDICTOR))
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=5)
     assert ledger.trials[0].plan != plan
