@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.search.execution import profiling
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
 from storage.store import Store, open_store
@@ -58,6 +59,14 @@ def costs(
         (folder / "costs.json").write_text(wire.encode(found))
 
     return wire.decode(LayerCosts, (made_once("profile", measure) / "costs.json").read_text())
+
+
+@pytest.fixture
+def brief_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles time each layer once, and exchanges for a second: enough where their bytes are checked, not times."""
+    monkeypatch.setattr(profiling, "_REPEATS", 1)
+    monkeypatch.setattr(profiling, "_CURVE_SPREAD", -1.0)
+    monkeypatch.setattr(profiling, "_EXCHANGE_SECONDS", 1.0)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 }
 
 
+@pytest.mark.usefixtures("brief_profiles")
 @pytest.mark.parametrize("name", parameters({name: name for name in CASES}, short=("frozen language layers",)))
 def test_time_and_bytes_are_predicted_without_what_does_not_run(
     name: str, wide_shallow: Path, pool: WarmPool, tmp_path: Path
