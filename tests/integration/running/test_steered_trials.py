@@ -17,10 +17,15 @@ from trials.tasks.request import Trial
 
 pytestmark = pytest.mark.ranks
 
-PIPELINE = plan_of("8+0r2,0", "4+8")
-DATA = plan_of("12+8", data=2, zero=1)
+PIPELINE = plan_of("3+0r2,0", "1+2")
+DATA = plan_of("4+2", data=2, zero=1)
 SIX = Trial(warmup_steps=(0,), timed_steps=(1, 2, 3, 4, 5, 1))
 WAIT_SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def prepared(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(shallow, tmp_path_factory.mktemp("job"))
 
 
 class Agent:
@@ -73,22 +78,25 @@ def test_ranks_do_not_wait_when_no_agent_listens(prepared: Prepared, pool: WarmP
 
 
 @pytest.mark.long
-def test_the_wait_for_a_verdict_is_in_no_time_that_is_reported(prepared: Prepared, pool: WarmPool) -> None:
+def test_the_wait_for_a_verdict_is_in_no_time_that_is_reported(example: Path, pool: WarmPool, tmp_path: Path) -> None:
     def slow_agent(_: float) -> bool:
         time.sleep(WAIT_SECONDS)
         return True
 
-    task = Trial(warmup_steps=(), timed_steps=(0, 1, 2))
+    # Steps of many layers, beside which the exchanges take little time.
+    request = prepared_of(example, tmp_path).request(
+        plan_of("8+0r2,0", "4+8"), Trial(warmup_steps=(), timed_steps=(0, 1, 2))
+    )
     start = time.monotonic()
-    answered = reports(pool.ask(prepared.request(PIPELINE, task), 120, on_step=slow_agent))
+    answered = reports(pool.ask(request, 120, on_step=slow_agent))
     elapsed = time.monotonic() - start
     for report in answered:
         assert sum(report.step_seconds) + 2 * WAIT_SECONDS < elapsed
         assert report.stage.idle_seconds * 3 <= sum(report.step_seconds)
 
 
-def test_loader_workers_end_with_a_trial_that_ends_early(example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared = prepared_of(example, tmp_path, data={"workers": 2})
+def test_loader_workers_end_with_a_trial_that_ends_early(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared = prepared_of(shallow, tmp_path, data={"workers": 2})
     ended = reports(pool.ask(prepared.request(PIPELINE, SIX), 120, on_step=Agent(enough=1)))
     assert len(ended[0].step_seconds) == 1
     assert len(pool.pids) == 2

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workload import Prepared
 from tests.machines.closed_engines import left_behind
 from tests.machines.own_ranks import on_ranks
 from tests.values.training import plan_of, prepared_of
@@ -31,8 +30,10 @@ def test_nothing_of_an_engine_with_zero_3_stays_in_its_process(shallow: Path, tm
 
 
 def test_a_rank_holds_the_weights_of_one_layer_and_keeps_the_same_as_with_zero_1(
-    prepared: Prepared, pool: WarmPool
+    example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 4})
+
     def measured(zero: ZeroStage) -> StageMeasurement:
         plan = plan_of("12+8r12,8", data=2, zero=zero, packing=ONE)
         answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=(0, 1))), 120)

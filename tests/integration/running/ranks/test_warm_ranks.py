@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.workload import Prepared
-from tests.values.training import PACKED, plan_of
+from tests.values.training import PACKED, plan_of, prepared_of
 from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
 from trials.plan import Padded
@@ -24,17 +24,22 @@ _log = logging.getLogger(__name__)
 ROUNDING = 1e-5
 """The last bits of a product depend on where its memory lies."""
 SHORT = Trial(warmup_steps=(), timed_steps=(1, 2))
-PIPELINE, DATA = plan_of("8+0r2,0", "4+8"), plan_of("12+8", data=2, zero=1)
+PIPELINE, DATA = plan_of("3+0r2,0", "1+2"), plan_of("4+2", data=2, zero=1)
 PLANS = (
     PIPELINE,
     DATA,
-    plan_of("12+3", "0+5r0,2"),
-    plan_of("12+8r4,0", data=2),
-    plan_of("8+0r8,0", "4+8r4,8", packing=Padded(samples=4)),
-    plan_of("12+8", data=2, zero=2, packing=Padded(samples=4)),
-    plan_of("12+8r4,0", data=2, packing=replace(PACKED, sequence=2)),
-    plan_of("12+8r4,1", tensor=2, zero=1),
+    plan_of("4+1", "0+1r0,1"),
+    plan_of("4+2r2,0", data=2),
+    plan_of("3+0r3,0", "1+2r1,2", packing=Padded(samples=4)),
+    plan_of("4+2", data=2, zero=2, packing=Padded(samples=4)),
+    plan_of("4+2r2,0", data=2, packing=replace(PACKED, sequence=2)),
+    plan_of("4+2r2,1", tensor=2, zero=1),
 )
+
+
+@pytest.fixture(scope="module")
+def prepared(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(shallow, tmp_path_factory.mktemp("job"))
 
 
 def reports(answer: object) -> list[TrialReport]:
