@@ -38,6 +38,7 @@ gc.disable()
 def pytest_collection_finish() -> None:
     """Let the garbage collector work on what tests make, without what their imports made."""
     gc.freeze()
+    gc.set_threshold(10_000)  # one twentieth of the CPU time of tests that make many objects is spent on collections
     gc.enable()
 
 
