@@ -4,6 +4,7 @@ import copy
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -98,7 +99,16 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
         settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
         check_form(settings.get("model_type"))
         check_code(settings)
+        if is_folder and not trust_remote_code:  # transformers takes most of the time of many callers
+            return copy.deepcopy(_read_config(path, Path(path, CONFIG).read_bytes()))
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    return config
+
+
+@lru_cache(maxsize=4)
+def _read_config(path: str, _content: bytes) -> PretrainedConfig:
+    """Return the configuration of a model folder; it is read again when its file has other content."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(path)
     return config
 
 

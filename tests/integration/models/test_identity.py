@@ -175,3 +175,13 @@ def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_plac
     job.spoil(model__path=str(model))
     with pytest.raises(ProfileError, match="is of another model"):
         cluster_of_file(load_job(job.path), shape, file, ClusterOptions())
+
+
+def test_a_configuration_is_read_again_when_its_file_was_changed_and_is_each_callers_own(model: Path) -> None:
+    first = load_config(str(model))
+    first.get_text_config().rms_norm_eps = 0.5
+    assert load_config(str(model)).get_text_config().rms_norm_eps == 1e-6
+    document = json.loads((model / "config.json").read_text())
+    document["text_config"]["rms_norm_eps"] = 0.25
+    (model / "config.json").write_text(json.dumps(document))
+    assert load_config(str(model)).get_text_config().rms_norm_eps == 0.25
