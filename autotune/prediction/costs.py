@@ -100,8 +100,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
             UpdateCost(
                 zero=same[0].zero,
                 data_parallel=same[0].data_parallel,
-                # The rank that comes last waits for no other.
-                seconds_per_parameter=min(timing.seconds_per_parameter for timing in same),
+                seconds_per_parameter=_of_all([timing.seconds_per_parameter for timing in same], of_node),
             )
             for same in zip(*(report.updates for report in reports), strict=True)
         ),
@@ -118,7 +117,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
             _fit_tensor([of_ranks for of_ranks in tensor if of_ranks[0].degree == degree])
             for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
         ),
-        gathers=(_gather_cost(reports, gathers),) if gathers else (),
+        gathers=(_gather_cost(reports, gathers, of_node),) if gathers else (),
         of_node=of_node,
     )
 
@@ -207,15 +206,28 @@ def _fit_tensor(sizes: Sequence[Sequence[TensorTiming]]) -> TensorCost:
     )
 
 
-def _gather_cost(reports: Sequence[ProfileReport], gathers: Sequence[Sequence[GatherTiming]]) -> GatherCost:
-    """Return the costs of ZeRO 3 from the timings of all ranks, by kind of layer; the last rank waits for no other."""
-    of_kinds = {of_ranks[0].layer: min(timing.seconds for timing in of_ranks) for of_ranks in gathers}
+def _gather_cost(
+    reports: Sequence[ProfileReport], gathers: Sequence[Sequence[GatherTiming]], of_node: int
+) -> GatherCost:
+    """Return the costs of ZeRO 3 from the timings of all ranks, by kind of layer."""
+    of_kinds = {ranks[0].layer: _of_all([timing.seconds for timing in ranks], of_node) for ranks in gathers}
     embedding, vision, projector, language, head = (of_kinds.get(kind, 0.0) for kind in KINDS)
     return GatherCost(
         data=len(reports),
         seconds=(embedding, vision, projector, language, head),
-        scatter_seconds_per_byte=min(report.scatter_seconds_per_byte for report in reports),
+        scatter_seconds_per_byte=_of_all([report.scatter_seconds_per_byte for report in reports], of_node),
     )
+
+
+def _of_all(seconds: Sequence[float], of_node: int) -> float:
+    """Return the seconds of an exchange of all ranks, `of_node` on each of several nodes, for those of each rank.
+
+    All begin together, and the last one waits for no other, so that its time is the least. On several nodes a rank
+    behind the link between them receives more by it, and ends later than its neighbours on the node; the next exchange
+    waits for it. So the least is taken of ranks at the same place of their nodes, and the most of the places.
+    """
+    places = np.array(seconds).reshape(-1, of_node or 1)
+    return float(places.min(axis=0).max())
 
 
 def _fit_exchange(parts: Array, degree: int, seconds: Sequence[Sequence[float]]) -> Coefficients:

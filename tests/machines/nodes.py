@@ -124,10 +124,12 @@ class NodeProcesses:
 
 
 @contextmanager
-def two_nodes(cable: Cable, starter: NodeProcesses | None = None, patience_seconds: float = 100) -> Iterator[Nodes]:
-    """Two nodes of one rank each."""
+def two_nodes(
+    cable: Cable, starter: NodeProcesses | None = None, patience_seconds: float = 100, ranks: int = 1
+) -> Iterator[Nodes]:
+    """Two nodes with this number of ranks each."""
     with Nodes(
-        2, 1, cable.here, node_facts(), starter or NodeProcesses(cable), patience_seconds=patience_seconds
+        2, ranks, cable.here, node_facts(), starter or NodeProcesses(cable), patience_seconds=patience_seconds
     ) as nodes:
         yield nodes
 

@@ -203,6 +203,18 @@ def test_gathering_takes_what_the_last_rank_needs() -> None:
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
 
 
+def test_on_nodes_gathering_takes_what_the_rank_behind_the_slow_link_needs() -> None:
+    """Four ranks, of which the first of each node receives by the link between nodes; the last to begin are on one."""
+    reports = gather_reports((0.9, 0.5, 0.6, 0.2))
+    (apart,), (together,) = (fit_costs(reports, nodes).gathers for nodes in (2, 1))
+    assert apart.seconds == pytest.approx((0.6, 0.601, 0.602, 0.603, 0.604))
+    assert apart.scatter_seconds_per_byte == pytest.approx(6e-10)
+    assert together.seconds[0] == pytest.approx(0.2)
+    for nodes, place in ((1, 0), (2, 1)):  # ranks report 5, 6, 7 and 8 ns; of the second places, the less is 6
+        update = fit_costs(reports, nodes).updates[-1]
+        assert update.seconds_per_parameter == pytest.approx((5 + place) * 1e-9)
+
+
 def test_times_of_gathering_that_no_measurement_can_give_are_refused() -> None:
     first, second = gather_reports((0.5, 0.2))
     wrong = replace(first.gathers[0], seconds=float("nan"))

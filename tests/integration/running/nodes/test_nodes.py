@@ -20,6 +20,7 @@ from trials.launchers.node_ranks import NodeLauncher
 from trials.launchers.nodes import Nodes
 from trials.model.copies import copy_digest
 from trials.outcome import Crash
+from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Request, Trial
@@ -146,11 +147,15 @@ def test_a_node_with_other_software_is_refused_before_any_rank_starts(
     assert reason in capfd.readouterr().err
 
 
-def test_two_nodes_have_the_losses_of_one_machine(pool: WarmPool, request_of_trial: Request, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PLAN, plan_of("4+2", data=2, zero=2), plan_of("4+2", data=2, zero=3)], ids=str)
+def test_two_nodes_have_the_losses_of_one_machine(
+    plan: Plan, pool: WarmPool, request_of_trial: Request, tmp_path: Path
+) -> None:
+    request = replace(request_of_trial, plan=plan)
     with WarmPool(LocalLauncher(tmp_path / "here", 2, "cpu")) as here:
-        expected = losses(here, request_of_trial)
-    assert losses(pool, request_of_trial) == expected
-    assert len(expected) == 2
+        expected = losses(here, request)
+    assert losses(pool, request) == expected
+    assert [len(of_rank) for of_rank in expected] == [3, 3]
 
 
 def test_a_node_with_another_copy_of_the_model_is_named(pool: WarmPool, shallow: Path, tmp_path: Path) -> None:
