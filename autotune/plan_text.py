@@ -2,7 +2,7 @@
 
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import Levelled, Packing, Padded, Plan
+from trials.plan import Layout, Levelled, Packing, Padded, Plan
 
 _MEBI = 1 << 20
 
@@ -15,14 +15,18 @@ def plan_text(plan: Plan) -> str:
 
 def plan_parts(plan: Plan) -> dict[str, str]:
     """Return the text of each part of a plan, by its name."""
-    layout = plan.layout
-    tensor = f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
     return {
         "packing": packing_text(plan.packing),
-        "layout": f"pipeline {layout.pipeline} x data {layout.data}{tensor}, ZeRO {layout.zero}",
+        "layout": layout_text(plan.layout),
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
         "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }
+
+
+def layout_text(layout: Layout, times: str = "x") -> str:
+    tensor = f" {times} tensor {layout.tensor}" if layout.tensor > 1 else ""
+    within = f", averages over {layout.reduce_within} ranks of a node first" if layout.reduce_within > 1 else ""
+    return f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}"
 
 
 def _recomputed(plan: Plan, level: int) -> str:

@@ -1,5 +1,6 @@
 """The grid of ranks: the stage, data rank and tensor rank of each rank, and the groups of ranks."""
 
+import math
 from dataclasses import dataclass
 
 
@@ -78,6 +79,26 @@ class Grid:
             range(first, ranks.stop, self.tensor)
             for ranks in self.sharing_ranks(degree)
             for first in ranks[: self.tensor]
+        )
+
+    def data_ranks_of_node(self, of_node: int) -> int:
+        """Return how many neighbouring data ranks can average gradients on their node of `of_node` ranks first.
+
+        Groups of so many divide the data ranks of a stage, and each is on one node. 1 where there are no such groups,
+        and where all data ranks of a stage are on one node.
+        """
+        on_node = of_node // self.tensor
+        if of_node % self.tensor or self.data <= on_node:
+            return 1
+        return math.gcd(self.data, on_node)
+
+    def equal_ranks(self, degree: int) -> tuple[range, ...]:
+        """Return the groups of ranks that have the same place in the `attending_ranks` of a degree, and one stage."""
+        size = degree * self.tensor
+        return tuple(
+            range(ranks.start + place, ranks.stop, size)
+            for ranks in map(self.stage_ranks, range(self.pipeline))
+            for place in range(size)
         )
 
     def pipelines(self) -> tuple[range, ...]:

@@ -43,6 +43,10 @@ class CommunicationCost:
     """Of the slowest stage to the next one, inside a node where there is such a stage; 0 with one stage."""
     reduce_seconds_per_byte: Measured
     """Time of averaging gradients over the data ranks of the slowest stage; 0 with one data rank."""
+    within: int = 1
+    """Data ranks of a node that can average gradients first; 1 where there are none, or they were not timed."""
+    within_seconds_per_byte: Measured = 0.0
+    """As `reduce_seconds_per_byte`, where these data ranks average gradients first."""
     between: LinkCost | None = None
     """Of the slowest stage to the next one on another node; None where all are on one."""
 
@@ -251,9 +255,24 @@ class LayerCosts:
             data=layout.data,
             # With all ranks in data parallel there was no link to time.
             link=alike.link if alike and alike.pipeline > 1 else self.link,
-            reduce_seconds_per_byte=alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte,
+            reduce_seconds_per_byte=self._reduction(layout, alike),
             between=between[0] if between else None,
         )
+
+    def knows_reduction(self, layout: Layout) -> bool:
+        """Return whether averages of gradients in this layout can be predicted."""
+        timed = {(cost.pipeline, cost.data, cost.within) for cost in self.communications}
+        place = layout.pipeline, layout.data, layout.reduce_within
+        return layout.reduce_within == 1 or (layout.tensor == 1 and place in timed)
+
+    def _reduction(self, layout: Layout, alike: CommunicationCost | None) -> float:
+        if layout.reduce_within == 1:
+            return alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte
+        if alike is None or not self.knows_reduction(layout):
+            raise ValueError(
+                f"the profile has no times of averaging gradients over {layout.reduce_within} data ranks first"
+            )
+        return alike.within_seconds_per_byte
 
     def between_nodes(self, layout: Layout) -> tuple[bool, ...]:
         """Return for each stage whether it sends its states to another node."""
@@ -330,7 +349,8 @@ class LayerCosts:
         if update.data_parallel == layout.data:
             return update.seconds_per_parameter
         rest = max(0.0, update.seconds_per_parameter - computing(update.data_parallel))
-        of_all, reduction = self.reduce_seconds_per_byte, self.communication(layout).reduce_seconds_per_byte
+        at_once = replace(layout, reduce_within=1)
+        of_all, reduction = self.reduce_seconds_per_byte, self.communication(at_once).reduce_seconds_per_byte
         return computing(layout.data) + rest * (reduction / of_all if of_all else 1.0)
 
     def with_workers(self, workers: int) -> "LayerCosts":

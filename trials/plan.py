@@ -123,6 +123,8 @@ class Layout:
     """ZeRO stage of the data-parallel group."""
     tensor: int = 1
     """Ranks that hold the matrices of a language layer together, each some rows or columns (Megatron-LM)."""
+    reduce_within: int = 1
+    """Neighbouring data ranks, those of a node, that average gradients first; their groups then do. 1: all at once."""
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.data, self.tensor) < 1:
@@ -134,6 +136,21 @@ class Layout:
         if self.tensor > 1 and self.zero > 1:
             raise InvalidPlan(
                 f"ZeRO {self.zero} does not work with tensor degree {self.tensor}; use ZeRO 0 or 1, or tensor 1"
+            )
+        if self.reduce_within != 1:
+            self._check_groups()
+
+    def _check_groups(self) -> None:
+        """Raise InvalidPlan unless data ranks can average gradients in these groups first."""
+        if self.zero > 1:
+            raise InvalidPlan(
+                f"ZeRO {self.zero} averages gradients over all data ranks at once; use ZeRO 0 or 1, or reduce_within 1"
+            )
+        if self.reduce_within < 1 or self.reduce_within >= self.data or self.data % self.reduce_within:
+            divisors = [str(each) for each in range(1, self.data) if self.data % each == 0]
+            raise InvalidPlan(
+                f"reduce_within {self.reduce_within} does not divide {self.data} data ranks into several groups; use "
+                f"{' or '.join(divisors) or 1}"
             )
 
     @property

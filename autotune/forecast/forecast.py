@@ -207,6 +207,12 @@ class Forecaster:
                 f"the profile has no times of what ranks exchange with ZeRO {plan.layout.zero}: an older version wrote "
                 "it; measure them with `autotune profile JOB --fresh`"
             )
+        if not costs.knows_reduction(plan.layout):
+            raise PredictError(
+                f"the profile has no times of averages of gradients over {plan.layout.reduce_within} data ranks of a "
+                "node first: its nodes have no such ranks, or an older version wrote it; leave reduce_within out, or "
+                "measure them with `autotune profile JOB --fresh`"
+            )
         for degree in (each * tensor for each in plan.packing.degrees):
             if not costs.knows_degree(degree):
                 raise PredictError(

@@ -250,6 +250,8 @@ def _communication(timings: Sequence[CommunicationTiming], of_node: int) -> Comm
         data=grid.data,
         link=_slowest(inside or between),
         reduce_seconds_per_byte=max(timing.reduce_seconds_per_byte for timing in timings),
+        within=timings[0].within,
+        within_seconds_per_byte=max(timing.within_seconds_per_byte for timing in timings),
         between=_slowest(between) if between else None,
     )
 

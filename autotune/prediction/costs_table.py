@@ -95,6 +95,13 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         if cost.pipeline > 1 and cost.data > 1
     ]
     lines += [
+        f"{cost.pipeline} stages x {cost.data} data ranks: reduction over {cost.within} ranks of a node first "
+        f"{_nanoseconds_per_kibi(cost.within_seconds_per_byte)}, at once "
+        f"{_nanoseconds_per_kibi(cost.reduce_seconds_per_byte)}"
+        for cost in costs.communications
+        if cost.within > 1
+    ]
+    lines += [
         f"between nodes, {cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.between)}"
         for cost in costs.communications
         if cost.between

@@ -92,6 +92,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
                 link=link(cost.link),
                 between=cost.between and link(cost.between),
                 reduce_seconds_per_byte=cost.reduce_seconds_per_byte * factors[_COMMUNICATION],
+                within_seconds_per_byte=cost.within_seconds_per_byte * factors[_COMMUNICATION],
             )
             for cost in costs.communications
         ),

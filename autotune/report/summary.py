@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autotune.plan_text import packing_text
+from autotune.plan_text import layout_text, packing_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
@@ -122,12 +122,10 @@ def changes(sides: Sequence[Side]) -> Table:
 
 
 def _settings(plan: Plan) -> dict[str, str]:
-    layout = plan.layout
-    tensor = f" {TIMES} tensor {layout.tensor}" if layout.tensor > 1 else ""
     return {
         "plan": plan.id,
         "micro-batches": packing_text(plan.packing),
-        "devices": f"pipeline {layout.pipeline} {TIMES} data {layout.data}{tensor}, ZeRO {layout.zero}",
+        "devices": layout_text(plan.layout, TIMES),
         "layers of the stages": _stages((stage.vision, stage.language) for stage in plan.stages),
         "recomputed layers": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }

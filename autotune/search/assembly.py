@@ -117,6 +117,12 @@ def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
             "search.present: the stored profile has no times of what ranks exchange that hold gradients or weights in "
             "shares; measure them with `autotune profile JOB --fresh`"
         )
+    if not costs.knows_reduction(plan.layout):
+        raise JobError(
+            "search.present: the stored profile has no times of averages of gradients over "
+            f"{plan.layout.reduce_within} data ranks of a node first; measure them with `autotune profile JOB --fresh` "
+            "or leave reduce_within out"
+        )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
     if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:
         raise JobError(

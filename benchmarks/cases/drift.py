@@ -20,6 +20,7 @@ _PROBES = Profile(
     zero_stages=(),
     exchange_seconds=None,
     repeats=4,
+    of_node=2,
 )
 _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "idle_seconds")
 

@@ -30,7 +30,7 @@ def profiled(
     machine: Machine, bytes_of: LayerCosts, data: DataProfile, model: ModelShape, index: DatasetIndex
 ) -> LayerCosts:
     """Return the costs that a profile of the machine gives. `bytes_of` gives the bytes of its layers."""
-    task = design(data, model, zero_stages(model, machine.devices), SearchSection().trial_timeout)
+    task = design(data, model, zero_stages(model, machine.devices), machine.devices, SearchSection().trial_timeout)
     return fit_costs([_report(machine, bytes_of, task, index)])
 
 

@@ -118,13 +118,16 @@ def study(row: Row) -> StudyRecord:
 
 
 def plan_row(value: Plan) -> dict[str, Any]:
-    packed = value.packing if isinstance(value.packing, Packed) else None
+    layout, packed = value.layout, value.packing if isinstance(value.packing, Packed) else None
     return {
         "id": value.id,
         "document": value.document,
         "qv": packed and packed.qv,
         "qt": packed and packed.qt,
-        **columns(value.layout),
+        "pipeline": layout.pipeline,
+        "data": layout.data,
+        "zero": layout.zero,
+        "tensor": layout.tensor,
     }
 
 

@@ -174,6 +174,15 @@ def test_each_tensor_rank_has_its_row(store: Store, engine: Engine) -> None:
     assert not list(store.problems())
 
 
+def test_a_plan_with_averages_on_each_node_first_comes_back_as_it_was(store: Store) -> None:
+    plan = replace(packed_plan(), layout=Layout(pipeline=2, data=4, zero=1, reduce_within=2))
+    study = new_study(store)
+    store.start_trial(study, plan, "sampled")
+    (stored,) = store.trials(study)
+    assert stored.plan == plan
+    assert not list(store.problems())
+
+
 def test_the_same_result_may_be_given_twice_and_another_never(store: Store) -> None:
     trial = store.start_trial(new_study(store), packed_plan(), "search")
     result = result_of(trial.id)

@@ -39,6 +39,11 @@ class Cable:
         """Cut the cable (`down`), or join it again (`up`)."""
         _ip("link", "set", f"{self.namespace}-a", state)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this machine has sent over the cable."""
+        return int(Path(f"/sys/class/net/{self.namespace}-a/statistics/tx_bytes").read_text())
+
     def limit(self, rate: str | None) -> None:
         """Limit each direction of the cable to a rate of `tc`, such as `100mbit`; None lifts the limit."""
         filters = ("tbf", "rate", rate, "burst", "64kb", "latency", "500ms") if rate else ("noqueue",)

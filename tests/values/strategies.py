@@ -64,6 +64,8 @@ def plans(draw: st.DrawFn) -> Plan:
     stages = tuple(_stage(draw, *split) for split in (*vision, *both, *language))
     degrees: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3) if len(stages) == 1 else (0, 1)
     layout = Layout(pipeline=len(stages), data=draw(st.integers(1, 8)), zero=draw(st.sampled_from(degrees)))
+    groups = [each for each in range(1, layout.data) if layout.data % each == 0 and layout.zero < 2] or [1]
+    layout = replace(layout, reduce_within=draw(st.sampled_from(groups)))
     packing = draw(packings())
     if isinstance(packing, Packed) and not draw(st.integers(0, 3)):
         further = replace(packing, qt=min(packing.qt + draw(st.integers(1, 99)), 2**31 - 1))

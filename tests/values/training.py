@@ -54,9 +54,11 @@ def stage(text: str) -> Stage:
     return Stage(vision=vision, language=language, recompute_vision=first, recompute_language=second)
 
 
-def plan_of(*stages: str, data: int = 1, tensor: int = 1, zero: ZeroStage = 0, packing: Packing = PACKED) -> Plan:
+def plan_of(
+    *stages: str, data: int = 1, tensor: int = 1, zero: ZeroStage = 0, within: int = 1, packing: Packing = PACKED
+) -> Plan:
     """A plan whose pipeline has these stages."""
-    layout = Layout(pipeline=len(stages), data=data, tensor=tensor, zero=zero)
+    layout = Layout(pipeline=len(stages), data=data, tensor=tensor, zero=zero, reduce_within=within)
     return Plan(packing=packing, layout=layout, stages=tuple(stage(text) for text in stages))
 
 

@@ -25,6 +25,7 @@ from trials.engine.copying import CopyStream, Inputs
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.gathering import SETTINGS, begin_gathering, end_gathering
 from trials.engine.muon import import_uncompiled
+from trials.engine.node_reduction import NodeReduction
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.replicas import sum_gradients
 from trials.engine.state import OptimizerState
@@ -133,6 +134,8 @@ class _DeepSpeedEngine:
 
     def _take_state(self) -> None:
         join_norms(self._engine.optimizer)
+        if self._plan.layout.reduce_within > 1:
+            NodeReduction(self._plan.layout.grid, self._plan.layout.reduce_within).take_over(self._engine)
         self.state = OptimizerState(self._engine, self._optimizer, self.stage)
 
     def _config(self, **extra: Any) -> dict[str, Any]:

@@ -90,6 +90,10 @@ class CommunicationTiming:
     """Time of sending states to the next stage; 0 on the last stage."""
     reduce_seconds_per_byte: float
     """Time of averaging gradients over the data ranks of the stage; 0 for one data rank."""
+    within: int = 1
+    """Data ranks of a node that can average gradients first; 1 where there are none."""
+    within_seconds_per_byte: float = 0.0
+    """Time of averaging gradients, first over these data ranks; 0 where there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Profile:
     exchange_seconds: float | None
     """Seconds for all that ranks exchange: over slow links, less is timed. None to profile only the layers."""
     repeats: int
+    of_node: int
+    """Ranks on each node."""
     kind: Literal["profile"] = "profile"
 
 

@@ -61,7 +61,8 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     Raise TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
     cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
     """
-    model, devices = prepared.workload.model, prepared.workload.hardware.devices
+    model, hardware = prepared.workload.model, prepared.workload.hardware
+    devices = hardware.devices
     timeout = prepared.job.search.trial_timeout
     # Each rank times every kind of layer, so any plan of the devices serves.
     whole = Plan(
@@ -70,10 +71,8 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
         stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
     )
     try:
-        answer = pool.ask(
-            prepared.request(whole, design(prepared.workload.data, model, zero_stages(model, devices), timeout)),
-            timeout,
-        )
+        task = design(prepared.workload.data, model, zero_stages(model, devices), hardware.of_node, timeout)
+        answer = pool.ask(prepared.request(whole, task), timeout)
     except WireError as error:  # a time that is no number has no JSON
         raise ProfileError(
             f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
@@ -81,7 +80,7 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     if not isinstance(answer, Answers):
         raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
-    costs = fit_costs(reports, prepared.workload.hardware.nodes)
+    costs = fit_costs(reports, hardware.nodes)
     if reports[0].shortened:
         _log.warning(
             "the links between the ranks are slow, so the profile timed smaller exchanges than usual: %s; predictions "
@@ -102,7 +101,9 @@ def _shortened(what: str, share: float) -> str:
     return f"{what} (1/{1 / share:.0f})" if share else f"{what} (computed)"
 
 
-def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...], timeout_seconds: float) -> Profile:
+def design(
+    data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...], of_node: int, timeout_seconds: float
+) -> Profile:
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
 
     Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
@@ -132,4 +133,5 @@ def design(data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...], ti
         zero_stages=zero,
         exchange_seconds=min(_EXCHANGE_SECONDS, _EXCHANGE_SHARE * timeout_seconds),
         repeats=_REPEATS,
+        of_node=of_node,
     )

@@ -39,6 +39,7 @@ def plan_coordinates(predictor: Predictor, plan: Plan) -> Array:
             math.log2(plan.layout.pipeline),
             0.5 * plan.layout.zero,
             math.log2(plan.layout.tensor),
+            0.5 * (plan.layout.reduce_within > 1),
             isinstance(packing, Packed),
             *(_PACKER * (isinstance(packing, Packed) and packing.packer == name) for name in _PACKER_NAMES),
             math.log2(sizes.epoch.micro_batches) / 2,

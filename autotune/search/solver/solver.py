@@ -61,6 +61,14 @@ class Solver:
         """Return whether plans with this ZeRO stage can be compared."""
         return self._predictor.costs.knows_zero(zero)
 
+    def knows_reduction(self, layout: Layout) -> bool:
+        """Return whether plans that average gradients as this layout does can be compared."""
+        return self._predictor.costs.knows_reduction(layout)
+
+    def reduction_seconds(self, layout: Layout) -> float:
+        """Return the seconds of averaging a byte of gradients over the data ranks."""
+        return self._predictor.costs.communication(layout).reduce_seconds_per_byte
+
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the predicted epoch seconds of each plan."""
         return self._predictor.plans_epoch_seconds(plans)

@@ -12,6 +12,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.layouts import layout_name, layouts, named_layout, refused, zero_stages
+from autotune.search.space.node_reductions import further_by_nodes
 from autotune.search.space.offers import FurtherLayouts, offered_layouts
 from autotune.search.space.packings import ALONE, ladder_name
 from autotune.search.space.sharded import further_sharded
@@ -191,7 +192,11 @@ def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[F
     stages = None if wanted.split is None else len(wanted.split)
     return [
         replace(kind, possible=tuple(each for each in kind.possible if stages in (None, each.pipeline)))
-        for kind in (further_sharded(workload, solver), further_cut(workload, solver))
+        for kind in (
+            further_sharded(workload, solver),
+            further_cut(workload, solver),
+            further_by_nodes(workload, solver),
+        )
     ]
 
 
@@ -204,6 +209,9 @@ def _check_timed(chosen: Iterable[Layout], solver: Solver) -> None:
             raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
         if not solver.knows_zero(layout.zero):
             missing = "what ranks exchange that hold gradients or weights in shares"
+            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
+        if not solver.knows_reduction(layout):
+            missing = f"averages of gradients over {layout.reduce_within} data ranks of a node first"
             raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
 
 

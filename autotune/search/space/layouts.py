@@ -9,7 +9,7 @@ from trials.workload import ModelShape, Workload
 
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 _SHARDING: tuple[ZeroStage, ...] = (2, 3)
-_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])")
+_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])(?:-w(\d{1,9}))?")
 
 
 def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
@@ -39,21 +39,32 @@ def zero_stages(model: ModelShape, data: int) -> tuple[ZeroStage, ...]:
 
 
 def layout_name(layout: Layout) -> str:
-    """Return the name of a layout in the study: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4."""
+    """Return the name of a layout in the study: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4.
+
+    It ends in `-w4` where 4 data ranks of a node average gradients first.
+    """
     tensor = f"-t{layout.tensor}" if layout.tensor > 1 else ""
-    return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}"
+    within = f"-w{layout.reduce_within}" if layout.reduce_within > 1 else ""
+    return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}{within}"
 
 
 def named_layout(name: str, workload: Workload) -> Layout | None:
-    """Return the layout of a name with a tensor degree or ZeRO 2 or 3, such as `p1-d4-z3`; None for another name.
+    """Return the layout of a name such as `p1-d4-z3`, of those beyond `layouts`; None for another name.
 
     Raise JobError, with the arithmetic, for one that these devices or a chain of these layers cannot have.
     """
-    if (found := _NAME.fullmatch(name)) is None or (found[3] is None and int(found[4]) < _SHARDING[0]):
+    found = _NAME.fullmatch(name)
+    if found is None or (found[3] is found[5] is None and int(found[4]) < _SHARDING[0]):
         return None
-    pipeline, data, tensor, zero = (int(number or 1) for number in found.groups())
+    pipeline, data, tensor, zero, within = (int(number or 1) for number in found.groups())
     try:
-        layout = Layout(pipeline=pipeline, data=data, tensor=tensor, zero=zero)  # type: ignore[arg-type]
+        layout = Layout(
+            pipeline=pipeline,
+            data=data,
+            tensor=tensor,
+            zero=zero,  # type: ignore[arg-type]
+            reduce_within=within,
+        )
     except InvalidPlan as error:
         raise refused(name, str(error)) from error
     model, devices = workload.model, workload.hardware.devices
@@ -65,8 +76,13 @@ def named_layout(name: str, workload: Workload) -> Layout | None:
         raise refused(name, f"{pipeline} stages need a layer each but the model has {layers}")
     if model.dtype == "bfloat16" and zero == 0:
         raise refused(name, "bfloat16 weights need ZeRO 1, which keeps a float32 copy of them")
-    if found[3] is not None and tensor == 1:
-        raise refused(name, f"without a tensor degree the name is {layout_name(layout)}")
+    if layout_name(layout) != name:
+        raise refused(name, f"a degree of 1 is left out, so that the name is {layout_name(layout)}")
+    groups = layout.grid.data_ranks_of_node(workload.hardware.of_node)
+    if within > 1 and groups == 1:
+        raise refused(name, f"no stage has several data ranks on each of several nodes; leave -w{within} out")
+    if within not in (1, groups):
+        raise refused(name, f"{groups} data ranks of a stage are neighbours on a node, not {within}; use -w{groups}")
     if zero in _SHARDING and data == 1:
         raise refused(name, f"ZeRO {zero} shares gradients among data ranks, and there is only one; use ZeRO 1")
     return layout

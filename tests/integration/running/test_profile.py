@@ -215,6 +215,7 @@ def test_further_sizes_are_timed_where_repeats_agree(
         zero_stages=(),
         exchange_seconds=None,
         repeats=3,
+        of_node=2,
     )
     answers = pool.ask(prepared_of(shallow, tmp_path).request(plan_of("3+2", data=2), task), 300)
     assert isinstance(answers, Answers), answers

@@ -56,6 +56,48 @@ def test_heads_are_dealt_among_ranks_that_share_a_pack_and_hold_the_same_slices(
 
 
 @given(GRIDS, st.data())
+def test_groups_that_average_first_and_those_between_them_connect_each_rank_with_its_data_ranks(
+    grid: Grid, data: st.DataObject
+) -> None:
+    within = data.draw(st.sampled_from([each for each in range(1, grid.data + 1) if grid.data % each == 0]))
+    inside, between = grid.attending_ranks(within), grid.equal_ranks(within)
+    for groups in (inside, between):
+        assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.world_size))
+    (whole,) = (ranks for ranks in grid.attending_ranks(grid.data) if 0 in ranks)
+    (first,) = (ranks for ranks in inside if 0 in ranks)
+    reached = [rank for ranks in between if {*ranks} & {*first} for rank in ranks]
+    assert sorted(reached) == sorted(whole)
+
+
+@given(GRIDS, st.integers(1, 8))
+def test_groups_that_average_first_are_on_one_node_each_and_a_stage_is_on_several(grid: Grid, of_node: int) -> None:
+    within = grid.data_ranks_of_node(of_node)
+    for ranks in grid.attending_ranks(within):
+        assert within == 1 or len({rank // of_node for rank in ranks}) == 1
+    if within > 1:
+        assert all(len({rank // of_node for rank in grid.stage_ranks(stage)}) > 1 for stage in range(grid.pipeline))
+
+
+@pytest.mark.parametrize(
+    ("grid", "of_node", "within"),
+    [
+        (Grid(pipeline=1, data=4), 2, 2),
+        (Grid(pipeline=1, data=4), 4, 1),
+        (Grid(pipeline=1, data=4), 1, 1),
+        (Grid(pipeline=2, data=4), 2, 2),
+        (Grid(pipeline=2, data=2), 2, 1),
+        (Grid(pipeline=1, data=16), 8, 8),
+        (Grid(pipeline=1, data=4, tensor=2), 4, 2),
+        (Grid(pipeline=1, data=4, tensor=2), 2, 1),
+        (Grid(pipeline=2, data=6), 4, 2),
+        (Grid(pipeline=1, data=3), 2, 1),
+    ],
+)
+def test_the_data_ranks_that_average_on_their_node_first(grid: Grid, of_node: int, within: int) -> None:
+    assert grid.data_ranks_of_node(of_node) == within
+
+
+@given(GRIDS, st.data())
 def test_data_ranks_that_share_a_pack_have_its_places_in_order(grid: Grid, data: st.DataObject) -> None:
     degree = data.draw(st.sampled_from([each for each in range(1, grid.data + 1) if grid.data % each == 0]))
     for ranks in grid.attending_ranks(degree):

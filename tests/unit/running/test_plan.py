@@ -118,6 +118,31 @@ def test_plans_without_cut_layers_keep_the_document_of_older_plans() -> None:
     assert plan_parts(cut_in_two)["layout"] == "pipeline 1 x data 2 x tensor 2, ZeRO 0"
 
 
+def test_groups_that_average_first_are_part_of_the_id_and_their_absence_is_not() -> None:
+    layout = Layout(pipeline=1, data=4, zero=1)
+    plan = Plan(packing=PACKED, layout=layout, stages=(Stage(vision=2, language=2),))
+    grouped = dataclasses.replace(plan, layout=dataclasses.replace(layout, reduce_within=2))
+    assert "reduce_within" not in plan.document
+    assert '"reduce_within":2' in grouped.document
+    assert grouped.id != plan.id
+    assert plan_parts(grouped)["layout"] == "pipeline 1 x data 4, ZeRO 1, averages over 2 ranks of a node first"
+
+
+@pytest.mark.parametrize(
+    ("data", "zero", "within", "message"),
+    [
+        (4, 2, 2, "ZeRO 2 averages gradients over all data ranks at once; use ZeRO 0 or 1, or reduce_within 1"),
+        (6, 1, 4, "reduce_within 4 does not divide 6 data ranks into several groups; use 1 or 2 or 3"),
+        (4, 1, 4, "reduce_within 4 does not divide 4 data ranks into several groups; use 1 or 2"),
+        (4, 1, 0, "reduce_within 0 does not divide 4 data ranks into several groups"),
+        (1, 0, 2, "reduce_within 2 does not divide 1 data ranks into several groups; use 1"),
+    ],
+)
+def test_groups_that_average_first_divide_the_data_ranks(data: int, zero: ZeroStage, within: int, message: str) -> None:
+    with pytest.raises(InvalidPlan, match=message):
+        Layout(pipeline=1, data=data, zero=zero, reduce_within=within)
+
+
 @pytest.mark.parametrize(("pipeline_degree", "data", "tensor"), [(0, 1, 1), (1, 0, 1), (-1, 2, 1), (2, 2, 0)])
 def test_degrees_are_at_least_one(pipeline_degree: int, data: int, tensor: int) -> None:
     with pytest.raises(InvalidPlan, match=f"not {pipeline_degree} x {data} x {tensor}"):

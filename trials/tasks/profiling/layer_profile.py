@@ -71,7 +71,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     if task.exchange_seconds is None:
         return layers
     pace = Pace.of(task.exchange_seconds, device)
-    communications = tuple(time_communication(device, task.repeats, pace))
+    communications = tuple(time_communication(device, task.repeats, task.of_node, pace))
     sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))
     gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))

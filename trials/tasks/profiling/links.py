@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import distributed
 
+from trials.engine.node_reduction import NodeReduction
 from trials.grid import Grid
 from trials.tasks.answer import CommunicationTiming
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
@@ -20,8 +21,10 @@ _EXCHANGES = 20
 """More than layers are repeated: messages are short, and anything else that runs on the machine makes them late."""
 
 
-def time_communication(device: torch.device, repeats: int, pace: Pace) -> Iterator[CommunicationTiming]:
+def time_communication(device: torch.device, repeats: int, of_node: int, pace: Pace) -> Iterator[CommunicationTiming]:
     """Time every pipeline x data of all ranks, from one stage on. Every rank must take all of them.
+
+    Where data ranks can average gradients on each node of `of_node` ranks first, this is timed as well.
 
     All ranks of a layout communicate at once, as in a training, where they share the links between machines.
     """
@@ -30,12 +33,16 @@ def time_communication(device: torch.device, repeats: int, pace: Pace) -> Iterat
         if ranks % pipeline == 0:
             grid = Grid(pipeline=pipeline, data=ranks // pipeline)
             latency, per_byte = _time_links(grid, device, pace)
+            within = grid.data_ranks_of_node(of_node)
+            at_once, by_nodes = _time_reductions(grid, within, device, repeats, pace)
             yield CommunicationTiming(
                 pipeline=grid.pipeline,
                 data=grid.data,
                 latency_seconds=latency,
                 seconds_per_byte=per_byte,
-                reduce_seconds_per_byte=_time_reduction(grid, device, repeats, pace),
+                reduce_seconds_per_byte=at_once,
+                within=within,
+                within_seconds_per_byte=by_nodes,
             )
 
 
@@ -83,20 +90,36 @@ def _there_and_back(other: int | None, device: torch.device, size: int, *, is_fi
     return exchange
 
 
-def _time_reduction(grid: Grid, device: torch.device, repeats: int, pace: Pace) -> float:
-    """Return the seconds per byte of averaging gradients over the data ranks of the stage; 0 for one data rank."""
+def _time_reductions(grid: Grid, within: int, device: torch.device, repeats: int, pace: Pace) -> tuple[float, float]:
+    """Return the seconds per byte of averaging gradients over the data ranks of the stage: (at once, in two steps).
+
+    Both are 0 for one data rank, and the latter where `within` is 1.
+    """
     if grid.data == 1:
-        return 0.0
+        return 0.0, 0.0
     own = grid.coordinates(distributed.get_rank()).stage
     # Every rank must create every group, in the same order.
     groups = [distributed.new_group(list(grid.stage_ranks(stage))) for stage in range(grid.pipeline)]
-
-    def reduction(size: int) -> Callable[[], float]:
-        gradients = torch.zeros(size // 4, device=device)
-        return begun_together(lambda: distributed.all_reduce(gradients, group=groups[own]), device)
-
     what = f"averaging of gradients over {grid.data} data ranks"
-    points = pace.points(what, ladder(_REDUCED_BYTES, LEAST_BYTES), reduction, repeats, statistics.median)
+    at_once = partial(distributed.all_reduce, group=groups[own])
+    seconds = _seconds_per_byte(what, at_once, device, repeats, pace)
     distributed.barrier()
     distributed.destroy_process_group(groups[own])
+    if within == 1:
+        return seconds, 0.0
+    reduction = NodeReduction(grid, within)
+    of_nodes = _seconds_per_byte(f"{what}, first {within} of a node", reduction.add_up, device, repeats, pace)
+    distributed.barrier()
+    reduction.close()
+    return seconds, of_nodes
+
+
+def _seconds_per_byte(
+    what: str, add_up: Callable[[torch.Tensor], object], device: torch.device, repeats: int, pace: Pace
+) -> float:
+    def reduction(size: int) -> Callable[[], float]:
+        gradients = torch.zeros(size // 4, device=device)
+        return begun_together(lambda: add_up(gradients), device)
+
+    points = pace.points(what, ladder(_REDUCED_BYTES, LEAST_BYTES), reduction, repeats, statistics.median)
     return slope(((0, 0.0), *points))

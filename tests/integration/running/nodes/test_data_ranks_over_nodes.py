@@ -80,6 +80,24 @@ def test_ranks_of_two_nodes_have_the_losses_of_one_machine(
     assert [len(of_rank) for of_rank in expected] == [len(steps)] * RANKS
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_averages_on_each_node_first_give_the_losses_of_averages_at_once(
+    zero: ZeroStage, pool: WarmPool, prepared: Prepared, joined: Cable
+) -> None:
+    """And they send a third less between the nodes."""
+    grouped = plan_of("4+2", data=RANKS, zero=zero, within=2)
+    steps = tuple(range(min(3, prepared.epoch(grouped.packing, RANKS).steps)))
+    losses, sent = [], []
+    for plan in (grouped, plan_with(zero)):
+        before = joined.sent_bytes
+        losses.append([report.losses for report in reports(pool, prepared, plan, steps)])
+        sent.append(joined.sent_bytes - before)
+    for one, other in zip(*losses, strict=True):
+        assert one == pytest.approx(other, rel=1e-6)
+    gradients = 4 * prepared.workload.model.parameters
+    assert sent[1] - sent[0] > 0.4 * gradients * len(steps)
+
+
 def sent_bytes(costs: LayerCosts, zero: ZeroStage) -> float:
     """Return the bytes that a node sends to the other one for a pack at least, with rings of all ranks."""
     everything = 4 * sum(LAYERS[kind] * cost.parameters for kind, cost in costs.layers)
@@ -94,6 +112,11 @@ def test_real_and_predicted_steps_take_the_time_of_the_link_between_the_nodes(
     joined.limit(f"{SLOW_BITS:.0f}bit")
     try:
         predictor = Predictor(profile_layers(prepared, pool, tmp_path), prepared.epoch, 4)
+        every, *others = predictor.costs.communications
+        assert (every.within, {each.within for each in others}) == (2, {1})
+        # At once a node sends 1.5 times the bytes, and on each node first their number.
+        assert every.reduce_seconds_per_byte > 0.9 * 1.5 * 8 / SLOW_BITS
+        assert every.reduce_seconds_per_byte > every.within_seconds_per_byte > 0.9 * 8 / SLOW_BITS
         for zero in ZEROS:
             plan = plan_with(zero)
             packs = len(prepared.epoch(plan.packing, RANKS).rows(0))

@@ -69,7 +69,7 @@ def test_a_layout_has_its_tensor_degree_in_its_name_and_one_without_the_name_tha
     [
         ("p1-d2-t2-z0", "float32", "1 x 2 x 2 = 4 ranks are not the 2 devices"),
         ("p1-d1-t2-z2", "float32", "ZeRO 2 does not work with tensor degree 2; use ZeRO 0 or 1, or tensor 1"),
-        ("p1-d2-t1-z0", "float32", "without a tensor degree the name is p1-d2-z0"),
+        ("p1-d2-t1-z0", "float32", "a degree of 1 is left out, so that the name is p1-d2-z0"),
         ("p1-d1-t2-z0", "bfloat16", "bfloat16 weights need ZeRO 1"),
         ("p1-d1-t0-z0", "float32", "needs degrees of at least 1"),
     ],
