@@ -117,6 +117,8 @@ def test_real_and_predicted_steps_take_the_time_of_the_link_between_the_nodes(
         # At once a node sends 1.5 times the bytes, and on each node first their number.
         assert every.reduce_seconds_per_byte > 0.9 * 1.5 * 8 / SLOW_BITS
         assert every.reduce_seconds_per_byte > every.within_seconds_per_byte > 0.9 * 8 / SLOW_BITS
+        grouped, at_once = (plan_of("4+2", data=RANKS, within=within) for within in (2, 1))
+        assert predictor.epoch_seconds(grouped) < predictor.epoch_seconds(at_once)
         for zero in ZEROS:
             plan = plan_with(zero)
             packs = len(prepared.epoch(plan.packing, RANKS).rows(0))
