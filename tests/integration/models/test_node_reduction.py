@@ -61,8 +61,9 @@ def check(plan: Plan, pool: WarmPool, example: Path, folder: Path, dtype: str = 
     assert losses[0] == pytest.approx(losses[1], rel=WITHIN)
     grouped, at_once = gradients
     assert grouped.keys() == at_once.keys()
-    # Sums of another order: some differ in their last bits.
-    assert any(not torch.equal(grouped[name], gradient) for name, gradient in at_once.items())
+    # Sums of another order: some differ in their last bits. Those of bfloat16 gradients are exact in float32.
+    differ = any(not torch.equal(grouped[name], gradient) for name, gradient in at_once.items())
+    assert differ or dtype == "bfloat16"
     for name, gradient in at_once.items():
         assert torch.linalg.vector_norm(grouped[name] - gradient) <= WITHIN * torch.linalg.vector_norm(gradient), name
 
