@@ -10,9 +10,10 @@ import pytest
 TELL = """
 import logging, sys, warnings
 from rich.console import Console
+from functools import partial
 from autotune.cli.context import guarded
 
-@guarded
+@partial(guarded, starts_ranks=False)
 def command(options):
     for _ in range(2):
         options.display.show("a line")
