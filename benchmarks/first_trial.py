@@ -1,6 +1,10 @@
 """What a search computes before its first trial, by number of devices. Prints one JSON object.
 
     python -m benchmarks.first_trial [--devices 4 16 64 128 4096]
+    python -m benchmarks.first_trial --excerpts [--lengths FOLDER]
+
+With `--excerpts`, plans that are compared on an excerpt of a long epoch are compared with those of the whole epoch
+(`benchmarks/cases/excerpts.py`). Without:
 
 InternViT-6B with InternLM2-20B, 45 and 48 layers, on nodes of 8 devices, with 16 samples of each device in a step and 8
 steps in an epoch; and 8 devices with an epoch of 1.27 million samples. CPU seconds of one core: of the space, for which
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -24,9 +29,11 @@ from typing_extensions import override
 from autotune.prediction.analytic import LABEL
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
+from benchmarks.cases import excerpts
 from benchmarks.cases.layouts import Cut
 from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B, lengths
 from benchmarks.output.result import at_most, finish
+from benchmarks.packing import LENGTHS
 from trials.data.index import DatasetIndex
 
 DEVICES = (4, 16, 64, 128, 4096)
@@ -42,9 +49,12 @@ Answer = TypeVar("Answer")
 
 
 def main() -> None:
-    devices = _arguments().devices
+    arguments = _arguments()
+    if arguments.excerpts:
+        found = list(excerpts.rows(arguments.lengths))
+        finish(found, excerpts.checks(found))
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    cases = [*((each, None) for each in sorted(devices)), LONG]
+    cases = [*((each, None) for each in sorted(arguments.devices)), LONG]
     # Each row in a process of its own, whose peak is that of the row alone.
     with ProcessPoolExecutor(1, max_tasks_per_child=1) as pool:
         rows = list(pool.map(_row, *zip(*cases, strict=True)))
@@ -123,6 +133,8 @@ def _timed(function: Callable[[], Answer]) -> tuple[Answer, float]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
+    parser.add_argument("--excerpts", action="store_true", help="compare plans of excerpts with those of whole epochs")
+    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="folder of length caches (*.json)")
     return parser.parse_args()
 
 
