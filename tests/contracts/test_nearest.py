@@ -1,6 +1,7 @@
 """Plans of the workload nearest to the one at hand."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +41,16 @@ def test_the_same_workload_comes_first_and_then_what_differs_least(store: Store)
     assert found[2].distance == 10
     assert math.isclose(found[3].distance, 20 * 0.54)
     assert store.nearest_plans(fields_of(WORKLOAD), limit=2) == found[:2]
+
+
+def test_the_example_of_the_documentation_prints_the_nearest_plans(
+    store: Store, database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known(store, changed("hardware.devices", 4))
+    page = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
+    example = page.split("```python\n")[1].split("```")[0]
+    exec(example.replace("postgresql://me@host/results", database_url), {})
+    assert capsys.readouterr().out.startswith(f"{best_of('').plan.id} 0")
 
 
 def test_plans_of_one_distance_come_with_the_fastest_first(store: Store) -> None:

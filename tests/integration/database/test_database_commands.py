@@ -175,6 +175,12 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
     assert "problem  " in text("doctor")
 
 
+def test_the_doctor_counts_what_is_stored(home: Path) -> None:
+    with open_store() as store:
+        store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
+    assert ": 1 study (1 unfinished, 0 imported, 0 archived), 0 best plans" in text("doctor")
+
+
 def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_shown(
     home: Path, job: JobFile, tmp_path: Path
 ) -> None:
