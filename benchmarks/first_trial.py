@@ -19,22 +19,17 @@ import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-from typing_extensions import override
 
 from autotune.prediction.analytic import LABEL
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from benchmarks.cases import excerpts
-from benchmarks.cases.layouts import Cut
-from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B, lengths
+from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B
 from benchmarks.output.result import at_most, finish
 from benchmarks.packing import LENGTHS
-from trials.data.index import DatasetIndex
 
 DEVICES = (4, 16, 64, 128, 4096)
 LONG = 8, 1_270_000
@@ -43,7 +38,6 @@ SECONDS = {4: 2.0, 16: 2.0, 64: 10.0, 128: 10.0, 4096: 60.0}
 """At most before the first trial."""
 NEARLY = 1.2
 """As in a search: the largest ratio to the best predicted time of the plans that are tried first."""
-_OF_NODE = 8
 _FEW = 128
 Answer = TypeVar("Answer")
 
@@ -66,23 +60,11 @@ def main() -> None:
     finish(rows, checks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Long(Cut):
-    """A workload with another number of samples in an epoch."""
-
-    epoch_samples: int | None
-
-    @override
-    @cached_property
-    def index(self) -> DatasetIndex:
-        return super().index if self.epoch_samples is None else lengths(self.data, self.seed, self.epoch_samples)
-
-
 def _row(devices: int, samples: int | None) -> dict[str, Any]:
-    workload = _workload(devices, samples)
-    # More devices have as much memory each, which packing an epoch for all of them would only find out slowly.
-    limit = _workload(min(devices, _FEW), None).memory_limit_bytes
-    workload = replace(workload, memory=limit)
+    few = excerpts.LongWorkload(name="first", vision=INTERN_VIT_6B, language=INTERN_LM2_20B, devices=min(devices, _FEW))
+    # Of few devices, since this packs a whole epoch; more devices have as much memory each.
+    limit = few.memory_limit_bytes
+    workload = replace(few, devices=devices, memory=limit, samples_of_epoch=samples)
     prepared = workload.prepared(trials=12)
     predictor, of_excerpt = _timed(
         lambda: CalibratedPredictor.of_job(
@@ -108,21 +90,6 @@ def _row(devices: int, samples: int | None) -> dict[str, Any]:
         "proposal": of_proposal,
         "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
-
-
-def _workload(devices: int, samples: int | None) -> _Long:
-    return _Long(
-        name="first",
-        vision=INTERN_VIT_6B,
-        language=INTERN_LM2_20B,
-        tensor=1,
-        data="tiles up to 5",
-        devices=devices,
-        room=0.4,
-        seed=0,
-        nodes=-(-devices // _OF_NODE),
-        epoch_samples=samples,
-    )
 
 
 def _timed(function: Callable[[], Answer]) -> tuple[Answer, float]:

@@ -164,7 +164,7 @@ def _closed_form(predictor: Predictor, plan: Plan) -> float:
 
 
 def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
-    """Return DeepSpeed's split of the layers' times, with what stands at an end of the chain beside its neighbour."""
+    """Return DeepSpeed's split by times of layers; embedding, projector and head count with a neighbouring layer."""
     mean = predictor.sizes(case.packing, case.layout).mean
     each = Parts(layers=np.eye(5), recomputed=np.zeros((5, 5)))
     forward, backward = predictor.pass_seconds(each, mean)

@@ -84,8 +84,8 @@ class Grid:
     def data_ranks_of_node(self, of_node: int) -> int:
         """Return how many neighbouring data ranks can average gradients on their node of `of_node` ranks first.
 
-        Groups of so many divide the data ranks of a stage, and each is on one node. 1 where there are no such groups,
-        and where all data ranks of a stage are on one node.
+        This is the size of the largest groups that divide the data ranks of a stage and each lie on one node; 1 where
+        there are none, and where all data ranks of a stage are on one node.
         """
         on_node = of_node // self.tensor
         if of_node % self.tensor or self.data <= on_node:

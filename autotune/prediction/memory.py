@@ -118,7 +118,7 @@ class StageMemory:
     def _intervals(self, parts: Parts, layout: Layout, waiting: Array, most: Array) -> tuple[StageBytes, ...]:
         static = self.static(parts, layout)
         error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
-        # Sure is only what waiting packs keep; which layer runs beside them at the peak is an assumption.
+        # Only what waiting packs keep is certain; which layer runs at the peak is an assumption.
         columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
         names = ("static", "low", "expected", "high")
         rows = zip(*(column.tolist() for column in columns), strict=True)

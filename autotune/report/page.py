@@ -37,7 +37,7 @@ def start_bundle() -> "Future[str]":
     try:
         return pool.submit(_bundle, (_TEMPLATE / "page.js").read_bytes())
     finally:
-        # The thread ends after its task; nobody waits for it here.
+        # Not joined: the thread ends after its task.
         pool.shutdown(wait=False)
 
 

@@ -5,7 +5,7 @@ A part of `python -m benchmarks.first_trial`. Samples are random, and those of a
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from autotune.prediction.predictor import Predictor
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from benchmarks.cases.layouts import Cut
@@ -21,6 +22,7 @@ from benchmarks.output.result import Check, at_most, show
 from benchmarks.packing import load
 from trials.data.index import DatasetIndex
 from trials.plan import Plan
+from trials.workload import Workload
 
 _MODELS = {"6B + 20B": (INTERN_VIT_6B, INTERN_LM2_20B), "300M + 7B": (INTERN_VIT_300M, INTERN_LM2_7B)}
 _RECORDED = "recorded"
@@ -36,6 +38,7 @@ _CASES = (
 )
 _SAMPLES = 60_000
 """Random ones."""
+_OF_NODE = 8
 _EACH = 7
 """One of this number of solved plans is compared."""
 _NEARLY = 1.2
@@ -45,16 +48,29 @@ SLOWER, UNLIKE = 0.01, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Workload(Cut):
-    """A simulated workload with a long epoch."""
+class LongWorkload(Cut):
+    """A simulated workload on nodes of 8 devices, with any number of samples in an epoch."""
 
-    folder: Path
-    """Recorded lengths."""
+    tensor: int = 1
+    data: str = "tiles up to 5"
+    room: float = 0.4
+    seed: int = 0
+    samples_of_epoch: int | None = None
+    folder: Path | None = None
+    """Recorded lengths, in place of random ones."""
 
     @override
     @cached_property
     def index(self) -> DatasetIndex:
-        return load(self.folder) if self.data == _RECORDED else lengths(self.data, self.seed, _SAMPLES)
+        if self.folder is not None:
+            return load(self.folder)
+        return super().index if self.samples_of_epoch is None else lengths(self.data, self.seed, self.samples_of_epoch)
+
+    @override
+    @cached_property
+    def workload(self) -> Workload:
+        found = super().workload
+        return replace(found, hardware=replace(found.hardware, nodes=-(-self.devices // _OF_NODE)))
 
 
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -79,36 +95,15 @@ def checks(found: Sequence[dict[str, Any]]) -> list[Check]:
 
 def _row(model: str, data: str, devices: int, folder: Path) -> dict[str, Any]:
     vision, language = _MODELS[model]
-    usual = Cut(
-        name="excerpt",
-        vision=vision,
-        language=language,
-        tensor=1,
-        data="tiles up to 5",
-        devices=devices,
-        room=0.4,
-        seed=5,
-        nodes=-(-devices // 8),
-    )
+    usual = LongWorkload(name="excerpt", vision=vision, language=language, devices=devices, seed=5)
     limit = usual.memory_limit_bytes  # of a short epoch
-    workload = _Workload(
-        name=usual.name,
-        vision=vision,
-        language=language,
-        tensor=1,
-        data=data,
-        devices=devices,
-        room=usual.room,
-        seed=usual.seed,
-        nodes=usual.nodes,
-        memory=limit,
-        folder=folder,
-    )
+    random = {"data": data, "samples_of_epoch": _SAMPLES}
+    workload = replace(usual, memory=limit, **({"folder": folder} if data == _RECORDED else random))
     prepared = workload.prepared(trials=12)
     excerpt = CalibratedPredictor.of_job(
         prepared.job, prepared.index, prepared.weights, costs=workload.costs, element_bytes=2
     )
-    whole = CalibratedPredictor(excerpt.base)
+    whole = CalibratedPredictor(Predictor(workload.costs, prepared.epoch, 2))  # `excerpt.base` keeps few epochs
 
     def chosen(predictor: CalibratedPredictor) -> tuple[Plan, tuple[Plan, ...], float]:
         """Return the plan that is tried first, solved plans, and the CPU seconds."""

@@ -79,7 +79,7 @@ class CalibratedPredictor:
 
         training = job.training
         excerpt = Excerpt.of(index, weights, seed=training.seed, global_batch_samples=training.global_batch_samples)
-        if excerpt.share == 1:
+        if excerpt.index is index:
             return cls(Predictor(costs, epoch_of(index), element_bytes), state)
         compared = Predictor(costs, epoch_of(excerpt.index), element_bytes, sizes=ExcerptSizes)
         whole = Predictor(costs, epoch_of(index), element_bytes, kept_epochs=_KEPT_WHOLE)
@@ -90,12 +90,11 @@ class CalibratedPredictor:
 
         The breakdown lacks what steps take besides the schedule.
         """
-        costs, memory = self.corrected.costs, self.base.stage_memory(plan, self.base.sizes(plan.packing, plan.layout))
-        prediction = self.base.with_costs(costs).predict(plan)
+        prediction = self.base.with_costs(self.corrected.costs).predict(plan)
         return replace(
             prediction,
             step_seconds=prediction.step_seconds * self._calibration.schedule_factor,
-            stage_memory=tuple(map(self._bytes, memory)),
+            stage_memory=tuple(map(self._bytes, prediction.stage_memory)),
         )
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:

@@ -83,7 +83,7 @@ def test_the_wait_for_a_verdict_is_in_no_time_that_is_reported(example: Path, po
         time.sleep(WAIT_SECONDS)
         return True
 
-    # Steps of many layers, beside which the exchanges take little time.
+    # Steps of many layers, so that the exchanges take a small share of their time.
     request = prepared_of(example, tmp_path).request(
         plan_of("8+0r2,0", "4+8"), Trial(warmup_steps=(), timed_steps=(0, 1, 2))
     )

@@ -91,7 +91,7 @@ def test_longer_samples_are_not_slower() -> None:
 def test_a_window_is_stored_with_its_speed_the_promised_one_and_its_parts() -> None:
     windows: list[LaunchWindow] = []
     watched([step(1, 9.0), *(step(number, seconds=3.0, tokens=2400) for number in range(2, 100))], windows=windows)
-    # The last 8 steps are no whole window, and no rank has told their times.
+    # The last 8 steps are not a whole window, so they have no times of the ranks.
     assert [(window.first_step, window.last_step) for window in windows] == [
         (first, first + 9) for first in range(2, 90, 10)
     ]
