@@ -33,6 +33,8 @@ from trials.tasks.training.settings import training_settings
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
 
+EPOCHS = 4
+"""Enough steps that the agent, which reads them on busy cores, can stop the ranks before the last one."""
 PLAN = plan_of("4+2", data=2, zero=1)
 SPLIT, OTHER_SPLIT = ("4+0", "0+2"), ("3+0", "1+2")
 SOON = Patience(window_steps=2, windows=1)
@@ -41,7 +43,7 @@ PATIENT = Patience(window_steps=6, windows=1)
 
 @contextmanager
 def opened(
-    example: Path, folder: Path, epochs: int = 2, memory_limit: str = "2GiB", **search: Any
+    example: Path, folder: Path, epochs: int = EPOCHS, memory_limit: str = "2GiB", **search: Any
 ) -> Iterator[Workbench]:
     """A workbench for a training of about 6 steps in an epoch, with a checkpoint after every fourth."""
     job = job_of(
@@ -74,7 +76,7 @@ def trained(
     return training, training.run()
 
 
-def check_samples(bench: Workbench, epochs: int = 2) -> None:
+def check_samples(bench: Workbench, epochs: int = EPOCHS) -> None:
     """Check that the steps of the training, whose plans are in its record, have every sample once in each epoch."""
     output = bench.prepared.job.training.output
     record = read_record(output / RECORD_FILE)
