@@ -7,8 +7,9 @@ the layers and the exchanges of the model of examples/tiny-internvl are profiled
 says which plan is predicted fastest. Then the plans that were chosen on both links, and further plans drawn at random
 (pipeline and data parallelism, splits, recomputation, packs), run in rounds, each time on the same steps of all costs.
 A plan's time is the median of its rounds. A choice is right if it is faster, on the link on which it was made, than the
-one made on the other link. The first runs of three plans calibrate a second prediction. A fixed computation is timed
-with the profile and with each run, by which the machine's drift can be seen.
+one made on the other link. The first runs of three plans calibrate a second prediction. A few layers are timed again
+before and after each run, and predictions are those for a machine that computes as fast as it did then; the link is
+taken to be as fast as in the profile. The rows have the errors at the speed of the profile as well ("uncorrected").
 
 It needs the right to make network namespaces, and `tc`.
 """
@@ -32,7 +33,7 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
-from benchmarks.full_training.following import machine_seconds
+from benchmarks.cases.drift import at_speed, slowness
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from tests.machines.nodes import cable, two_nodes
@@ -54,6 +55,20 @@ AMPLE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a plan."""
+
+    measurement: Measurement
+    slowness: float
+    """Of the machine meanwhile, in units of the time that layers took in the profile."""
+
+    @property
+    def seconds(self) -> float:
+        """Mean of a step."""
+        return float(np.mean(self.measurement.step_seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linked:
     """Both nodes, joined by one of the links, as they were profiled."""
 
@@ -61,8 +76,6 @@ class Linked:
     prepared: Prepared
     pool: WarmPool
     predictor: Predictor
-    machine_seconds: float
-    """Of a fixed computation, after the profile."""
 
     @cached_property
     def chosen(self) -> Plan:
@@ -92,13 +105,7 @@ def main() -> None:
                 joined.limit(rate)
                 costs = profile_layers(prepared, pool, folder / "ranks")
                 predictor = Predictor(costs, prepared.epoch, work.model.element_bytes)
-                links[name] = Linked(
-                    link=name,
-                    prepared=prepared,
-                    pool=pool,
-                    predictor=predictor,
-                    machine_seconds=machine_seconds(),
-                )
+                links[name] = Linked(link=name, prepared=prepared, pool=pool, predictor=predictor)
                 show(f"{name}: {links[name].chosen.layout} is predicted fastest")
             chosen = {name: linked.chosen for name, linked in links.items()}
             drawn = _plans(links["as it is"], arguments.plans)
@@ -150,34 +157,43 @@ def _drawn(prepared: Prepared, chance: random.Random, pipeline: int) -> Plan:
 def _rows(nodes: Linked, plans: Sequence[Plan], rounds: int) -> list[dict[str, Any]]:
     """Run the plans in rounds, and return what was predicted and measured."""
     runner = Runner(nodes.prepared, CalibratedPredictor(nodes.predictor), nodes.pool)
-    runs: dict[Plan, list[Measurement]] = {plan: [] for plan in plans}
-    slowness: dict[Plan, list[float]] = {plan: [] for plan in plans}
+    runs: dict[Plan, list[Run]] = {plan: [] for plan in plans}
+    before = slowness(nodes.prepared, nodes.pool, nodes.predictor.costs)
     for number in range(rounds):
         for plan in random.Random(number).sample(plans, len(plans)):
             outcome = runner.run(plan, timed_steps=TIMED_STEPS).outcome
             assert isinstance(outcome, Completed), outcome
-            runs[plan].append(outcome.measurement)
-            slowness[plan].append(machine_seconds() / nodes.machine_seconds)
-            show(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}")
-    calibrated = CalibratedPredictor(nodes.predictor)
+            after = slowness(nodes.prepared, nodes.pool, nodes.predictor.costs)
+            runs[plan].append(Run(measurement=outcome.measurement, slowness=(before + after) / 2))
+            show(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}, slowness {before:.3f}, then {after:.3f}")
+            before = after
+    calibrated, uncorrected = CalibratedPredictor(nodes.predictor), CalibratedPredictor(nodes.predictor)
+    warmup = nodes.prepared.job.search.warmup_steps
     for plan in plans[-CALIBRATING:]:
-        calibrated.observe(plan, runs[plan][0], nodes.prepared.job.search.warmup_steps)
+        run = runs[plan][0]
+        then = nodes.predictor.with_costs(at_speed(nodes.predictor.costs, run.slowness))
+        calibrated.observe(plan, run.measurement, warmup, base=then)
+        uncorrected.observe(plan, run.measurement, warmup)
     return [
-        _row(nodes, plan, runs[plan], calibrated, calibrates=number >= len(plans) - CALIBRATING)
-        | {"slowness": float(np.median(slowness[plan]))}
+        _row(nodes, plan, runs[plan], calibrated, uncorrected, calibrates=number >= len(plans) - CALIBRATING)
         for number, plan in enumerate(plans)
     ]
 
 
 def _row(
-    nodes: Linked, plan: Plan, runs: Sequence[Measurement], calibrated: CalibratedPredictor, *, calibrates: bool
+    nodes: Linked,
+    plan: Plan,
+    runs: Sequence[Run],
+    calibrated: CalibratedPredictor,
+    uncorrected: CalibratedPredictor,
+    *,
+    calibrates: bool,
 ) -> dict[str, Any]:
-    seconds = [float(np.mean(each.step_seconds)) for each in runs]
-    epoch = [nodes.predictor.predict(plan).epoch_seconds * each for each in _ratios(nodes, plan, runs)]
-    measured, steps = float(np.median(seconds)), list(runs[0].steps)
-    alone, after = (
-        float(each.predict(plan).step_seconds[steps].mean() / measured - 1) for each in (nodes.predictor, calibrated)
-    )
+    seconds = [run.seconds for run in runs]
+    measured, predicted = float(np.median(seconds)), nodes.predictor.predict(plan)
+    # The measured steps stand for the epoch.
+    ratios = [run.seconds / predicted.step_seconds[list(run.measurement.steps)].mean() for run in runs]
+    alone = CalibratedPredictor(nodes.predictor)
     return {
         "link": nodes.link,
         "plan": wire.to_document(plan),
@@ -185,15 +201,23 @@ def _row(
         "calibrates": calibrates,
         "step_seconds": measured,
         "spread": (max(seconds) - min(seconds)) / measured,
-        "epoch_seconds": float(np.median(epoch)),
-        "error_of_the_profile": alone,
-        "error_after_calibration": after,
+        "slowness": [run.slowness for run in runs],
+        "epoch_seconds": float(np.median(ratios)) * predicted.epoch_seconds,
+        "error_of_the_profile": _error(alone, plan, runs, [run.slowness for run in runs]),
+        "error_after_calibration": _error(calibrated, plan, runs, [run.slowness for run in runs]),
+        "uncorrected_error_of_the_profile": _error(alone, plan, runs, [1.0] * len(runs)),
+        "uncorrected_error_after_calibration": _error(uncorrected, plan, runs, [1.0] * len(runs)),
     }
 
 
-def _ratios(nodes: Linked, plan: Plan, runs: Sequence[Measurement]) -> list[float]:
-    predicted = nodes.predictor.predict(plan).step_seconds
-    return [float(np.sum(run.step_seconds) / predicted[list(run.steps)].sum()) for run in runs]
+def _error(predictor: CalibratedPredictor, plan: Plan, runs: Sequence[Run], slow: Sequence[float]) -> float:
+    """Return the median relative error of the predicted steps on a machine that is this slow in each run."""
+    errors = []
+    for run, slowness_then in zip(runs, slow, strict=True):
+        then = predictor.corrected.with_costs(at_speed(predictor.corrected.costs, slowness_then))
+        predicted = predictor.epoch_factor * then.step_seconds(plan, run.measurement.steps).mean()
+        errors.append(predicted / run.seconds - 1)
+    return float(np.median(errors))
 
 
 def _checks(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Plan]) -> list[Check]:

@@ -336,22 +336,35 @@ class LayerCosts:
         On another number of data ranks than was measured, it is the time of a single rank, which ZeRO divides by the
         ranks, and the rest of the measured time, which is communication, in proportion to that of averaging gradients.
         """
-        alone = self.updates[0].seconds_per_parameter
-
-        def computing(data: int) -> float:
-            return alone / data if layout.zero else alone
-
         found = {(update.zero, update.data_parallel > 1): update for update in self.updates}
         # ZeRO 2 updates as ZeRO 1 does. ZeRO 3 exchanges nothing then, so it was not timed.
         update = found.get((1 if layout.zero == 2 else layout.zero, layout.data > 1))
         if update is None:
-            return computing(layout.data)
+            return self._update_alone(layout.zero, layout.data)
         if update.data_parallel == layout.data:
             return update.seconds_per_parameter
-        rest = max(0.0, update.seconds_per_parameter - computing(update.data_parallel))
         at_once = replace(layout, reduce_within=1)
         of_all, reduction = self.reduce_seconds_per_byte, self.communication(at_once).reduce_seconds_per_byte
-        return computing(layout.data) + rest * (reduction / of_all if of_all else 1.0)
+        rest = self._update_exchange(update) * (reduction / of_all if of_all else 1.0)
+        return self._update_alone(layout.zero, layout.data) + rest
+
+    def scaled_updates(self, computing: float, communication: float) -> tuple[UpdateCost, ...]:
+        """Return the updates with a factor for the time of a single rank, and one for the rest."""
+        exchanges = [self._update_exchange(update) for update in self.updates]
+        return tuple(
+            replace(
+                update,
+                seconds_per_parameter=(update.seconds_per_parameter - exchange) * computing + exchange * communication,
+            )
+            for update, exchange in zip(self.updates, exchanges, strict=True)
+        )
+
+    def _update_alone(self, zero: ZeroStage, data: int) -> float:
+        alone = self.updates[0].seconds_per_parameter
+        return alone / data if zero else alone
+
+    def _update_exchange(self, update: UpdateCost) -> float:
+        return max(0.0, update.seconds_per_parameter - self._update_alone(update.zero, update.data_parallel))
 
     def with_workers(self, workers: int) -> "LayerCosts":
         """Return the costs with `workers` loading processes per rank: with any, packs are ready in time."""

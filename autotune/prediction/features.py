@@ -16,7 +16,7 @@ from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
 """Layers by kind, recomputation, the constant of each layer per pack, loading, all that ranks send each other, the
-optimizer."""
+optimizer of a single rank."""
 LAYER_COSTS = COSTS[:4]
 """Costs that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
@@ -81,10 +81,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             labels_seconds=times(costs.loading.labels_seconds, factors[_LOADING]),
         ),
         link=link(costs.link),
-        updates=tuple(
-            replace(update, seconds_per_parameter=update.seconds_per_parameter * factors[_UPDATE])
-            for update in costs.updates
-        ),
+        updates=costs.scaled_updates(factors[_UPDATE], factors[_COMMUNICATION]),
         reduce_seconds_per_byte=costs.reduce_seconds_per_byte * factors[_COMMUNICATION],
         communications=tuple(
             replace(

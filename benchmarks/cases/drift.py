@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from autotune.prediction.curves import Curves
+from autotune.prediction.features import COSTS, scaled
 from autotune.workload import Prepared
 from trials.layer_costs import KINDS, LayerCosts
 from trials.outcome import Measurement
@@ -44,6 +45,11 @@ def _ratio(timing: LayerTiming, costs: LayerCosts) -> float:
     fitted = size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds)
     profiled = fitted * Curves(costs).at(size[None])[0, KINDS.index(timing.layer)]
     return float((timing.forward_seconds + timing.backward_seconds) / profiled)
+
+
+def at_speed(costs: LayerCosts, slowness: float) -> LayerCosts:
+    """Return the costs on a machine that computes `slowness` times as long as in the profile, and sends as fast."""
+    return scaled(costs, [1.0 if name == "communication" else slowness for name in COSTS])
 
 
 def at_profiled_speed(measurement: Measurement, slowness: float) -> Measurement:

@@ -203,6 +203,7 @@ class CalibratedPredictor:
         # The whole step tells what the sum of its parts does not: the schedule, and communication.
         mean = sum(measurement.step_seconds) / len(steps)
         self._observations.append(Observation(features=self._features(base, plan, steps), seconds=mean))
+        updates = []
         for stage in measurement.stages:
             load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
             measured = [(load, stage.load_seconds)]
@@ -213,10 +214,10 @@ class CalibratedPredictor:
                 measured.append((backward, stage.backward_seconds))
             # The engine counts the reduction, and so the waiting for other ranks of the stage, as part of the update.
             if plan.layout.grid.of_stage == 1:
-                measured.append((update, stage.optimizer_seconds))
-            self._observations += [
-                Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0
-            ]
+                updates.append((update, stage.optimizer_seconds))
+            self._observations += _observations(measured)
+        # ZeRO and clipping add up the norms of all stages, for which stages that end early wait inside their update.
+        self._observations += sorted(_observations(updates), key=lambda each: each.seconds / sum(each.features))[:1]
         self._peaks += peaks(self.base, plan, measurement, warmup_steps)
         self.trials += 1
         self._fit()
@@ -231,6 +232,11 @@ class CalibratedPredictor:
 
     def _features(self, base: Predictor, plan: Plan, steps: tuple[int, ...]) -> Features:
         return step_features(base, plan, steps, self._calibration.factors)
+
+
+def _observations(measured: Iterable[tuple[Features, float]]) -> list[Observation]:
+    """Return what was measured of parts that are predicted to take any time."""
+    return [Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0]
 
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:

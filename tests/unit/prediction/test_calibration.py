@@ -17,8 +17,9 @@ from tests.machines.simulated import SimulatedLauncher
 from tests.values.search import COSTS as LAYER_COSTS
 from tests.values.search import MEBI, keeping, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
+from trials.layer_costs import UpdateCost
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
-from trials.plan import Packed, Padded, Plan, ZeroStage
+from trials.plan import Layout, Packed, Padded, Plan, ZeroStage
 
 PREDICTOR = predictor_of()
 PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
@@ -190,6 +191,34 @@ def test_the_parts_of_the_stages_are_their_passes_and_update() -> None:
     assert parts["language"] == parts["recompute"] == parts["loading"] == parts["update"] == parts["schedule"] == 0
     assert dict(zip(FEATURES, backward, strict=True))["recompute"] > 0
     assert [name for name, value in zip(FEATURES, update, strict=True) if value] == ["update"]
+
+
+def test_what_the_update_of_zero_1_takes_beyond_its_share_of_the_optimizer_is_communication() -> None:
+    alone = LAYER_COSTS.updates[0].seconds_per_parameter
+    gathering = UpdateCost(zero=1, data_parallel=2, seconds_per_parameter=10 * alone)
+    costs = replace(LAYER_COSTS, updates=(LAYER_COSTS.updates[0], gathering))
+    layout = Layout(pipeline=1, data=2, zero=1)
+    for factor in (0.5, 2.0):
+        of = {name: tuple(factor if name == other else 1.0 for other in COSTS) for name in ("update", "communication")}
+        update, communication = (scaled(costs, of[name]).update_seconds_per_parameter(layout) for name in of)
+        assert update == pytest.approx((9.5 + 0.5 * factor) * alone)
+        assert communication == pytest.approx((9.5 * factor + 0.5) * alone)
+
+
+def test_a_stage_that_waits_for_others_inside_its_update_says_nothing_of_the_optimizer(tmp_path: Path) -> None:
+    plan = PLANS[0]
+    trial = measured(plan, tmp_path, PREDICTOR)
+    first, last = trial.stages
+
+    def predicted(trial: Measurement) -> float:
+        calibrated = CalibratedPredictor(PREDICTOR)
+        calibrated.observe(plan, trial, warmup_steps=1)
+        return calibrated.epoch_seconds(PLANS[2])
+
+    waiting = replace(last, optimizer_seconds=last.optimizer_seconds + first.backward_seconds)
+    assert predicted(replace(trial, stages=(first, waiting))) == predicted(trial)
+    both = tuple(replace(stage, optimizer_seconds=3 * stage.optimizer_seconds) for stage in trial.stages)
+    assert predicted(replace(trial, stages=both)) > predicted(trial)
 
 
 def test_a_machine_unlike_its_profile_is_learned_from_a_few_plans(tmp_path: Path) -> None:

@@ -52,13 +52,16 @@ def time_updates(
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone)]
     reducing, sending = rates.reduction * size * GRADIENT_BYTES, rates.gathering * sum(count for count, _ in counts)
     for layout in layouts:
+        computing = alone / ranks if layout.zero else alone
         exchanging = reducing + (rates.gathering * size if layout.zero else 0.0)
         # An engine that is built sends all weights to all ranks.
         if repeats := pace.repeats(f"update with ZeRO {layout.zero}", max(exchanging, sending), task.repeats):
             # An engine leaves its hooks on the parameters, so each has its own.
-            per_parameter = max(0.0, _engine_seconds(request, layout, build(), repeats) - reducing) / size
+            together = _engine_seconds(request, layout, build(), repeats)
+            # On a slow link the small difference has a large error.
+            per_parameter = max(computing, (together - reducing) / size)
         else:
-            per_parameter = alone / ranks + rates.gathering if layout.zero else alone
+            per_parameter = computing + (rates.gathering if layout.zero else 0.0)
         timings.append(UpdateTiming(zero=layout.zero, data_parallel=ranks, seconds_per_parameter=per_parameter))
     return tuple(timings)
 
