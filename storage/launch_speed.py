@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from trials.tasks.training.progress import Spread
+from trials.tasks.training.spread import Spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

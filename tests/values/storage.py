@@ -22,7 +22,7 @@ from trials.outcome import (
     Timeout,
 )
 from trials.plan import Layout, Packed, Padded, Plan, Stage
-from trials.tasks.training.progress import Spread
+from trials.tasks.training.spread import Spread
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)

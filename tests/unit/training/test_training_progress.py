@@ -16,12 +16,12 @@ from trials.tasks.training.progress import (
     Progress,
     ProgressReader,
     RankTimes,
-    Spread,
     append_line,
     drop_steps_after,
     read_lines,
 )
 from trials.tasks.training.rank_clock import RankClock
+from trials.tasks.training.spread import Spread
 
 
 def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(
