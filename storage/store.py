@@ -322,6 +322,11 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction() as connection:
             return plans.listed(connection, wanted, limit)
 
+    def count_best_plans(self) -> int:
+        """Return the number of all winners, without reading them."""
+        with self._database.transaction() as connection:
+            return plans.count(connection)
+
     def nearest_plans(
         self,
         now: Fields,

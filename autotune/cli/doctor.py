@@ -43,7 +43,7 @@ def examine(options: Options, file: "JobFile | None") -> None:
                 "unfinished_studies": sum(study.finished is None for study in studies),
                 "imported_studies": sum(study.imported_from is not None for study in studies),
                 "archived_studies": sum(study.archived is not None for study in studies),
-                "best_plans": len(store.best_plans(archived=True)),
+                "best_plans": store.count_best_plans(),
                 "agents": len(store.agents()),
             }
             findings += _database_findings(store)

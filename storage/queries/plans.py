@@ -101,6 +101,10 @@ def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[B
     return _read(connection, query)
 
 
+def count(connection: Connection) -> int:
+    return connection.scalars(select(func.count()).select_from(BEST_PLAN)).one()
+
+
 def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
     query = rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id)
     of_workload = STUDY.c.workload_fingerprint == workload_fingerprint

@@ -1,6 +1,5 @@
 """Tried plans, found by the beginning of their id, with the most relevant study."""
 
-import difflib
 from collections.abc import Sequence
 from contextlib import suppress
 from operator import itemgetter
@@ -71,6 +70,8 @@ def _id(connection: Connection, id_prefix: str) -> str:
     ids = select(known.c.plan_id).order_by(known.c.plan_id)
     matches = connection.scalars(ids.where(known.c.plan_id.startswith(prefix, autoescape=True)).limit(_SHOWN + 1)).all()
     if not matches:
+        import difflib  # noqa: PLC0415 - for this message alone
+
         near = difflib.get_close_matches(prefix, connection.scalars(ids).all(), n=3, cutoff=0.0)  # some, however unlike
         advice = f"near ids are {', '.join(near)}" if near else "no study has tried a plan yet; run a search first"
         raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")

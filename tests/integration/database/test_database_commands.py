@@ -19,7 +19,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.programs.users import JobFile, refusal
 from tests.values.data import record, write_records
-from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, new_study, packed_plan, result_of
 from trials.workload import Workload
 
 PLAN = packed_plan().id
@@ -179,6 +179,10 @@ def test_the_doctor_counts_what_is_stored(home: Path) -> None:
     with open_store() as store:
         store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
     assert ": 1 study (1 unfinished, 0 imported, 0 archived), 0 best plans" in text("doctor")
+    with open_store() as store:
+        best = concluded(store, best_of(new_study(store)))
+        store.archive_studies([best.study_id])
+    assert ": 2 studies (1 unfinished, 0 imported, 1 archived), 1 best plan" in text("doctor")
 
 
 def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_shown(
