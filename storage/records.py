@@ -101,17 +101,32 @@ class TrialResult:
     def __post_init__(self) -> None:
         if not _UUID_HEX.fullmatch(self.trial_id):  # it becomes a file name
             raise ValueError(f"a trial id is 32 hexadecimal digits, not {self.trial_id!r}")
-        if (self.epoch_seconds is None) == isinstance(self.outcome, Completed):
-            has = "no" if self.epoch_seconds is None else "an"
-            raise ValueError(f"a trial that is {self.outcome.kind} has {has} estimate of epoch_seconds")
-        if not all(value is None or math.isfinite(value) for value in (self.epoch_seconds, self.epoch_seconds_error)):
-            raise ValueError(f"epoch_seconds must be finite, not {self.epoch_seconds} +- {self.epoch_seconds_error}")
+        _check_estimate(self.outcome.kind, self.epoch_seconds, self.epoch_seconds_error)
         _to_utc(self, "finished")
 
     @property
     def is_disturbed(self) -> bool:
         """Whether the run that counts was disturbed as well."""
         return self.contamination is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSummary:
+    """A finished trial, without its plan and the measurements of its ranks, which take most of the time to read."""
+
+    study_id: str
+    plan_id: str
+    role: str
+    kind: Literal["completed", "rejected", "failed"]
+    """How it ended: that of the outcome."""
+    shortened: bool
+    """That of `Completed`."""
+    epoch_seconds: float | None
+    contamination: str | None
+    finished: datetime
+
+    def __post_init__(self) -> None:
+        _check_estimate(self.kind, self.epoch_seconds, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +171,20 @@ class FinishedTrial(TrialRecord):
     result: TrialResult
     given_up: datetime | None = None
     """When it was abandoned, if its result came later."""
+
+    @property
+    def summary(self) -> TrialSummary:
+        outcome = self.result.outcome
+        return TrialSummary(
+            study_id=self.study_id,
+            plan_id=self.plan.id,
+            role=self.role,
+            kind=outcome.kind,
+            shortened=isinstance(outcome, Completed) and outcome.shortened,
+            epoch_seconds=self.result.epoch_seconds,
+            contamination=self.result.contamination,
+            finished=self.result.finished,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +317,14 @@ def _check_speed(estimated_samples_per_second: float) -> None:
     """Raise ValueError unless the speed is positive and finite."""
     if not 0 < estimated_samples_per_second < math.inf:
         raise ValueError(f"a plan trains more than 0 samples/s, not {estimated_samples_per_second}")
+
+
+def _check_estimate(kind: str, seconds: float | None, error: float | None) -> None:
+    """Raise ValueError unless the estimate is finite, and there is one for a completed trial alone."""
+    if (seconds is None) == (kind == "completed"):
+        raise ValueError(f"a trial that is {kind} has {'no' if seconds is None else 'an'} estimate of epoch_seconds")
+    if not all(value is None or math.isfinite(value) for value in (seconds, error)):
+        raise ValueError(f"epoch_seconds must be finite, not {seconds} +- {error}")
 
 
 def _to_utc(value: object, field: str) -> None:

@@ -20,6 +20,7 @@ from storage.records import (
     RunningTrial,
     StudyRecord,
     TrialResult,
+    TrialSummary,
     TriedPlan,
 )
 from storage.trainings import Trainings
@@ -273,18 +274,23 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction() as connection:
             return studies.running(connection, study_id)
 
-    def trials(self, *study_ids: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-        """Return the trials of studies, those of each in order of number. Empty for unknown studies."""
+    def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+        """Return the trials of the study in order of number. Empty for an unknown study."""
         with self._database.transaction() as connection:
-            return studies.trials(connection, study_ids)
+            return studies.trials(connection, study_id)
 
-    def answers(self, *workload_fingerprints: str) -> tuple[FinishedTrial, ...]:
-        """Return the finished trials of all studies on exactly these workloads, oldest first: they need no second run.
+    def summaries(self, *study_ids: str) -> tuple[TrialSummary, ...]:
+        """Return summaries of the finished trials of all these studies, oldest first."""
+        with self._database.transaction() as connection:
+            return studies.summaries(connection, study_ids)
+
+    def answers(self, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
+        """Return the finished trials of all studies on exactly this workload, oldest first: they need no second run.
 
         Those of studies that were imported or archived are left out.
         """
         with self._database.transaction() as connection:
-            return studies.answers(connection, workload_fingerprints)
+            return studies.answers(connection, workload_fingerprint)
 
     def comparable_trials(self, workload: Workload) -> tuple[FinishedTrial, ...]:
         """Return the finished trials, oldest first, whose measurements are informative for this workload.

@@ -10,7 +10,7 @@ from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
-from storage.records import BestPlan
+from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
 
 
@@ -66,7 +66,8 @@ def _estimated_gain(before: Side, best: BestPlan) -> str:
 
 def notes(source: StudySource) -> tuple[str, ...]:
     """Return what to keep in mind about the figures of the winner."""
-    return () if source.winner is None else tuple(evidence_of(source.winner, source.trials).warnings)
+    summaries = [trial.summary for trial in source.trials if isinstance(trial, FinishedTrial)]
+    return () if source.winner is None else tuple(evidence_of(source.winner, summaries).warnings)
 
 
 def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:

@@ -1,13 +1,12 @@
 """What the figures of a winner rest on: disturbed runs, figures corrected for drift, and plans that were searched."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.search.roles import BASELINES
-from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord
+from storage.records import BestPlan, StudyRecord, TrialSummary
 from storage.store import Store
-from trials.outcome import Completed, Rejected
 
 _ROUNDING = 0.005
 """Share by which a figure may be outside the range of its measurements without a word."""
@@ -75,64 +74,64 @@ class Evidence:
             )
 
 
-def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialRecord]:
+def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialSummary]:
     """Return the trials on which the winner's figures rest: of its study, and before it unless it began afresh."""
     return trials_behind_each([best], store)[0]
 
 
-def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequence[TrialRecord]]:
+def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequence[TrialSummary]]:
     """Return what `trials_behind` does for each winner, with as many queries as for one."""
     studies = {study.id: study for study in store.studies(archived=True)}
     # Raises for a study that cannot be read.
     of_winners = [studies.get(best.study_id) or store.study(best.study_id) for best in several]
+    workloads = {study.workload_fingerprint for study in of_winners}
+    counting = {
+        study.id: study.workload_fingerprint
+        for study in studies.values()
+        if study.workload_fingerprint in workloads and study.archived is None and study.imported_from is None
+    }
     own, known = defaultdict(list), defaultdict(list)
-    for trial in store.trials(*{study.id for study in of_winners}):
+    for trial in store.summaries(*counting.keys() | {study.id for study in of_winners}):
         own[trial.study_id].append(trial)
-    searches = Counter(study.workload_fingerprint for study in studies.values())
-    # Most workloads are searched once, and then all their trials are those of the winner's own study.
-    for trial in store.answers(
-        *{each.workload_fingerprint for each in of_winners if searches[each.workload_fingerprint] > 1}
-    ):
-        if trial.study_id in studies:  # else it began after the studies were read, and is behind no winner
-            known[studies[trial.study_id].workload_fingerprint].append(trial)
+        if trial.study_id in counting:
+            known[counting[trial.study_id]].append(trial)
 
-    def before(best: BestPlan, study: StudyRecord) -> Iterator[TrialRecord]:
+    def before(best: BestPlan, study: StudyRecord) -> Iterator[TrialSummary]:
         for trial in () if study.settings.get("fresh") else known[study.workload_fingerprint]:
-            if trial.study_id != study.id and trial.result.finished <= best.created:
+            if trial.study_id != study.id and trial.finished <= best.created:
                 yield trial
 
     return [[*before(best, study), *own[study.id]] for best, study in zip(several, of_winners, strict=True)]
 
 
-def evidence_of(best: BestPlan, trials: Iterable[TrialRecord]) -> Evidence:
+def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
     """Return what the winner's figures rest on, from `trials_behind` it."""
-    finished = [trial for trial in trials if isinstance(trial, FinishedTrial)]
-    runs = [trial for trial in finished if isinstance(trial.result.outcome, Completed)]
-    disturbed = [trial for trial in runs if trial.result.is_disturbed]
-    of_baselines = {trial.plan.id for trial in finished if trial.role in BASELINES}
-    ran = {trial.plan.id for trial in finished if not isinstance(trial.result.outcome, Rejected)}
+    runs = [trial for trial in trials if trial.kind == "completed"]
+    disturbed = [trial for trial in runs if trial.contamination is not None]
+    of_baselines = {trial.plan_id for trial in trials if trial.role in BASELINES}
+    ran = {trial.plan_id for trial in trials if trial.kind != "rejected"}
     return Evidence(
         runs=len(runs),
         disturbed_runs=len(disturbed),
         winner_runs=_count(runs, best.plan.id),
         disturbed_winner_runs=_count(disturbed, best.plan.id),
-        disturbance=disturbed[-1].result.contamination if disturbed else None,
+        disturbance=disturbed[-1].contamination if disturbed else None,
         tried_plans=len(ran - of_baselines),
-        searched_plans=len({trial.plan.id for trial in runs} - of_baselines),
+        searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
     )
 
 
-def _count(runs: Sequence[FinishedTrial], plan_id: str) -> int:
-    return sum(trial.plan.id == plan_id for trial in runs)
+def _count(runs: Sequence[TrialSummary], plan_id: str) -> int:
+    return sum(trial.plan_id == plan_id for trial in runs)
 
 
-def _corrected(best: BestPlan, runs: Sequence[FinishedTrial]) -> Iterator[Corrected]:
+def _corrected(best: BestPlan, runs: Sequence[TrialSummary]) -> Iterator[Corrected]:
     ranges = _ranges(runs)
     stated = {"best": best.epoch_seconds}
     stated |= {each.role: best.workload.data.samples / each.samples_per_second for each in best.baselines}
     for name, seconds in stated.items():
-        plans = {best.plan.id} if name == "best" else {trial.plan.id for trial in runs if trial.role == name}
+        plans = {best.plan.id} if name == "best" else {trial.plan_id for trial in runs if trial.role == name}
         found = [ranges[plan] for plan in plans if plan in ranges]
         outside = [(low, high) for low, high in found if not low * (1 - _ROUNDING) <= seconds <= high * (1 + _ROUNDING)]
         # Of several plans of one kind of baseline, the figure is that of the fastest.
@@ -140,11 +139,10 @@ def _corrected(best: BestPlan, runs: Sequence[FinishedTrial]) -> Iterator[Correc
             yield Corrected(name=name, epoch_seconds=seconds, measured=min(found))
 
 
-def _ranges(runs: Sequence[FinishedTrial]) -> Mapping[str, tuple[float, float]]:
+def _ranges(runs: Sequence[TrialSummary]) -> Mapping[str, tuple[float, float]]:
     """Return the shortest and longest seconds of an epoch in the whole runs of each plan."""
     measured = defaultdict[str, list[float]](list)
     for trial in runs:
-        outcome, seconds = trial.result.outcome, trial.result.epoch_seconds
-        if isinstance(outcome, Completed) and not outcome.shortened and seconds is not None:
-            measured[trial.plan.id].append(seconds)
+        if not trial.shortened and trial.epoch_seconds is not None:
+            measured[trial.plan_id].append(trial.epoch_seconds)
     return {plan: (min(found), max(found)) for plan, found in measured.items()}

@@ -14,7 +14,7 @@ from autotune.results.study_report import tried_document
 from autotune.results.text_table import table
 from autotune.results.time_parts import NAMES
 from storage.nearness import Difference, differences, fields_of
-from storage.records import TrialRecord, TriedPlan
+from storage.records import TrialSummary, TriedPlan
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.workload import Workload
@@ -52,7 +52,7 @@ class PlanComparison:
 
     first: TriedPlan
     second: TriedPlan
-    ran: Mapping[str, Sequence[TrialRecord]]
+    ran: Mapping[str, Sequence[TrialSummary]]
     """The trials behind winners among them, by the study's id."""
 
     @property

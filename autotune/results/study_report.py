@@ -12,7 +12,16 @@ from autotune.results.launch_report import launch_text
 from autotune.results.text_table import table
 from storage.annotation import Annotation
 from storage.nearness import Difference
-from storage.records import AbandonedTrial, BestPlan, FinishedTrial, LaunchRecord, StudyRecord, TrialRecord, TriedPlan
+from storage.records import (
+    AbandonedTrial,
+    BestPlan,
+    FinishedTrial,
+    LaunchRecord,
+    StudyRecord,
+    TrialRecord,
+    TrialSummary,
+    TriedPlan,
+)
 from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
@@ -27,7 +36,7 @@ _ANNOTATION = 2
 """Columns of a table for tags and notes."""
 
 
-def best_text(best: BestPlan, trials: Iterable[TrialRecord] = ()) -> str:
+def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     """Show the winner and the baselines; `trials` are those of the study, on which the figures rest."""
     rows = [
         ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
@@ -91,7 +100,7 @@ def _pareto_text(best: BestPlan) -> str:
     return f"\n{table(('Pareto set', 'samples/s', 'peak MiB', 'J/sample'), rows)}"
 
 
-def best_document(best: BestPlan, trials: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
+def best_document(best: BestPlan, trials: Sequence[TrialSummary] | None = None) -> dict[str, Any]:
     """Return the winner as JSON values; with the `trials` of its study also what the figures rest on."""
     evidence = {} if trials is None else {"evidence": _plain(evidence_of(best, trials))}
     return {"id": best.plan.id, **_plain(best), **evidence}
@@ -112,7 +121,7 @@ class Known:
     """Of the plan."""
     is_archived: bool = False
     """Whether its study is."""
-    trials: Sequence[TrialRecord] = ()
+    trials: Sequence[TrialSummary] = ()
     """Those behind the plan's figures."""
 
     @property
@@ -162,7 +171,7 @@ class Listed:
     annotation: Annotation
 
 
-def study_document(listed: Listed, behind: Iterable[TrialRecord] | None = None) -> dict[str, Any]:
+def study_document(listed: Listed, behind: Sequence[TrialSummary] | None = None) -> dict[str, Any]:
     """Return a study and its result as JSON values; with the trials `behind` its winner, also their evidence."""
     best = None if listed.best is None else best_document(listed.best, behind)
     return {**_plain(listed.study), "workload": _plain(listed.work), "best": best, **_plain(listed.annotation)}
@@ -211,7 +220,7 @@ def annotation_text(annotation: Annotation) -> str:
     return "\n".join(filter(None, (tags, f"Note: {annotation.note}" if annotation.note else "")))
 
 
-def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Iterable[TrialRecord]) -> str:
+def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[TrialSummary]) -> str:
     """Show the trials of a study in their order, and its winner, whose figures rest on the trials `behind` it."""
     best, lines = listed.best, list[str]()
     for trial in trials:
@@ -226,7 +235,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Iterable[T
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 
-def tried_document(tried: TriedPlan, ran: Iterable[TrialRecord]) -> dict[str, Any]:
+def tried_document(tried: TriedPlan, ran: Sequence[TrialSummary]) -> dict[str, Any]:
     """Return a tried plan as JSON values; for a winner with all that is stored of it. `ran` are its study's trials."""
     won = tried.won
     found = best_document(won, ran) if won else {"id": tried.plan.id, **_plain(tried)}
@@ -240,7 +249,7 @@ def show_text(
     validity: Validity,
     launches: Sequence[LaunchRecord],
     *,
-    ran: Iterable[TrialRecord],
+    ran: Sequence[TrialSummary],
     used_by: Sequence[str],
     annotation: Annotation,
 ) -> str:

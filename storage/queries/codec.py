@@ -5,7 +5,7 @@ from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column, ColumnElement, Table
 
 from storage.database.rows import Row
 from storage.database.tables import (
@@ -42,6 +42,7 @@ from storage.records import (
     RunningTrial,
     StudyRecord,
     TrialResult,
+    TrialSummary,
 )
 from trials import wire
 from trials.errors import WireError
@@ -59,6 +60,13 @@ _DOCUMENTS: dict[str, Any] = {
     "pareto": tuple[ParetoPlan, ...],
 }
 """Fields of a BestPlan that are stored as canonical JSON."""
+SUMMARY: Mapping[str, ColumnElement[Any]] = {
+    **{name: TRIAL.c[name] for name in ("study_id", "plan_id", "role", "finished")},
+    **{name: OUTCOME.c[name] for name in ("kind", "epoch_seconds", "contamination")},
+    # The document is canonical, and escapes the quotes of its texts.
+    "shortened": OUTCOME.c.document.contains('"shortened":true'),
+}
+"""Columns of a TrialSummary by field."""
 
 
 def columns(value: Any) -> dict[str, Any]:
@@ -201,6 +209,10 @@ def result(row: Row) -> TrialResult:
         ),
     }
     return _value(TrialResult, OUTCOME, row, **given)
+
+
+def summary(row: Row) -> TrialSummary:
+    return TrialSummary(**{name: row[column] for name, column in SUMMARY.items()})
 
 
 def best_plan_row(value: BestPlan) -> dict[str, Any]:

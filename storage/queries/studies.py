@@ -24,7 +24,7 @@ from storage.database.tables import (
 )
 from storage.errors import AlreadyFinished, AmbiguousId, UnfinishedStudy, UnknownRecord
 from storage.queries import agents, annotations, codec, provenance
-from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult
+from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult, TrialSummary
 from trials.plan import Plan
 from trials.workload import Workload
 
@@ -225,17 +225,20 @@ def running(connection: Connection, study_id: str | None) -> tuple[RunningTrial,
     return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 
-def trials(
-    connection: Connection, study_ids: Collection[str]
-) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    query = rows.whole(TRIAL).where(TRIAL.c.study_id.in_(study_ids)).order_by(TRIAL.c.study_id, TRIAL.c.number)
+def trials(connection: Connection, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+    query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id).order_by(TRIAL.c.number)
     return tuple(_readable(connection, query))
 
 
-def answers(connection: Connection, workload_fingerprints: Collection[str]) -> tuple[FinishedTrial, ...]:
-    of_workloads = STUDY.c.workload_fingerprint.in_(workload_fingerprints)
+def summaries(connection: Connection, study_ids: Collection[str]) -> tuple[TrialSummary, ...]:
+    query = select(TRIAL.c.id, *codec.SUMMARY.values()).join(OUTCOME).where(TRIAL.c.study_id.in_(study_ids))
+    found = connection.execute(query.order_by(TRIAL.c.finished, TRIAL.c.id)).mappings()
+    return tuple(rows.readable(TRIAL, found, codec.summary))
+
+
+def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
     query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
-    return _finished(connection, query.where(of_workloads, *_COUNTING))
+    return _finished(connection, query.where(STUDY.c.workload_fingerprint == workload_fingerprint, *_COUNTING))
 
 
 def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:

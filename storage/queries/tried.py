@@ -36,7 +36,7 @@ def find(connection: Connection, id_prefix: str, now: Workload | None, study_id:
             workload=workloads.get(connection, study.workload_fingerprint),
             study=study,
             winner=plans.of_study(connection, study.id),
-            trials=tuple(trial for trial in studies.trials(connection, [study.id]) if trial.plan.id == plan["id"]),
+            trials=tuple(trial for trial in studies.trials(connection, study.id) if trial.plan.id == plan["id"]),
         )
 
     ordered = found if now is None else _by_validity(connection, found, now)

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.results.evidence import evidence_of, trials_behind, trials_behind_each
 from autotune.results.study_report import best_document, best_text
-from storage.records import Baseline, BestPlan, FinishedTrial, StudyRecord, TrialRecord
+from storage.records import Baseline, BestPlan, StudyRecord, TrialSummary
 from storage.store import Store, open_store
 from tests.values.search import completed
 from tests.values.storage import (
@@ -22,17 +22,16 @@ from tests.values.storage import (
     packed_plan,
     result_of,
 )
-from trials.outcome import Failed, Timeout
 from trials.workload import Workload
 
 WINNER = best_of("5" * 32, baselines=())
 SAMPLES = WINNER.workload.data.samples
 
 
-def run(*seconds: float, role: str = "sampled") -> list[FinishedTrial]:
+def run(*seconds: float, role: str = "sampled") -> list[TrialSummary]:
     """Runs of the winner, or of the plan of a baseline."""
     plan = WINNER.plan if role in ("sampled", "confirm") else PADDED_PLAN
-    return [replace(completed(plan, each), plan=plan, role=role) for each in seconds]
+    return [replace(completed(plan, each), plan=plan, role=role).summary for each in seconds]
 
 
 def default_of(seconds: float) -> Baseline:
@@ -64,8 +63,7 @@ def test_a_budget_in_which_nothing_was_searched_is_said_to_be_too_small() -> Non
     said = "Nothing was searched: the budget allowed the baselines alone"
     assert said in best_text(alone, run(100.0, 100.0, role="default"))
     assert said not in best_text(WINNER, [*run(100.0), *run(130.0, role="default")])
-    (failed,) = run(100.0)
-    failed = replace(failed, result=result_of(failed.id, Failed(cause=Timeout(seconds=9))))
+    (failed,) = (replace(each, kind="failed", epoch_seconds=None) for each in run(100.0))
     text = best_text(alone, [failed, *run(100.0, role="default")])
     assert said not in text
     assert "No plan besides the baselines completed" in text
@@ -73,7 +71,7 @@ def test_a_budget_in_which_nothing_was_searched_is_said_to_be_too_small() -> Non
 
 
 def test_a_program_gets_the_evidence_too() -> None:
-    disturbed = [replace(each, result=replace(each.result, contamination="heat")) for each in run(100.0)]
+    disturbed = [replace(each, contamination="heat") for each in run(100.0)]
     found = best_document(WINNER, [*disturbed, *run(101.0, role="confirm")])["evidence"]
     assert (found["runs"], found["disturbed_runs"], found["disturbed_winner_runs"]) == (2, 1, 1)
     assert (found["disturbance"], found["searched_plans"]) == ("heat", 1)
@@ -90,6 +88,18 @@ def test_the_trials_behind_winners_are_of_their_studies_and_before_them_on_the_s
         ]
         early = replace(first, created=NOON - timedelta(days=1))
         assert studies_of(trials_behind(early, store)) == {first.study_id}
+
+
+def test_archived_and_imported_trials_are_behind_no_later_winner(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.jsonl"
+    with open_store(f"sqlite:///{tmp_path}/other.db") as store:
+        bundle.write_text("".join(store.export_studies([tried(store, WORKLOAD).study_id], "other")))
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.import_bundle(bundle)
+        archived, kept, best = (tried(store, WORKLOAD) for _ in range(3))
+        store.archive_studies([archived.study_id])
+        assert studies_of(trials_behind(best, store)) == {kept.study_id, best.study_id}
+        assert studies_of(trials_behind(archived, store)) == {archived.study_id, kept.study_id, best.study_id}
 
 
 def test_a_study_that_another_agent_begins_meanwhile_is_behind_no_winner(
@@ -117,5 +127,5 @@ def tried(store: Store, workload: Workload, *, fresh: bool = False) -> BestPlan:
     return concluded(store, best_of(study.id, workload=workload))
 
 
-def studies_of(trials: Sequence[TrialRecord]) -> set[str]:
+def studies_of(trials: Sequence[TrialSummary]) -> set[str]:
     return {trial.study_id for trial in trials}

@@ -58,9 +58,9 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
     marked = replace(trial, plan=winner.plan, result=replace(trial.result, contamination="others computed"))
     marked = replace(marked, id="6" * 32)
-    text = best_text(winner, (trial, marked))
+    text = best_text(winner, (trial.summary, marked.summary))
     assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
-    assert "Disturbed" not in best_text(winner, (trial,))
+    assert "Disturbed" not in best_text(winner, (trial.summary,))
 
 
 @pytest.mark.parametrize("disturbed", [True, False])
@@ -68,5 +68,5 @@ def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: boo
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
     reason = "others computed" if disturbed else None
     run = replace(trial, plan=winner.plan, result=replace(trial.result, contamination=reason))
-    known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run,))
+    known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run.summary,))
     assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed

@@ -1,0 +1,43 @@
+"""Summaries of trials, which say what the figures of a winner rest on."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from storage.records import FinishedTrial
+from storage.store import Store
+from tests.values.storage import NOON, OUTCOMES, completed, new_study, packed_plan, result_of
+from trials.outcome import Crash, Failed
+
+
+def test_summaries_are_those_of_the_whole_trials_oldest_first(store: Store) -> None:
+    studies = [new_study(store) for _ in range(3)]
+    text_of_a_rank = Failed(cause=Crash(rank=0, detail='{"shortened":true}'))
+    for age, outcome in enumerate((*OUTCOMES.values(), replace(completed(), shortened=True), text_of_a_rank)):
+        trial = store.start_trial(studies[age % 2], packed_plan(age + 1), "sampled")
+        store.finish_trial(replace(result_of(trial.id, outcome), finished=NOON - timedelta(days=age)))
+    store.finish_trial(result_of(store.start_trial(studies[2], packed_plan(), "sampled").id))
+    store.start_trial(studies[0], packed_plan(), "sampled")
+    trials = [trial for study in studies[:2] for trial in store.trials(study) if isinstance(trial, FinishedTrial)]
+    found = store.summaries(*studies[:2])
+    assert list(found) == sorted((trial.summary for trial in trials), key=lambda each: each.finished)
+    assert sum(each.shortened for each in found) == 1
+
+
+def test_unknown_studies_have_no_summaries(store: Store) -> None:
+    assert store.summaries("0" * 32) == store.summaries() == ()
+
+
+def test_a_summary_that_contradicts_itself_hides_no_other(
+    store: Store, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = new_study(store)
+    bad, good = (store.start_trial(study, packed_plan(qv), "sampled") for qv in (8, 9))
+    for trial in (bad, good):
+        store.finish_trial(result_of(trial.id))
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE autotune_outcome SET kind = 'failed' WHERE trial_id = :id"), {"id": bad.id})
+    assert [each.plan_id for each in store.summaries(study)] == [good.plan.id]
+    assert f"left out autotune_trial {bad.id}, which cannot be read" in caplog.text
