@@ -16,6 +16,7 @@ def shared_filesystem(path: Path) -> str | None:
     """Return the type of the network file system of the path, which need not exist yet; None for a local one."""
     existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()).resolve()
     mounts = [mount for mount in psutil.disk_partitions(all=True) if existing.is_relative_to(mount.mountpoint)]
-    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype.lower() if mounts else ""
+    # Of several at one place, such as an automount and what it mounted, the last one is seen.
+    kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype.lower() if mounts else ""
     is_shared = kind in _SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.").startswith(_SHARED_FUSE))
     return kind if is_shared else None

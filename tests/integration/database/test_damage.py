@@ -83,21 +83,21 @@ def test_an_emptied_file_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "was empty and is set up again" in caplog.text
 
 
-def mounted(monkeypatch: pytest.MonkeyPatch, kinds: dict[str, str]) -> None:
-    mounts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in kinds.items()]
+def mounted(monkeypatch: pytest.MonkeyPatch, *kinds: tuple[Path, str]) -> None:
+    mounts = [SimpleNamespace(mountpoint=str(place), fstype=kind) for place, kind in kinds]
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "lustre", "fuse.sshfs", "fuse.glusterfs"])
 def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    mounted(monkeypatch, {"/": "ext4", str(tmp_path): kind})
+    mounted(monkeypatch, (Path("/"), "ext4"), (tmp_path, "autofs"), (tmp_path, kind))
     with pytest.raises(DatabaseUnavailable, match=rf"network file system \({kind}\).*PostgreSQL"):
         open_store(f"sqlite:///{tmp_path / 'new' / 'store.db'}")
     assert not (tmp_path / "new").exists()
 
 
 def test_local_file_systems_are_not_network_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounted(monkeypatch, {"/": "nfs", str(tmp_path): "fuse.ext2"})
+    mounted(monkeypatch, (Path("/"), "nfs"), (tmp_path, "fuse.ext2"))
     open_store(f"sqlite:///{tmp_path / 'store.db'}").close()
 
 
