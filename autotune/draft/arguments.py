@@ -1,21 +1,26 @@
 """Arguments of other trainers, from a configuration in JSON or YAML or from a launch script."""
 
 import re
-from collections.abc import Iterator, Set
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from autotune.draft.shell_script import NoValue, words_of
+from autotune.draft.shell_script import Command, NoValue, commands_of
 from autotune.errors import JobError
 from trials import strict_yaml
 from trials.strict_yaml import NotYaml
 
 _MOST_BYTES = 1 << 20
-_SCRIPTS, _DOCUMENTS = (".sh", ".bash", ".txt"), (".json", ".yaml", ".yml")
-_PROCESSES = ("nproc_per_node", "num_processes", "num_gpus")
-"""Options with which torchrun, accelerate and deepspeed start processes."""
+_SCRIPTS, _DOCUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt"), (".json", ".yaml", ".yml")
+_STARTERS = {"srun", "torchrun", "accelerate", "deepspeed", "python", "python3", "mpirun", "bash", "sh"}
+"""Programs that start the program of a trainer."""
+_EACH_NODE, _ALL_NODES = ("nproc_per_node", "num_gpus"), ("num_processes", "ntasks")
+"""Options with which they say how many processes they start."""
+_NODES = ("nnodes", "num_nodes", "nodes")
+_OWN_STARTERS = {"swift": "1", "megatron": "1", "llamafactory-cli": None}
+"""Programs that start NPROC_PER_NODE processes, with the number where that is not set; None for all devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +28,17 @@ class Arguments:
     """The arguments of a trainer."""
 
     values: dict[str, Any]
-    """Value by name, without dashes; those of a script are texts, or lists of texts."""
+    """Value by name, without dashes. Those of a script are texts, lists of texts, or NoValue."""
     words: Set[str] = frozenset()
-    """Words of the command before its first option, such as `torchrun` and the names of programs."""
+    """Words of the command before the trainer's own options, such as `torchrun` and the names of programs."""
     devices: int | None = None
-    """Processes that the command starts."""
-    unknown: tuple[str, ...] = ()
-    """Arguments whose values use variables that the script does not set."""
+    """Processes that the command starts, on all nodes."""
+    environment: Mapping[str, str | NoValue] = field(default_factory=dict)
+    """Variables that the script sets."""
+
+    def starts(self, *programs: str) -> bool:
+        """Return whether one of these programs is among the words, perhaps as a file or with its folder."""
+        return any(PurePath(word).stem in programs for word in self.words)
 
 
 def read_arguments(path: Path) -> Arguments:
@@ -70,44 +79,80 @@ def _mapping(path: Path, text: bytes) -> dict[str, Any]:
 def _of_script(path: Path, text: str) -> Arguments:
     """Return the arguments of the command with the most options. The script is read, never run."""
     try:
-        commands = list(words_of(text))
+        commands = [command for command in commands_of(text) if command.words[0] != "echo"]
     except ValueError as error:
         raise JobError(f"{path}: {error}; write the arguments into a YAML file instead") from error
-    found = max((_of_command(words) for words in commands), key=lambda each: len(each.values), default=None)
+    found = max(map(_of_command, commands), key=lambda each: len(each.values), default=None)
     if found is None or not found.values:
-        raise JobError(f"{path}: no command with options such as --learning_rate was found; give a launch script")
+        files = [word for command in commands for word in command.words if str(word).endswith(_DOCUMENTS)]
+        named = f"; it names {', '.join(map(str, files))}: give that" if files else "; give a launch script"
+        raise JobError(f"{path}: no command with options such as --learning_rate was found{named}")
     return found
 
 
-def _of_command(words: list[str | NoValue]) -> Arguments:
-    values: dict[str, Any] = {}
-    unknown: list[str] = []
-    for name, given in _options(words):
-        if any(isinstance(each, NoValue) for each in given):
-            unknown.append(name)
-            continue
-        values[name] = given[0] if len(given) == 1 else given or True
-    # Taken out: they belong to the launcher, not to the trainer.
-    started = next((values.pop(name) for name in _PROCESSES if name in values), None)
-    program = takewhile(lambda word: isinstance(word, str) and not word.startswith("-"), words)
-    arguments = Arguments(values=values, words=frozenset(map(str, program)), unknown=tuple(unknown))
-    is_count = isinstance(started, str) and re.fullmatch(r"[1-9]\d{0,5}", started)
-    return replace(arguments, devices=int(str(started))) if is_count else arguments
+def _of_command(command: Command) -> Arguments:
+    starting, own = _parts(command.words)
+    starter, values = dict(_options(starting)), dict(_options(own))
+    if not starting:  # then options of both are together, as in `torchrun --nproc_per_node 8 -m MODULE`
+        starter = {name: values.pop(name) for name in (*_EACH_NODE, *_ALL_NODES) if name in values}
+    if own and own[0] in _OWN_STARTERS:
+        environment = command.variables
+        each_node = environment.get("NPROC_PER_NODE", _OWN_STARTERS[str(own[0])])
+        starter |= {"nproc_per_node": each_node, "nnodes": environment.get("NNODES", "1")}
+    leading = takewhile(lambda word: isinstance(word, str) and not word.startswith("-"), own)
+    return Arguments(
+        values=values,
+        words={str(word) for word in (*starting, *leading)},
+        devices=_processes(starter),
+        environment=command.variables,
+    )
 
 
-def _options(words: list[str | NoValue]) -> Iterator[tuple[str, list[str | NoValue]]]:
-    """Yield the name of each option with the words up to the next one."""
+def _parts(words: tuple[str | NoValue, ...]) -> tuple[tuple[str | NoValue, ...], tuple[str | NoValue, ...]]:
+    """Return the words of the programs that start the trainer, and those from the trainer's program on."""
+    if words[0] not in _STARTERS:
+        return (), words
+    at = next((at for at, word in enumerate(words) if isinstance(word, str) and word.endswith(".py")), 0)
+    return words[:at], words[at:]
+
+
+def _processes(starter: Mapping[str, Any]) -> int | None:
+    """Return the number of processes on all nodes, None where it is not known."""
+    all_nodes, each_node, nodes = (
+        next((starter[name] for name in names if name in starter), None) for names in (_ALL_NODES, _EACH_NODE, _NODES)
+    )
+    if all_nodes is not None:
+        return whole_number(all_nodes)
+    each, times = whole_number(each_node), 1 if nodes is None else whole_number(nodes)
+    return each * times if each and times else None
+
+
+def whole_number(text: object) -> int | None:
+    """Return the number that a text states, None for any other value."""
+    return int(text) if isinstance(text, str) and re.fullmatch(r"[1-9]\d{0,5}", text) else None
+
+
+def _options(words: Iterable[str | NoValue]) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each option: True without a value, and NoValue where a part is not known."""
     name, given = None, list[str | NoValue]()
     for word in words:
-        if isinstance(word, str) and re.match(r"--?[A-Za-z]", word):
+        if given and isinstance(word, NoValue) and not word.start:
+            yield "further arguments", word  # as of `$@` behind the last option
+            continue
+        text = word.start if isinstance(word, NoValue) else word
+        if re.match(r"--?[A-Za-z]", text):
             if name:
-                yield name, given
-            key, is_given, value = word.lstrip("-").partition("=")
-            name, given = key.replace("-", "_"), []
-            if is_given:
-                yield name, [value]
-                name = None
+                yield name, _joined(given)
+            key, is_given, value = text.lstrip("-").partition("=")
+            name = key.replace("-", "_")
+            given = ([word] if isinstance(word, NoValue) else [value]) if is_given else []
         else:
             given.append(word)
     if name:
-        yield name, given
+        yield name, _joined(given)
+
+
+def _joined(given: list[str | NoValue]) -> Any:
+    if unknown := next((word for word in given if isinstance(word, NoValue)), None):
+        return unknown
+    return given[0] if len(given) == 1 else given or True

@@ -1,28 +1,29 @@
 """Settings of a job from the arguments of another trainer."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar, get_args
+from pathlib import Path, PurePath
+from typing import Any, get_args
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, count, flag, number, text, texts
+from autotune.draft.leftovers import notes_on
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
-from trials import plugins, strict_yaml
+from trials import plugins
 from trials.job import PARTS, LossWeighting
 
-_Value = TypeVar("_Value")
-
-_PLAIN = {
-    "learning_rate": ("training.learning_rate", "number"),
-    "vision_lr": ("training.learning_rates.vision", "number"),
-    "projector_lr": ("training.learning_rates.projector", "number"),
-    "weight_decay": ("training.weight_decay", "number"),
-    "save_total_limit": ("training.keep_checkpoints", "count"),
-    "seed": ("training.seed", "count"),
-    "dataloader_num_workers": ("data.workers", "count"),
-    "eval_steps": ("evaluation.every", "count"),
-    "output_dir": ("training.output", "text"),
+_PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "learning_rate": ("training.learning_rate", number),
+    "vision_lr": ("training.learning_rates.vision", number),
+    "projector_lr": ("training.learning_rates.projector", number),
+    "weight_decay": ("training.weight_decay", number),
+    "save_total_limit": ("training.keep_checkpoints", count),
+    "seed": ("training.seed", count),
+    "dataloader_num_workers": ("data.workers", count),
+    "eval_steps": ("evaluation.every", count),
+    "output_dir": ("training.output", text),
 }
 """Key of the job, and kind of value, by common name."""
 _SCHEDULES = {
@@ -31,18 +32,8 @@ _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
 }
-_SEARCHED = {
-    "deepspeed",
-    "gradient_checkpointing",
-    "grad_checkpoint",
-    "packing",
-    "neat_packing",
-    "group_by_length",
-    "zero_optimization",
-    "fsdp",
-    "use_packed_ds",
-}
-"""Arguments that the search for a plan decides."""
+_BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
+_OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 _LORA_RANK = 8
 """Default rank of adapters, as in peft."""
 
@@ -64,22 +55,27 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     """
     title, values = _common(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {title}"])
-    given = _Given(values)
-    for name, (key, kind) in _PLAIN.items():
-        if (value := given.take(name, _KINDS[kind])) is not None:
+    given = Given(values)
+    for name, (key, read) in _PLAIN.items():
+        if (value := given.take(name, read)) is not None:
             draft.values[key] = value
     _data(given, draft)
     _precision(given, draft)
-    _batch(given, draft, devices)
+    _batch(given, draft, devices, arguments.devices or devices)
+    if arguments.devices is None:
+        draft.notes.append(f"The number of devices is not read from the configuration; it is {devices} here")
     _steps(given, draft)
     _loss(given, draft)
     _adapters(given, draft)
-    _leave(arguments, given, draft)
+    draft.notes += notes_on(given)
     return draft
 
 
 def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
     """Return the trainer's title, and all values by common name."""
+    for word in sorted(arguments.words):
+        if other := _OTHER_LEARNING.search(PurePath(word).stem):
+            raise JobError(f"{word}: only supervised fine-tuning can be trained here, not {other[0].upper()}")
     for _, trainer in plugins.each(TRAINERS):
         if trainer.recognises(arguments):
             return trainer.TITLE, trainer.settings(arguments)
@@ -87,27 +83,31 @@ def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
     raise JobError(f"the arguments are not those of a known trainer: {known}")
 
 
-def _data(given: "_Given", draft: Draft) -> None:
-    if model := given.take("model_name_or_path", _text):
+def _data(given: Given, draft: Draft) -> None:
+    if model := given.take("model_name_or_path", text):
         draft.values["model.path"] = _local(model)
         if not Path(_local(model)).is_dir():
             draft.notes.append(f"{model} is not a folder here; download the model and give its folder as model.path")
-    images, folder = given.take("images", _text), given.take("dataset_dir", _text)
+    images, folder = given.take("images", text), given.take("dataset_dir", text)
+    most = given.take("max_samples", count)
     for prefix, files, names in (
         ("data", "data_path", "dataset_names"),
         ("evaluation", "evaluation_path", "evaluation_names"),
     ):
-        sources = [_source(path, images) for path in given.take(files, _texts) or ()]
-        if listed := given.take(names, _texts):
-            entries = {"path": str(Path(folder or "data") / "dataset_info.json"), "names": list(listed)}
+        sources = [_source(path, images) for path in given.take(files, texts) or ()]
+        if listed := given.take(names, texts):
+            entries = {"path": _local(str(Path(folder or "data") / "dataset_info.json")), "names": list(listed)}
+            entries |= {"sampling": f"first:{most}"} if most else {}
             sources.append(entries | ({"images": images} if images else {}))
         if sources:
             draft.values[f"{prefix}.sources"] = sources
-    if (share := given.take("evaluation_share", _number)) and "evaluation.sources" not in draft.values:
+        if missing := [source["path"] for source in sources if not Path(source["path"]).exists()]:
+            draft.notes.append(f"Not files here, so give their paths in {prefix}.sources: {', '.join(missing)}")
+    if (share := given.take("evaluation_share", number)) and "evaluation.sources" not in draft.values:
         draft.values["evaluation.samples"] = share
     if not {"evaluation.sources", "evaluation.samples"} & draft.values.keys():
         draft.values.pop("evaluation.every", None)
-    if length := given.take("cut_to", _count):
+    if length := given.take("cut_to", count):
         draft.values |= {"data.oversize": "truncate", "data.max_tokens": length}
 
 
@@ -126,44 +126,50 @@ def _local(path: str) -> str:
     return str(Path(path).absolute()) if Path(path).exists() else path
 
 
-def _precision(given: "_Given", draft: Draft) -> None:
-    bf16, fp16 = given.take("bf16", _flag), given.take("fp16", _flag)
+def _precision(given: Given, draft: Draft) -> None:
+    bf16, fp16 = given.take("bf16", flag) or given.take("pure_bf16", flag), given.take("fp16", flag)
     if bf16 and fp16:
         raise JobError("bf16 and fp16 are both on; keep one")
-    dtype = given.take("dtype", _text)
+    dtype = given.take("dtype", text)
     if fp16 or dtype in ("float16", "half"):
         draft.notes.append("float16 is not supported; model.dtype is bfloat16 instead")
     is_half = bf16 or fp16 or dtype in ("bfloat16", "float16", "half")
-    # `auto` decides by the checkpoint, so it leaves the job's default.
-    if is_half or not given.automatic & {"bf16", "fp16", "dtype"}:
+    # `auto` decides by the checkpoint, so it leaves the job's default, as does what is not known.
+    if is_half or not (given.automatic | given.unknown) & {"bf16", "fp16", "dtype"}:
         draft.values["model.dtype"] = "bfloat16" if is_half else "float32"
 
 
-def _batch(given: "_Given", draft: Draft, devices: int) -> None:
+def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
+    """Take the samples of a step, which the processes of the other trainer compute, on these devices."""
     whole, each, times = (
-        given.take(name, _count)
+        given.take(name, count)
         for name in ("train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
     )
     draft.values["hardware.devices"] = devices
+    if unknown := sorted(given.unknown & _BATCH):
+        draft.notes.append(f"training.global_batch_samples is not that of the script, which does not set {unknown[0]}")
+        return
     if whole is None and each is None:
         return
-    product = (each or 1) * (times or 1) * devices
+    product = (each or 1) * (times or 1) * processes
+    if whole is None and times is None:  # ms-swift accumulates until a step has 16 samples
+        times = -(-16 // product)
+        product *= times
     if whole is not None and each and times and whole != product:
         raise JobError(
-            f"train_batch_size: {whole} is not {each} per device x {times} accumulation steps x {devices} devices = "
+            f"train_batch_size: {whole} is not {each} per device x {times} accumulation steps x {processes} devices = "
             f"{product}; correct one, or give --devices"
         )
-    if whole is None and times is None:  # ms-swift accumulates until a step has 16 samples
-        product = max(product, 16)
     draft.values["training.global_batch_samples"] = whole or product
     if whole is None:
+        devices_text = f"{processes} device{'s' * (processes != 1)}"
         draft.notes.append(
-            f"A step has {product} samples on {devices} devices; --devices gives another number of devices"
+            f"A step has {product} samples: {each} per device x {times} accumulation steps x {devices_text}"
         )
 
 
-def _steps(given: "_Given", draft: Draft) -> None:
-    epochs, steps = given.take("num_train_epochs", _number), given.take("max_steps", _number)
+def _steps(given: Given, draft: Draft) -> None:
+    epochs, steps = given.take("num_train_epochs", number), given.take("max_steps", number)
     if steps is not None and steps > 0:
         draft.values["training.max_steps"] = int(steps)
         draft.notes.append("training.epochs has to be enough for training.max_steps")
@@ -171,29 +177,29 @@ def _steps(given: "_Given", draft: Draft) -> None:
         draft.values["training.epochs"] = max(1, -int(-epochs // 1))
         if epochs != int(epochs):
             draft.notes.append(f"{epochs:g} epochs are rounded up; training.max_steps ends a training earlier")
-    name = given.take("lr_scheduler_type", _text)
+    name = given.take("lr_scheduler_type", text)
     if name is not None and name not in _SCHEDULES:
         draft.notes.append(f"the schedule {name} is not supported; training.schedule is cosine instead")
     if name is not None:
         draft.values["training.schedule"] = _SCHEDULES.get(name, "cosine")
-    warmup = given.take("warmup_steps", _number) or given.take("warmup_ratio", _number)
+    warmup = given.take("warmup_steps", number) or given.take("warmup_ratio", number)
     if warmup and name != "constant":
         draft.values["training.warmup"] = warmup
-    betas = [given.take(name, _number) for name in ("adam_beta1", "adam_beta2")]
+    betas = [given.take(name, number) for name in ("adam_beta1", "adam_beta2")]
     if None not in betas:
         draft.values["training.betas"] = betas
-    if norm := given.take("max_grad_norm", _number):
+    if norm := given.take("max_grad_norm", number):
         draft.values["training.clip_norm"] = norm
-    if (every := given.take("save_steps", _number)) and every >= 1:
+    strategy = given.take("save_strategy", text)
+    if (every := given.take("save_steps", number)) and every >= 1 and strategy in (None, "steps"):
         draft.values["training.checkpoint_every"] = int(every)
 
 
-def _loss(given: "_Given", draft: Draft) -> None:
-    weighting, packs = given.take("loss_reduction", _text), given.take("use_packed_ds", _flag)
+def _loss(given: Given, draft: Draft) -> None:
+    weighting = given.take("loss_reduction", text)
+    packs = given.look("use_packed_ds", flag)  # is for the search to decide
     # Taken, so that it is not listed as left out: the note below speaks of it.
-    given.take("loss_reduction_all_gather", _flag)
-    if packs is not None:
-        given.left.add("use_packed_ds")  # for the search to decide
+    given.take("loss_reduction_all_gather", flag)
     if weighting is None:
         return
     if weighting not in get_args(LossWeighting):
@@ -208,110 +214,50 @@ def _loss(given: "_Given", draft: Draft) -> None:
     )
 
 
-def _adapters(given: "_Given", draft: Draft) -> None:
-    kind, rank = given.take("finetuning_type", _text), given.take("lora_rank", _count)
-    enabled = given.take("lora_enable", _flag)
-    if kind not in (None, "full", "lora", "freeze"):
+def _adapters(given: Given, draft: Draft) -> None:
+    kind, rank = given.take("finetuning_type", text), given.take("lora_rank", count)
+    enabled = given.take("lora_enable", flag)
+    if kind not in (None, "full", "lora"):
         raise JobError(f"finetuning_type: {kind} is not supported; give full or lora")
-    frozen = [
-        part for part in PARTS if given.take(f"freeze_{part}", _flag) or given.take(f"tune_{part}", _flag) is False
-    ]
+    frozen = [part for part in PARTS if given.take(f"freeze_{part}", flag) or given.take(f"tune_{part}", flag) is False]
     alpha, dropout, target = (
-        given.take("lora_alpha", _number),
-        given.take("lora_dropout", _number),
-        given.take("lora_target", _texts),
+        given.take("lora_alpha", number),
+        given.take("lora_dropout", number),
+        given.take("lora_target", texts),
     )
+    trains_projector = given.take("lora_train_projector", flag)
     for part in frozen:
-        if draft.values.pop(f"training.learning_rates.{part}", None) is not None:
+        is_trained = part == "projector" and trains_projector
+        if not is_trained and draft.values.pop(f"training.learning_rates.{part}", None) is not None:
             draft.notes.append(f"The learning rate of the part {part} is left out: its weights are frozen")
     has_adapters = kind == "lora" or enabled or (kind is None and rank and enabled is None)
     if frozen and not has_adapters:
         draft.values["training.freeze"] = frozen
     if not has_adapters:
         return
+    if rank is None:
+        draft.notes.append(
+            f"The rank of the adapters is not given; training.lora.rank is {_LORA_RANK}, the default of peft"
+        )
     # Without an alpha, LLaMA-Factory takes twice the rank.
     rank = rank or _LORA_RANK
     draft.values |= {"training.lora.rank": rank, "training.lora.alpha": int(alpha or 2 * rank)}
     # InternVL's scripts freeze the language model's own weights where it has adapters.
     draft.values["training.lora.parts"] = [part for part in PARTS if part not in frozen] or ["language"]
-    if target and not {"all", "all-linear", "auto"} & set(target):
-        draft.values["training.lora.targets"] = target
+    if trains_projector:
+        draft.values["training.lora.train_projector"] = True
+    _targets(target or [], draft)
     if dropout:
         draft.notes.append(f"A dropout of {dropout:g} in the adapters is not supported and left out")
 
 
-def _leave(arguments: Arguments, given: "_Given", draft: Draft) -> None:
-    """Add notes about arguments that were not taken over."""
-    if arguments.unknown:
-        draft.notes.append(f"Not known, since the script does not set them: {', '.join(arguments.unknown)}")
-    if given.automatic:
-        names = ", ".join(sorted(given.automatic))
-        draft.notes.append(f"`auto`, so decided by a script that was not read; check them in the job: {names}")
-    if searched := sorted(_SEARCHED & given.left):
-        draft.notes.append(f"Left to the search for a plan: {', '.join(searched)}")
-    if left := sorted(given.left - _SEARCHED):
-        draft.notes.append(f"Not taken over: {', '.join(left)}")
-
-
-class _Given:
-    """Values of arguments, checked as they are taken."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-        self.left = set(values)
-        """Names of the values that were not taken."""
-        self.automatic: set[str] = set()
-        """Names of the values that are `auto`."""
-
-    def take(self, name: str, read: "Callable[[Any], _Value]") -> "_Value | None":
-        """Return a value; None where it is absent, empty or `auto`. Raise JobError for one of another kind."""
-        value = self._values.get(name)
-        self.left.discard(name)
-        # Arguments of a script are texts; read as YAML, they become numbers and flags.
-        if isinstance(value, str) and read is not _text and read is not _texts:
-            value = strict_yaml.read(value.encode()).value
-        if value == "auto":
-            self.automatic.add(name)
-        if value in (None, "auto", ""):
-            return None
-        try:
-            return read(value)
-        except (TypeError, ValueError) as error:
-            raise JobError(f"{name}: {error}") from error
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r:.60} is not a number; correct it")
-    return value
-
-
-def _count(value: object) -> int:
-    number = _number(value)
-    if number != int(number) or number < 0:
-        raise ValueError(f"{number:g} is not a count; give a whole number")
-    return int(number)
-
-
-def _flag(value: object) -> bool:
-    if value in (True, False):
-        return bool(value)
-    if isinstance(value, str) and value.lower() in ("yes", "on", "no", "off"):
-        return value.lower() in ("yes", "on")
-    raise ValueError(f"{value!r:.60} is neither true nor false; correct it")
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{value!r:.60} is not a text; correct it")
-    return value
-
-
-def _texts(value: object) -> list[str]:
-    texts = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError(f"{value!r:.60} is not a list of texts; correct it")
-    return [text for text in texts if text]
-
-
-_KINDS: dict[str, Callable[[Any], Any]] = {"number": _number, "count": _count, "flag": _flag, "text": _text}
+def _targets(target: list[str], draft: Draft) -> None:
+    if not target or {"all", "all-linear", "auto"} & set(target):
+        return
+    if patterns := [each for each in target if not re.fullmatch(r"[\w.]+", each)]:
+        draft.notes.append(
+            f"{patterns[0]!r:.80} is a pattern; the adapters are on all linear layers of their parts unless "
+            "training.lora.targets names some"
+        )
+        return
+    draft.values["training.lora.targets"] = target

@@ -15,6 +15,8 @@ _DEFAULTS = {
     "freeze_vision": True,
     "freeze_projector": True,
     "cut_to": 2048,
+    "image_max_pixels": 768 * 768,
+    "video_max_pixels": 256 * 256,
     "dataset_dir": "data",
 }
 _NAMES = {

@@ -10,6 +10,7 @@ TITLE = "ms-swift"
 
 _DEFAULTS = {
     "finetuning_type": "lora",
+    "dtype": "auto",
     "weight_decay": 0.1,
     "adam_beta2": 0.95,
     "lr_scheduler_type": "cosine",
@@ -24,7 +25,7 @@ _DEFAULTS = {
     "save_steps": 500,
 }
 _FULL_LEARNING_RATE, _LEARNING_RATE = 1e-5, 1e-4
-_NAMES = {
+NAMES = {
     "model": "model_name_or_path",
     "train_type": "finetuning_type",
     "tuner_type": "finetuning_type",
@@ -42,6 +43,14 @@ _NAMES = {
 }
 
 
+_ENVIRONMENT = (
+    *(f"{kind}{end}_PIXELS" for kind in ("", "VIDEO_") for end in ("MAX", "MIN")),
+    *(f"{kind}_{end}_TOKEN_NUM" for kind in ("IMAGE", "VIDEO") for end in ("MAX", "MIN")),
+    *("VIDEO_TOTAL_PIXELS", "FPS", "NFRAMES", "FPS_MAX_FRAMES", "FPS_MIN_FRAMES"),
+    *("MAX_NUM", "INPUT_SIZE", "VIDEO_SEGMENTS", "MAX_SLICE_NUMS"),
+)
+
+
 def recognises(arguments: Arguments) -> bool:
     """Return whether `swift` is run, or arguments that only ms-swift has are among them."""
     own = {"train_type", "tuner_type", "freeze_vit", "freeze_aligner", "split_dataset_ratio"}
@@ -53,7 +62,20 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     task = arguments.values.get("task_type", "causal_lm")
     if task != "causal_lm" or {"rlhf", "rlhf_type"} & (arguments.words | set(arguments.values)):
         raise JobError("only supervised fine-tuning (`swift sft` with task_type: causal_lm) can be trained here")
-    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
+    for name in ("train_type", "tuner_type", "sft_type"):
+        if (kind := arguments.values.get(name, "full")) not in ("full", "lora"):
+            raise JobError(f"{name}: {kind} is not supported; give full or lora")
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | image_limits(arguments) | renamed(arguments, NAMES)
     if "learning_rate" not in arguments.values:
-        found["learning_rate"] = _FULL_LEARNING_RATE if found["finetuning_type"] == "full" else _LEARNING_RATE
+        found["learning_rate"] = learning_rate(found)
     return found
+
+
+def image_limits(arguments: Arguments) -> dict[str, Any]:
+    """Return the variables with which a user limits images and videos."""
+    return {name.lower(): arguments.environment[name] for name in _ENVIRONMENT if name in arguments.environment}
+
+
+def learning_rate(settings: dict[str, Any]) -> float:
+    """Return the default for the way in which the model is tuned."""
+    return _FULL_LEARNING_RATE if settings["finetuning_type"] == "full" else _LEARNING_RATE

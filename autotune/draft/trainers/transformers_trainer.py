@@ -1,7 +1,6 @@
-"""Scripts based on transformers' Trainer: InternVL's, LLaVA's and Qwen-VL's fine-tuning.
+"""Scripts based on transformers' Trainer, such as InternVL's fine-tuning.
 
-Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_chat/shell, LLaVA's scripts and Qwen-VL's
-qwen-vl-finetune.
+Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_chat/shell.
 """
 
 from typing import Any
@@ -23,7 +22,7 @@ DEFAULTS = {
     "gradient_accumulation_steps": 1,
     "seed": 42,
 }
-_NAMES = {
+NAMES = {
     "meta_path": "data_path",
     "dataset_use": "data_path",
     "image_folder": "images",
@@ -37,12 +36,16 @@ _NAMES = {
     "tune_mm_vision": "tune_vision",
     "tune_mm_mlp": "tune_projector",
     "tune_mm_llm": "tune_language",
+    "tune_llm": "tune_language",
+    "eval_data_path": "evaluation_path",
     "mm_projector_lr": "projector_lr",
     "merger_lr": "projector_lr",
     "mm_vision_tower_lr": "vision_lr",
     "vision_tower_lr": "vision_lr",
     "use_llm_lora": "lora_rank",
+    "use_lora": "lora_enable",
     "lora_r": "lora_rank",
+    "lora_target_modules": "lora_target",
     "torch_dtype": "dtype",
 }
 
@@ -56,4 +59,4 @@ def recognises(arguments: Arguments) -> bool:
 
 def settings(arguments: Arguments) -> dict[str, Any]:
     """Return Trainer's own arguments, and those that the scripts add."""
-    return DEFAULTS | renamed(arguments, _NAMES)
+    return DEFAULTS | renamed(arguments, NAMES)

@@ -1,0 +1,144 @@
+"""Notes on the arguments of a trainer that a job does not take over."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.draft.given import Given
+
+_SEARCHED = {
+    "deepspeed",
+    "gradient_checkpointing",
+    "grad_checkpoint",
+    "vit_gradient_checkpointing",
+    "recompute_granularity",
+    "recompute_method",
+    "recompute_num_layers",
+    "packing",
+    "neat_packing",
+    "padding_free",
+    "data_flatten",
+    "data_packing",
+    "group_by_length",
+    "group_by_modality_length",
+    "zero_optimization",
+    "fsdp",
+    "use_packed_ds",
+    "max_packed_tokens",
+    "num_images_expected",
+    "micro_batch_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "sequence_parallel",
+}
+"""Arguments that the search for a plan decides."""
+_IMAGES = {
+    "conv_style",
+    "template",
+    "chat_template",
+    "prompt_template",
+    "version",
+    "system",
+    "force_image_size",
+    "max_dynamic_patch",
+    "min_dynamic_patch",
+    "dynamic_image_size",
+    "use_thumbnail",
+    "pad2square",
+    "down_sample_ratio",
+    "vision_select_layer",
+    "mm_vision_select_layer",
+    "image_aspect_ratio",
+    "image_grid_pinpoints",
+    "mm_patch_merge_type",
+    "max_slice_nums",
+    "scale_resolution",
+    "frames_upbound",
+    "min_num_frame",
+    "max_num_frame",
+    "fps",
+    "nframes",
+    "max_num",
+    "input_size",
+    "video_segments",
+    "fps_max_frames",
+    "fps_min_frames",
+    "video_fps",
+    "video_maxlen",
+    *(f"{kind}{end}_pixels" for kind in ("", "image_", "video_") for end in ("max", "min")),
+    "video_total_pixels",
+    *(f"{kind}_{end}_token_num" for kind in ("image", "video") for end in ("max", "min")),
+}
+"""Arguments about what the files of the model folder say: its images and its prompts."""
+_LEARNING = {
+    "optim",
+    "optimizer",
+    "bits",
+    "quantization_bit",
+    "quant_bits",
+    "load_in_4bit",
+    "load_in_8bit",
+    "drop_path_rate",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "mask_history",
+    "train_on_prompt",
+    "train_on_inputs",
+    "assistant_only_loss",
+    "loss_scale",
+    "use_dora",
+    "use_rslora",
+    "pissa_init",
+    "init_weights",
+    "loraplus_lr_ratio",
+    "lorap_lr_ratio",
+    "use_galore",
+    "use_badam",
+    "use_apollo",
+    "additional_target",
+    "modules_to_save",
+    "use_backbone_lora",
+    "max_length",
+    "truncation_strategy",
+    "min_lr",
+    "lr_scheduler_kwargs",
+    "resize_vocab",
+    "new_special_tokens",
+    "adapter_name_or_path",
+    "pretrain_mm_mlp_adapter",
+    "resume_from_checkpoint",
+    "external_plugins",
+    "curriculum_learning",
+}
+"""Arguments about what is learnt that a job does not have."""
+_ADAMW = ("adamw", "adam")
+
+
+def notes_on(given: Given) -> Iterator[str]:
+    """Yield the notes, those on what changes the training with their values."""
+    if given.unknown:
+        yield f"Not known, since the script does not set them: {', '.join(sorted(given.unknown))}"
+    if given.automatic:
+        names = ", ".join(sorted(given.automatic))
+        yield f"`auto`, so decided by a script or a model that was not read; check them in the job: {names}"
+    left = {name: value for name, value in given.left.items() if name not in given.unknown}
+    if images := _written(left, _IMAGES):
+        yield f"The files of the model folder decide on images and prompts; change these there: {images}"
+    if learning := _written({name: value for name, value in left.items() if not _is_usual(name, value)}, _LEARNING):
+        yield f"The job has nothing for these, so the training differs: {learning}"
+    if searched := sorted(_SEARCHED & left.keys()):
+        yield f"Left to the search for a plan: {', '.join(searched)}"
+    if rest := sorted(left.keys() - _SEARCHED - _IMAGES - _LEARNING):
+        yield f"Not taken over: {', '.join(rest)}"
+
+
+def _written(values: dict[str, Any], names: set[str]) -> str:
+    return ", ".join(f"{name}: {values[name]!s:.60}" for name in sorted(names & values.keys()))
+
+
+def _is_usual(name: str, value: object) -> bool:
+    """Return whether the value is that of a training which needs nothing for it."""
+    text = str(value).lower()
+    if name in ("optim", "optimizer"):
+        return text.startswith(_ADAMW) and "mini" not in text and "bit" not in text
+    return text in ("", "none", "null", "false", "no", "0", "0.0", "16")

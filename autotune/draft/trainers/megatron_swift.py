@@ -1,0 +1,57 @@
+"""Megatron-SWIFT: `megatron sft`. Source: swift.readthedocs.io, "Megatron-SWIFT Command Line Parameters"."""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import ms_swift, renamed
+from autotune.errors import JobError
+
+TITLE = "Megatron-SWIFT"
+
+_OWN = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "lr_warmup_fraction"}
+_DEFAULTS = {
+    "finetuning_type": "full",
+    "train_batch_size": 16,
+    "lr_scheduler_type": "cosine",
+    "weight_decay": 0.1,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "bf16": True,
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target": "all-linear",
+    "freeze_vision": True,
+    "freeze_projector": True,
+}
+_NAMES = {
+    "lr": "learning_rate",
+    "global_batch_size": "train_batch_size",
+    "lr_decay_style": "lr_scheduler_type",
+    "lr_warmup_fraction": "warmup_ratio",
+    "lr_warmup_iters": "warmup_steps",
+    "clip_grad": "max_grad_norm",
+    "train_iters": "max_steps",
+    "max_epochs": "num_train_epochs",
+    "save_interval": "save_steps",
+    "eval_interval": "eval_steps",
+    "save": "output_dir",
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether `megatron sft` is run, or ms-swift's arguments have Megatron's among them."""
+    is_swift = {"model", "mcore_model"} & arguments.values.keys() and "dataset" in arguments.values
+    return arguments.starts("megatron") or bool(is_swift and _OWN & arguments.values.keys())
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments by common names. Raise JobError for a task other than fine-tuning."""
+    if {"rlhf", "pt"} & arguments.words:
+        raise JobError("only supervised fine-tuning (`megatron sft`) can be trained here")
+    found = _DEFAULTS | ms_swift.image_limits(arguments) | renamed(arguments, ms_swift.NAMES | _NAMES)
+    if "learning_rate" not in found:
+        found["learning_rate"] = ms_swift.learning_rate(found)
+    return found

@@ -1,0 +1,32 @@
+"""The fine-tuning of Qwen-VL. Source: qwenvl/train in its qwen-vl-finetune."""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import renamed, transformers_trainer
+
+TITLE = "Qwen-VL's qwen-vl-finetune"
+
+_DEFAULTS = {
+    "tune_vision": False,
+    "tune_projector": False,
+    "tune_language": False,
+    "cut_to": 512,
+    "lora_rank": 64,
+    "lora_alpha": 128,
+    "lora_target": ["q_proj", "k_proj", "v_proj", "o_proj"],
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether the argument that names its data sets is among them."""
+    return "dataset_use" in arguments.values
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments of Trainer and of Qwen-VL, which trains only the parts that it is told to."""
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES)
+    if str(arguments.values.get("lora_enable", "false")).lower() == "true":
+        # The adapters' layers have these names in the language model alone, whatever else is told to train.
+        found |= {"tune_vision": False, "tune_projector": False, "tune_language": True}
+    return found | {"lora_enable": found.get("lora_enable", False)}

@@ -1,0 +1,37 @@
+"""TRL's SFTTrainer: `trl sft`, its sft.py and sft_vlm.py. Sources: TRL's SFTConfig and ModelConfig."""
+
+from typing import Any
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.trainers import renamed, transformers_trainer
+
+TITLE = "TRL"
+
+_DEFAULTS = {
+    "learning_rate": 2e-5,
+    "cut_to": 1024,
+    "lora_enable": False,
+    "lora_rank": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target": ["q_proj", "v_proj"],
+}
+_NAMES = {
+    "use_peft": "lora_enable",
+    "dataset_name": "data_path",
+    "dataset_path": "data_path",
+    "max_length": "cut_to",
+    "lora_target_modules": "lora_target",
+}
+
+
+def recognises(arguments: Arguments) -> bool:
+    """Return whether TRL is run, or arguments that only it has are among them."""
+    is_run = arguments.starts("trl", "sft", "sft_vlm") or "use_peft" in arguments.values
+    return is_run and "model_name_or_path" in arguments.values
+
+
+def settings(arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments of Trainer and of TRL, which computes in bfloat16 unless it is told to use float16."""
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES | _NAMES)
+    return {"bf16": str(found.get("fp16", "false")).lower() != "true"} | found
