@@ -11,6 +11,9 @@ from trials.model.attention.samples import PackedSamples
 from trials.model.family import LayerRunner
 from trials.sharing.group import SharingGroup
 
+_BY_LENGTH = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies depend on the length of a sample."""
+
 
 def language_runner(
     model: PreTrainedModel,  # noqa: ARG001 (the Protocol has it)
@@ -32,7 +35,7 @@ def decoder_runner(
 
     def embedded(*which: str) -> Any:
         # Of the whole pack and cut afterwards: the frequencies of some models depend on the largest position.
-        whole = rotary(states, positions, *which)
+        whole = _embeddings(rotary, states, positions, tokens, *which)
         if sharing.share.degree == 1:
             return whole
         # A copy: a view would keep those of the whole pack for the backward pass.
@@ -59,3 +62,24 @@ def decoder_runner(
         return result
 
     return run
+
+
+def _embeddings(rotary: Any, states: torch.Tensor, positions: torch.Tensor, tokens: PackTokens, *which: str) -> Any:
+    """Return the rotary embeddings of a pack, with the frequencies that each sample has alone."""
+    if getattr(rotary, "rope_type", None) not in _BY_LENGTH or int(tokens.positions.max()) + 1 < _usual_length(rotary):
+        return rotary(states, positions, *which)
+    samples = [_fresh(rotary)(states, part, *which) for part in positions.split(tokens.lengths, dim=-1)]
+    return tuple(torch.cat(parts, dim=-2) for parts in zip(*samples, strict=True))
+
+
+def _usual_length(rotary: Any) -> int:
+    """Return the length of a sample up to which its frequencies do not depend on it."""
+    length: int = rotary.config.rope_parameters.get("original_max_position_embeddings", rotary.original_max_seq_len)
+    return length
+
+
+def _fresh(rotary: Any) -> Any:
+    """Return the module as before its first sample: transformers keeps the frequencies of the longest one so far."""
+    rotary.max_seq_len_cached = rotary.original_max_seq_len
+    rotary.inv_freq = rotary.original_inv_freq.clone()
+    return rotary

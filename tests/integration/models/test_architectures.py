@@ -39,6 +39,11 @@ EQUAL: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2, tied": {"model_type": "qwen2", "tied": True},
     "qwen2, linear positions": {"model_type": "qwen2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "positions by length": {"model_type": "qwen2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "positions by context": {
+        "model_type": "phi3", "rope_scaling": LONG,
+        "original_max_position_embeddings": 4096, "max_position_embeddings": 131072,
+    },
     "qwen2, yarn": {"model_type": "qwen2", "rope_scaling": YARN, "max_position_embeddings": 131072},
     "qwen2, a window in late layers": {
         "model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3,
@@ -84,8 +89,8 @@ EQUAL: dict[str, dict[str, Any]] = {
     "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
 }  # fmt: skip
 SHORT = (
-    "qwen2, tied", "qwen2, yarn", "qwen3", "qwen3, experts behind a dense layer", "deepseek 3", "granite with experts",
-    "llama 3", "mistral, a window", "gemma 3, a window and positions of its own in some layers",
+    "qwen2, tied", "qwen2, yarn", "positions by length", "qwen3", "qwen3, experts behind a dense layer", "deepseek 3",
+    "granite with experts", "llama 3", "mistral, a window", "gemma 3, a window and positions of its own in some layers",
 )  # fmt: skip
 """Of each way to compute attention, positions, experts and tied weights."""
 DIFFERENT: dict[str, dict[str, Any]] = {
@@ -95,11 +100,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "attention sinks": {"model_type": "gpt_oss", "num_local_experts": 8},
     "linear attention": {"model_type": "minimax"},
     "capped attention": {"model_type": "gemma2"},
-    "positions by length": {"model_type": "qwen2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-    "positions by context": {
-        "model_type": "phi3", "rope_scaling": LONG,
-        "original_max_position_embeddings": 4096, "max_position_embeddings": 131072,
-    },
 }  # fmt: skip
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "masks of its own": (
@@ -155,11 +155,10 @@ def test_a_command_refuses_such_a_model_before_it_measures(
     command: str, job: JobFile, example: Path, home: Path, tmp_path: Path
 ) -> None:
     def change(config: dict[str, Any]) -> None:
-        scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e6}
-        config["text_config"]["rope_parameters"] = scaled
+        config["text_config"] |= {"model_type": "granite", "embedding_multiplier": 12.0}
 
-    job.spoil(model__path=str(variant_of(example, tmp_path / "dynamic", change) / "model"))
-    assert "'qwen2' is computed differently here than by transformers" in refusal(command, job.path)[1]
+    job.spoil(model__path=str(variant_of(example, tmp_path / "granite", change) / "model"))
+    assert "'granite' is computed differently here than by transformers" in refusal(command, job.path)[1]
     assert not databases(home)
 
 
