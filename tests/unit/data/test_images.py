@@ -109,3 +109,25 @@ def test_damage_anywhere_is_a_data_error(kind: str, options: dict[str, Any]) -> 
         for place in random.integers(0, min(len(whole), 100), 3):
             damaged[place] = random.integers(0, 256)
         is_read(image_size, bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF"), (np.float32, "TIFF")]
+)
+def test_values_that_rgb_would_cut_off_are_an_error_of_the_data(dtype: Any, kind: str) -> None:
+    """Pillow makes all of them white, or those of floats below 1 black."""
+    stream = BytesIO()
+    Image.fromarray(np.arange(600, dtype=dtype).reshape(20, 30)).save(stream, kind)
+    for read in (image_size, image_pixels):
+        with pytest.raises(DataError, match=r"has values of more than 8 bits \(mode [IF].*scale them to 8 bits"):
+            read(stream.getvalue())
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK"])
+def test_values_of_8_bits_keep_their_brightness(mode: str) -> None:
+    stream = BytesIO()
+    grey = Image.new("RGB", (8, 8), (0, 0, 0))
+    grey.paste((255, 255, 255), (0, 0, 4, 8))
+    grey.convert(mode).save(stream, "TIFF")
+    pixels = image_pixels(stream.getvalue())
+    assert pixels.mean(axis=(0, 2)).tolist() == [255] * 4 + [0] * 4

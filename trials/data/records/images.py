@@ -16,6 +16,8 @@ from trials.regular_file import check_regular
 MOST_PIXELS = 2 * 89_478_485
 """Most pixels of an image: twice the limit above which Pillow warns of a decompression bomb."""
 _MOST_BYTES = 1 << 30
+_DEEP = ("I", "F")
+"""Beginnings of the names of Pillow's modes for whole numbers of 16 and 32 bits, and for floats."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
 """Exceptions of Pillow for damaged or unknown content."""
 
@@ -24,7 +26,7 @@ def image_size(image: Image) -> tuple[int, int]:
     """Return (height, width) from the header, as stored: a camera's rotation mark is not applied.
 
     Raise DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
-    zero and huge sizes, and for a file that was cut off behind its header.
+    values of more than 8 bits, for zero and huge sizes, and for a file that was cut off behind its header.
     """
     try:
         with _stream(image) as stream, Pillow.open(stream) as opened:
@@ -67,6 +69,12 @@ def _stream(image: Image) -> IO[bytes]:
 def _check_pixels(image: Image, opened: Pillow.Image) -> None:
     if opened.width * opened.height > MOST_PIXELS:
         raise _too_large(image)
+    # Pillow cuts the values of these off at 255, so that an image of 16 bits becomes white.
+    if opened.mode.startswith(_DEEP):
+        raise DataError(
+            f"image {_name(image)} has values of more than 8 bits (mode {opened.mode}), which would turn white or "
+            "black; scale them to 8 bits"
+        )
 
 
 def _too_large(image: Image) -> DataError:
