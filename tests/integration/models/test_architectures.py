@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
-from transformers import InternVLConfig
+from transformers import AutoConfig, InternVLConfig
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 from autotune import architecture
 from autotune.architecture import model_code
@@ -15,8 +17,10 @@ from autotune.folders import architectures_folder
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.parameters import parameters
 from tests.values.training import variant_of
+from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.job import ModelSection
+from trials.model import decoder
 from trials.model.plain.parity import check_parity
 
 SIZES = {
@@ -27,6 +31,7 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [float(each) for each in range(1, 17)]}
 LATENT = {
@@ -39,7 +44,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2, tied": {"model_type": "qwen2", "tied": True},
     "qwen2, linear positions": {"model_type": "qwen2", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    "positions by length": {"model_type": "qwen2", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "positions by length": {"model_type": "qwen2", **DYNAMIC},
     "positions by context": {
         "model_type": "phi3", "rope_scaling": LONG,
         "original_max_position_embeddings": 4096, "max_position_embeddings": 131072,
@@ -181,3 +186,16 @@ def test_an_architecture_is_compared_once_for_each_version_of_the_code(
     files[-1].write_text("# changed\n")
     assert "Comparing a small copy" in stderr()
     assert "Comparing a small copy" not in stderr()
+
+
+def test_positions_of_a_long_sample_do_not_depend_on_those_before_it() -> None:
+    """transformers keeps the frequencies of the longest sample so far."""
+    config = AutoConfig.for_model("qwen2", **SIZES | DYNAMIC | {"max_position_embeddings": 8})
+    lengths = (12, 9, 3, 20)
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    tokens = PackTokens(input_ids=positions[0], positions=positions, lengths=lengths, grids=torch.zeros(0, 0))
+    states = torch.zeros(1, sum(lengths), 1)
+    found = decoder._embeddings(Qwen2RotaryEmbedding(config), states, positions, tokens)
+    alone = [Qwen2RotaryEmbedding(config)(states, torch.arange(length)[None]) for length in lengths]
+    for whole, parts in zip(found, zip(*alone, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(parts, dim=-2))

@@ -145,6 +145,7 @@ class ChatMeasurer:
         names = self._tokenizer.convert_ids_to_tokens(processor.image_token_ids)
         self._image_tokens = tuple(dict.fromkeys((*self._placeholders, *names)))
         self._in_parts = self._takes_parts()
+        self._system_in_parts = self._in_parts and self._takes_system_in_parts()
         self._videos = videos
         # Where the model has such a token it takes features, so that no text may spell it.
         self._video_token: str | None = getattr(processor, "video_token", None)
@@ -205,6 +206,7 @@ class ChatMeasurer:
         try:
             rendered = self.rendered(sample.turns, videos=bool(sample.videos))
             self._check_spelled(rendered, sample)
+            _check_system_prompt(rendered, sample)
             written = _Written(turns=sample.turns, videos=videos)
             text = self._filled(rendered, videos)
             targets = list(self._target_spans(written, text))
@@ -312,7 +314,7 @@ class ChatMeasurer:
         return first + "".join(f"{video.text}{other}" for video, other in zip(videos, others, strict=False))
 
     def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
-        if in_parts:
+        if in_parts and (turn.role != "system" or self._system_in_parts):
             return list(_parts(turn, videos=videos))
         text = turn.text
         for token in self._placeholders if turn.role == "user" else ():
@@ -350,6 +352,25 @@ class ChatMeasurer:
         raise ModelError(
             f"the chat template is missing or does not show {shown}the text of each turn once; save the model's own "
             "template with its tokenizer or processor"
+        )
+
+    def _takes_system_in_parts(self) -> bool:
+        """Return whether the template wants a system prompt as the other turns; Pixtral's joins it to a text."""
+        self._system_in_parts = True
+        question, prompt = _PROBE
+        try:
+            text = self.rendered((Turn(role="system", text=prompt), Turn(role="user", text=question)))
+        except _REFUSALS:
+            return False
+        return text.count(prompt) == 1
+
+
+def _check_system_prompt(text: str, sample: Sample) -> None:
+    """Raise DataError for a system prompt that the template leaves out, as some do where an answer is the last turn."""
+    if any(turn.role == "system" and turn.text.strip() not in text for turn in sample.turns):
+        raise DataError(
+            "the model's chat template leaves out the system prompt; take that out of the record, or save a template "
+            "that writes it"
         )
 
 

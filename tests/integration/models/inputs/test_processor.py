@@ -237,6 +237,31 @@ def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path:
     assert lengths.target_tokens == len(tokenizer.encode("Yes, \U0001f600.\n"))
 
 
+def test_a_system_prompt_is_a_text_for_a_template_that_joins_it_to_one(tmp_path: Path) -> None:
+    joining = (
+        "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\n' }}{% else %}"
+        f"{IN_PARTS.partition('%}')[2].partition('{% endfor %}{% if add')[0]}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ).replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=joining)))
+    assert measurer.rendered(TALK).startswith("Be brief.\n<|im_start|>user\nFirst ")
+    assert measurer.measure(talk(*TALK), SIZES).target_tokens > 0
+
+
+def test_a_system_prompt_that_the_template_leaves_out_is_an_error_of_the_data(tmp_path: Path) -> None:
+    """Pixtral's writes it before the last turn alone, and only if that is a question."""
+    last = QWEN_CHAT.replace(
+        "<|im_start|>{{ message['role'] }}\n",
+        "<|im_start|>{{ message['role'] }}\n{% if loop.last and messages[0]['role'] == 'system' %}"
+        "{{ messages[0]['content'][0]['text'] }}{% endif %}",
+    ).replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'system' %}")
+    last = last.replace("{% if loop.last", "{% if message['role'] == 'user' and loop.last")
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=last)))
+    with pytest.raises(DataError, match="leaves out the system prompt; take that out of the record"):
+        measurer.measure(talk(*TALK), SIZES)
+    assert measurer.measure(talk(*TALK[1:]), SIZES).target_tokens > 0
+
+
 @pytest.mark.parametrize("limit", [1000, 60, 57])
 def test_a_sample_is_cut_behind_its_images(saved: Callable[[str], Path], limit: int) -> None:
     folder = str(saved("qwen2_5_vl"))
