@@ -1,17 +1,20 @@
 """Bytes that packs keep on pipeline stages, as coefficients of their sizes."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.costs import Array
-from autotune.prediction.parts import Parts
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS, LayerCosts
 
+_NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerBytes:
     """Coefficients of the bytes of each kind of layer, for packs of one sequence and tensor degree, [kinds, 4]."""
 
@@ -49,7 +52,7 @@ class LayerBytes:
             inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
         )
 
-    @property
+    @cached_property
     def columns(self) -> tuple[int, ...]:
         """Columns of sizes on which the bytes depend, and the constant one; seldom that of squared lengths."""
         every = np.concatenate([self.kept, self.shared, self.transient, self.inputs])
@@ -75,11 +78,15 @@ class LayerBytes:
         transient: Array = self.transient[last]
         return transient
 
+    @cached_property
+    def _has_transient(self) -> list[bool]:
+        return [bool(of_kind.any()) for of_kind in self.transient]
+
     def needs_most_at(self, parts: Parts, kind: int) -> Ints:
         """Return the stages that may need most at the last layer of a kind, and not as the backward pass begins."""
-        has_transient = self.transient[kind].any()
-        rows: Ints = np.flatnonzero((parts.layers[:, kind] > 0) & (recomputes_all(parts, kind) | has_transient))
-        return rows
+        if self._has_transient[kind]:
+            return np.flatnonzero(parts.layers[:, kind])
+        return np.flatnonzero(recomputes_all(parts, kind)) if kind in (VISION, LANGUAGE) else _NO_STAGES
 
     def running(self, parts: Parts, kind: int) -> tuple[Array, Array, Array]:
         """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 4] each.

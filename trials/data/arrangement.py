@@ -150,6 +150,8 @@ def _levelled(steps: Ints, cost: Floats, degrees: Ints) -> Ints:
     Rows go from the costliest on, and the ranks with the least work so far take the costliest pack of their row.
     """
     steps = np.take_along_axis(steps, _falling(cost[steps].sum(axis=2))[..., None], axis=1)
+    if steps.shape[2] == 1:
+        return steps
     steps = np.take_along_axis(steps, _falling(cost[steps]), axis=2)
     shared_by = degrees[steps[..., 0]]
     different = np.unique(shared_by).tolist()

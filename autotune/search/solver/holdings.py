@@ -76,21 +76,23 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cuts:
-    """All parts of a chain that stages can hold when each holds a layer, stage by stage, all [parts]."""
+    """All parts of a chain that stages can hold when each holds a layer: a column [parts] for each stage."""
 
-    starts: Ints
-    ends: Ints
+    starts: list[Ints]
+    ends: list[Ints]
+    which: list[Ints]
+    """The one of `different` that each part is."""
     different: Holdings
     """The different ones of the parts, each once."""
-    which: Ints
-    """The one of `different` that each part is."""
-    edges: Ints
-    """First row of each stage but the first, [stages - 1]."""
+    kept: Parts
+    """`different` with nothing recomputed."""
 
     def choices(self, seconds: Array) -> list[Choices]:
         """Return the choices of each stage, given the seconds of `different`."""
-        columns = (np.split(column, self.edges) for column in (self.starts, self.ends, seconds[self.which]))
-        return [Choices(starts=of[0], ends=of[1], seconds=of[2]) for of in zip(*columns, strict=True)]
+        return [
+            Choices(starts=starts, ends=ends, seconds=seconds[which])
+            for starts, ends, which in zip(self.starts, self.ends, self.which, strict=True)
+        ]
 
 
 @lru_cache(maxsize=64)
@@ -106,5 +108,8 @@ def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
     numbers, rows = np.nonzero(possible)
     starts, ends = starts[rows], ends[rows]
     different, _, which = Holdings.of(numbers, starts, ends, vision_layers, stages).distinct()
+    nothing = np.zeros_like(different.vision)
     edges = np.searchsorted(numbers, np.arange(1, stages))
-    return Cuts(starts=starts, ends=ends, different=different, which=which, edges=edges)
+    first, last, alike = (np.split(column, edges) for column in (starts, ends, which))
+    kept = different.parts(nothing, nothing)
+    return Cuts(starts=first, ends=last, which=alike, different=different, kept=kept)

@@ -45,6 +45,10 @@ SHARES = (1.0, 0.95, 0.9, 0.75, 0.5, 0.25, 0.125)
 """Shares of the memory of a pack in flight that packs of several levels may keep, so that they fit together."""
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
+_EACH_LAYER = Parts(
+    layers=np.eye(2 * len(KINDS), len(KINDS)), recomputed=np.eye(2 * len(KINDS), len(KINDS), k=-len(KINDS))
+)
+"""A layer of each kind alone, and then only what recomputing one adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,9 +199,7 @@ class Problem:
 
     def _kept(self) -> list[Choices]:
         """Return all parts of the chain by stage, with nothing recomputed, whether they fit or not."""
-        held = self.cuts.different
-        nothing = np.zeros_like(held.vision)
-        return self.cuts.choices(self._seconds.of(held.parts(nothing, nothing)))
+        return self.cuts.choices(self._seconds.of(self.cuts.kept))
 
     def _fitting(self, kept: list[Choices], bound: float, over: float) -> list[_Fitting]:
         """Return what fits each stage within the bound, in steps that take at most `over` more than the least total."""
@@ -351,15 +353,9 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
 
 def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
     """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
-    each, nothing = np.eye(len(KINDS)), np.zeros((len(KINDS), len(KINDS)))
     mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
-
-    def of(parts: Parts) -> Array:
-        forward, backward = predictor.pass_seconds(parts, mean)
-        exchange, exchange_back = predictor.exchange_seconds(parts, layout, mean, np.array([sizes.degree]))
-        seconds: Array = (predictor.load_seconds(parts, whole) + forward + backward + exchange + exchange_back)[0]
-        return seconds
-
-    return LayerSeconds(
-        kept=of(Parts(layers=each, recomputed=nothing)), recomputed=of(Parts(layers=nothing, recomputed=each))
-    )
+    forward, backward = predictor.pass_seconds(_EACH_LAYER, mean)
+    exchange, exchange_back = predictor.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
+    seconds = predictor.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
+    kept, recomputed = seconds.reshape(2, len(KINDS))
+    return LayerSeconds(kept=kept, recomputed=recomputed)

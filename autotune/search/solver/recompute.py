@@ -246,18 +246,20 @@ def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints, 
     """
     fewest = np.full(len(most), _NEVER)
 
-    def keep_fitting(counts: Ints, possible: Bools) -> None:
-        rows = np.flatnonzero(possible)
-        fitting = rows[fits(rows, counts[rows])]
-        fewest[fitting] = counts[fitting]
+    def keep_fitting(*counts_possible: tuple[Ints, Bools]) -> None:
+        """Keep these counts where they fit; later ones replace earlier ones."""
+        rows = [np.flatnonzero(possible) for _, possible in counts_possible]
+        counts = np.concatenate([count[some] for (count, _), some in zip(counts_possible, rows, strict=True)])
+        if len(counts):
+            every = np.concatenate(rows)
+            fitting = fits(every, counts)
+            fewest[every[fitting]] = counts[fitting]
 
-    keep_fitting(np.zeros_like(most), least == 0)
     low, inside = np.maximum(least, 1), np.minimum(most, all_of_them - 1)
     # The lower bound is usually enough.
-    keep_fitting(low, (fewest > 0) & (low <= inside))
+    keep_fitting((low, low <= inside), (np.zeros_like(most), least == 0))
     found = fewest < _NEVER
-    keep_fitting(most, ~found & (most == all_of_them) & (most > 0))
-    keep_fitting(inside, ~found & (inside > low))
+    keep_fitting((most, ~found & (most == all_of_them) & (most > 0)), (inside, ~found & (inside > low)))
     rows = np.flatnonzero(~found & (fewest < _NEVER) & (fewest > low))
     low, high = np.minimum(low, inside)[rows], fewest[rows]
     while (apart := high - low > 1).any():

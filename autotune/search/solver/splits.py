@@ -18,7 +18,7 @@ from trials.data.records.sample import Ints
 _ROUNDING = 1 + 1e-12
 """Equal sums may differ by this factor."""
 _NEVER = 1e300
-"""More seconds than any split takes."""
+"""More seconds than any split takes, and less than infinity, from which infinity can be taken away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,7 +56,7 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
     bound = least_slowest(stages, layers)
     if bound == np.inf:
         return None
-    return _least_totals(stages, layers, bound, 1, [np.full(layers + 1, np.inf)] * len(stages))[1][0]
+    return _least_totals(stages, layers, bound, 1, [np.full(layers + 1, _NEVER)] * len(stages))[1][0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +133,8 @@ class _Bounds:
     def _try(self, bound: float, count: int) -> float:
         """Consider the `count` splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
-        hopeful = (self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING
-        # While nothing was found `hopeful` is infinite, and less infinity it would be NaN, which forbids every sum.
-        most = [hopeful - np.where(behind < np.inf, behind, _NEVER) for behind in self._behind]
+        hopeful = min((self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING, _NEVER)
+        most = [hopeful - behind for behind in self._behind]
         least_total, splits = _least_totals(self._stages, self._layers, bound, count, most)
         for split in splits:
             rows = tuple(int(rows[row]) for rows, row in zip(self._rows, split.rows, strict=True))
@@ -152,10 +151,11 @@ class _Bounds:
     def _drop_hopeless(self) -> None:
         """Drop choices that are in no split better than the best."""
         before, self._behind = _totals_around(self._stages, self._layers)
+        worst = self._worst * _ROUNDING
         for number, (choices, behind) in enumerate(zip(self._stages, self._behind, strict=True)):
             total = before[number][choices.starts] + choices.seconds + behind[choices.ends]
             least = total + (self._micro_batches - 1) * np.maximum(choices.seconds, self._least)
-            kept = np.flatnonzero(least <= self._worst * _ROUNDING)
+            kept = np.flatnonzero(least <= worst)
             self._stages[number], self._rows[number] = choices[kept], self._rows[number][kept]
 
 
@@ -193,8 +193,8 @@ def _least_totals(
 ) -> tuple[float, list[Split]]:
     """Return (least total, up to `count` splits, least total first) of the splits within the bound.
 
-    `most` are for each stage the largest totals up to each layer that count, [layers + 1]. The least total is infinite
-    where there is no split.
+    `most` are for each stage the largest totals up to each layer that count, below infinity, [layers + 1]. The least
+    total is infinite where there is no split.
     """
     totals = np.full((layers + 1, count), np.inf)
     totals[0, 0] = 0.0
@@ -214,7 +214,7 @@ def _add_stage(totals: Array, choices: Choices, bound: float, most: Array) -> tu
     count = totals.shape[1]
     rows = np.flatnonzero(choices.seconds <= bound)
     sums = totals[choices.starts[rows]] + choices.seconds[rows, None]
-    possible = np.flatnonzero((sums < np.inf) & (sums <= most[choices.ends[rows], None]))
+    possible = np.flatnonzero(sums <= most[choices.ends[rows], None])
     ends, sums = choices.ends[rows[possible // count]], sums.ravel()[possible]
     # By boundary and then by total: the first `count` of each boundary are kept.
     order = np.lexsort((sums, ends))
