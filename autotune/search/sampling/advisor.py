@@ -105,7 +105,7 @@ class Advisor:
         ]
         solvers = [Solver(self._predictor.corrected, each) for each in limits]
         self._solve: list[Solve] = [cache(solver.solutions) for solver in solvers]
-        factor, least = self._predictor.epoch_factor, cache(solvers[0].least_seconds)
+        factor, least = self._predictor.epoch_factor, solvers[0].least_seconds
         self._least_seconds: Callable[[Packing, Layout], float] = lambda *packs: factor * least(*packs)
 
     def learn(self, trial: FinishedTrial) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -31,13 +32,21 @@ class Solver:
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor = predictor
         self._limits = limits
+        # Kept, since several parts of a search ask for the same.
+        self.solve: Callable[[Packing, Layout], Plan | None] = cache(self._solved)
+        """Return the fastest plan on real packs of the best ones by the closed form; None when no split fits."""
+        self.least_seconds: Callable[[Packing, Layout], float] = cache(self._least_seconds)
+        """Return about the least epoch seconds of any plan, hardly more; infinite where none keeps the batch.
+
+        They are those of the closed form with unlimited memory, and take much less time than `solve`.
+        """
 
     @property
     def layers(self) -> int:
         """Layers of the model."""
         return self._limits.layers
 
-    @property
+    @cached_property
     def ample(self) -> "Solver":
         """The same solver with unlimited memory, so that nothing is recomputed."""
         return Solver(self._predictor, replace(self._limits, memory_limit_bytes=_AMPLE_BYTES))
@@ -98,8 +107,7 @@ class Solver:
             for plan, memory in zip(plans, self._predictor.plans_memory(plans), strict=True)
         ]
 
-    def solve(self, packing: Packing, layout: Layout) -> Plan | None:
-        """Return the fastest plan on real packs of the best ones by the closed form; None when no split fits."""
+    def _solved(self, packing: Packing, layout: Layout) -> Plan | None:
         return next(iter(self.solutions(packing, layout)), None)
 
     def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
@@ -115,11 +123,7 @@ class Solver:
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
-    def least_seconds(self, packing: Packing, layout: Layout) -> float:
-        """Return about the least epoch seconds of any plan, hardly more; infinite where none keeps the batch.
-
-        They are those of the closed form with unlimited memory, and take much less time than `solve`.
-        """
+    def _least_seconds(self, packing: Packing, layout: Layout) -> float:
         if not (self.keeps_batch(packing, layout) and self.fills_levels(packing, layout)):
             return np.inf
         return self._problem(packing, layout).least_seconds()

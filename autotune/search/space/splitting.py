@@ -25,8 +25,7 @@ class Splitting:
         """Return the best plan; None when none fits the memory or keeps the batch."""
         self._fitted: dict[tuple[Packing, Layout, tuple[int, ...]], Plan | None] = {}
         self._admits: dict[Plan, bool] = {}
-        self.least_seconds: Callable[[Packing, Layout], float] = cache(solver.least_seconds)
-        """Return what `Solver.least_seconds` does."""
+        self.least_seconds = solver.least_seconds
         self.boundaries: Callable[[Packing, Layout], tuple[int, ...]] = cache(self._usual_boundaries)
         """Return the stage boundaries of the best plan, or of the best with unlimited memory where none fits."""
         self.stages: Callable[[Packing, Layout, tuple[int, ...]], tuple[Stage, ...]] = cache(self._usual_stages)

@@ -1,5 +1,6 @@
 """Tensor degrees in a search: the names of layouts, those that are offered, and what is said about it."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
-from autotune.search.solver.solver import Solver
+from autotune.search.solver.solver import RANKED, Solver
+from autotune.search.solver.splits import Wanted
 from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
@@ -17,7 +19,7 @@ from tests.unit.prediction.test_shared_packs import sharing
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from trials.job import SpaceSection
 from trials.layer_costs import LayerCosts, TensorCost
-from trials.plan import Layout, Packed
+from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import Workload
 
 AMPLE = 1 << 50
@@ -177,3 +179,17 @@ def test_where_nothing_fits_without_a_tensor_degree_only_such_layouts_are_search
 def test_where_nothing_fits_at_all_the_leanest_layout_is_named() -> None:
     with pytest.raises(NoFeasiblePlan, match=r"no plan fits .* the leanest layout"):
         searched(0.0, memory=1 << 20)
+
+
+def test_what_was_solved_to_compare_layouts_is_not_solved_again_for_the_space() -> None:
+    counts: Counter[tuple[Packing, Layout]] = Counter()
+
+    class Counting(Solver):
+        def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
+            counts[packing, layout] += 1
+            return super().solutions(packing, layout, wanted)
+
+    space = feasible_space(workload_of(AMPLE, 4), Counting(predictor(0.0), limits_of(AMPLE)), remedy="")
+    assert any(plan.layout.tensor > 1 for plan in space.starts)
+    assert {(plan.packing, plan.layout) for plan in space.starts} <= set(counts)
+    assert set(counts.values()) == {1}
