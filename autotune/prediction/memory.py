@@ -29,6 +29,13 @@ class StageBytes:
     expected: float
     high: float
 
+    def keeping(self, factor: float) -> "StageBytes":
+        """Return the interval if packs keep a multiple of the bytes."""
+        low, expected, high = (
+            self.static + factor * (each - self.static) for each in (self.low, self.expected, self.high)
+        )
+        return StageBytes(static=self.static, low=low, expected=expected, high=high)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakParts:

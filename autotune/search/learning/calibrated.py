@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from statistics import fmean
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from trials.data.epoch import CostWeights, job_epoch
 from trials.data.index import DatasetIndex
 from trials.job import Job, SearchSection
 from trials.layer_costs import LayerCosts
-from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory
-from trials.plan import Plan
+from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
+from trials.plan import Layout, Packing, Plan
 
 _KEPT_WHOLE = 8
 """Whole epochs that are kept where they are long: one of a million samples takes about 0.2 GB."""
@@ -59,6 +60,8 @@ class CalibratedPredictor:
         self._epoch_seconds: dict[Plan, float] = {}
         self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
         self._shares: dict[Plan, Array] = {}
+        self._heavier: dict[tuple[Packing, Layout], float] = {}
+        """What packs of the whole epoch keep over what those of the excerpt do, of the plans that came to a trial."""
         self._fit()
 
     @classmethod
@@ -98,15 +101,23 @@ class CalibratedPredictor:
         )
 
     def memory(self, plan: Plan) -> tuple[StageBytes, ...]:
-        """Return the corrected bytes of each stage in the excerpt."""
+        """Return the corrected bytes of each stage."""
         return self.plans_memory((plan,))[0]
 
     def plans_memory(self, plans: Iterable[Plan]) -> list[tuple[StageBytes, ...]]:
-        """Return the corrected bytes of each stage of each plan in the excerpt, in less time than one by one."""
+        """Return the corrected bytes of each stage of each plan, in less time than one by one.
+
+        They are those in the excerpt, times what is known of how much heavier packs of the whole epoch are.
+        """
         plans = list(plans)
         new = [plan for plan in plans if plan not in self._profiled_memory]
         self._profiled_memory |= dict(zip(new, self.profiled.plans_memory(new), strict=True))
-        return [tuple(map(self._bytes, self._profiled_memory[plan])) for plan in plans]
+
+        def bytes_of(plan: Plan) -> tuple[StageBytes, ...]:
+            factor = self._heavier.get((plan.packing, plan.layout), self._usually_heavier)
+            return tuple(self._bytes(stage.keeping(factor)) for stage in self._profiled_memory[plan])
+
+        return list(map(bytes_of, plans))
 
     def epoch_seconds(self, plan: Plan) -> float:
         """Return the corrected seconds of an epoch, cached until the next trial."""
@@ -147,7 +158,7 @@ class CalibratedPredictor:
     @property
     def factors(self) -> Array:
         """Factors by which the profile was corrected: of LAYER_COSTS, then of static and kept bytes."""
-        return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._calibration.byte_factors])
+        return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._byte_factors])
 
     @property
     def covariance(self) -> Array:
@@ -173,8 +184,9 @@ class CalibratedPredictor:
         return tuple(np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist())
 
     def learn(self, plan: Plan, outcome: Outcome, settings: SearchSection, *, base: Predictor | None = None) -> None:
-        """Learn from a trial that completed or ran out of memory; other outcomes are ignored.
+        """Learn from a trial that completed or ran out of memory; other failures are ignored.
 
+        A rejected plan teaches how much heavier packs of the whole epoch are than those of the excerpt, as these do.
         `base` has the layer costs for the number of devices that the trial ran on, where that is another one.
         """
         match outcome:
@@ -186,6 +198,10 @@ class CalibratedPredictor:
                 predicted = _bytes_in(self.base, plan, (*steps.warmup_steps, *steps.timed_steps))[cause.stage]
                 self._exceeded.append(Peak(predicted=predicted, measured=cause.needed_bytes))
                 self.trials += 1
+                self._weigh(plan)
+                self._fit()
+            case Rejected() if self.profiled is not self.base:
+                self._weigh(plan)
                 self._fit()
             case _:
                 pass
@@ -220,14 +236,35 @@ class CalibratedPredictor:
         self._observations += sorted(_observations(updates), key=lambda each: each.seconds / sum(each.features))[:1]
         self._peaks += peaks(self.base, plan, measurement, warmup_steps)
         self.trials += 1
+        self._weigh(plan)
         self._fit()
+
+    def _weigh(self, plan: Plan) -> None:
+        """Learn how much heavier the heaviest packs of the whole epoch are than those of the excerpt."""
+        if self.profiled is self.base:
+            return
+        whole, part = (each.plans_memory((plan,))[0] for each in (self.base, self.profiled))
+        fullest = int(np.argmax([stage.expected for stage in whole]))
+        kept, in_excerpt = (stages[fullest].expected - stages[fullest].static for stages in (whole, part))
+        self._heavier[plan.packing, plan.layout] = kept / max(in_excerpt, 1.0)
+
+    @property
+    def _usually_heavier(self) -> float:
+        """Mean of `_heavier` and of 1, so that the first plan alone does not decide about other packs."""
+        return fmean((1.0, *self._heavier.values()))
+
+    @property
+    def _byte_factors(self) -> tuple[float, float]:
+        """Factors of static and of kept bytes of the excerpt."""
+        static, kept = self._calibration.byte_factors
+        return static, kept * self._usually_heavier
 
     def _fit(self) -> None:
         self._calibration = Calibration.fit(self._observations, self._peaks, self._exceeded, self._initial_state)
         self._epoch_seconds.clear()
         self._bytes: Callable[[StageBytes], StageBytes] = cache(self._calibration.bytes)
         self.corrected = self.profiled.with_costs(
-            scaled(self.base.costs, self._calibration.factors), self._calibration.byte_factors
+            scaled(self.base.costs, self._calibration.factors), self._byte_factors
         )
 
     def _features(self, base: Predictor, plan: Plan, steps: tuple[int, ...]) -> Features:

@@ -15,12 +15,13 @@ from autotune.search.learning.excerpt import Excerpt
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
-from tests.machines.simulated import SimulatedLauncher, Undisturbed
+from tests.machines.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests.values.data import WEIGHTS, index_of
-from tests.values.search import BATCH, COSTS, axes_of, limits_of, prepared_of, random_rows
+from tests.values.search import BATCH, COSTS, axes_of, finished, limits_of, prepared_of, random_rows
 from tests.values.training import job_of
 from trials.data.order import epoch_order
-from trials.outcome import Completed
+from trials.outcome import Completed, Rejected
+from trials.plan import Plan
 
 SAMPLES = 400
 LONG = index_of([*random_rows(3000), (9, 40), (0, 900)])
@@ -115,3 +116,64 @@ def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(tmp_path: P
     assert max(outcome.measurement.steps) > calibrated.profiled.sizes(plan.packing, plan.layout).epoch_steps
     calibrated.learn(plan, outcome, prepared.job.search)
     assert calibrated.epoch_seconds(other) / before == pytest.approx(1.3, rel=0.05)
+
+
+def long_tailed(folder: Path) -> CalibratedPredictor:
+    """Predict samples of which few are long: where several of these meet in a step, it is seldom one of the excerpt."""
+    tokens = np.minimum(np.random.default_rng(0).lognormal(np.log(100), 1.0, 4000), 1500).astype(int) + 20
+    index = index_of([(units, tokens) for (units, _), tokens in zip(random_rows(4000), tokens.tolist(), strict=True)])
+    job = job_of(folder, folder, training={"global_batch_samples": 64, "seed": 3})
+    return CalibratedPredictor.of_job(job, index, WEIGHTS, costs=COSTS, element_bytes=4)
+
+
+def test_few_proposals_are_rejected_where_the_heaviest_packs_are_not_in_the_excerpt(tmp_path: Path) -> None:
+    calibrated, memory = long_tailed(tmp_path), 40 << 20
+    limits, prepared = limits_of(memory), prepared_of(tmp_path, memory)
+    space = Space(axes_of(devices=4), Solver(calibrated.profiled, limits))
+    advisor = Advisor(space, calibrated, limits, prepared.job.search)
+    launcher = SimulatedLauncher(calibrated.base, Behaviour(noise=0.002), world_size=4)
+    runner = Runner(prepared, calibrated, launcher, watch=Undisturbed)
+    rejected, light = [], 0
+    for number in range(20):
+        proposal = advisor.propose()
+        assert proposal is not None
+        plan = proposal.plan
+        if rejection := runner.rejection(plan):
+            rejected.append(number)
+            advisor.learn(finished(plan, rejection, number))
+            continue
+        result = runner.run(plan)
+        assert isinstance(result.outcome, Completed)
+        seconds, error = result.epoch_seconds or 0.0, result.epoch_seconds_error or 0.0
+        trial = finished(plan, result.outcome, number, epoch_seconds=seconds, epoch_seconds_error=error)
+        advisor.learn(trial)
+        predictors = calibrated.profiled, calibrated.base
+        in_excerpt, in_epoch = (max(predictor.predict(plan).stage_bytes) for predictor in predictors)
+        light += in_excerpt < 0.98 * in_epoch
+    assert light > 5
+    assert len(rejected) <= 2
+
+
+def test_a_plan_that_does_not_fit_the_whole_epoch_teaches_how_much_heavier_its_packs_are(tmp_path: Path) -> None:
+    calibrated = long_tailed(tmp_path)
+    starts = Space(axes_of(devices=4), Solver(calibrated.profiled, limits_of(40 << 20))).starts
+
+    def excess(plan: Plan) -> float:
+        return max(calibrated.base.predict(plan).stage_bytes) / max(calibrated.profiled.predict(plan).stage_bytes)
+
+    plan, other = max(starts, key=excess), min(starts, key=excess)
+    assert excess(plan) > 1.02
+    before, kept = calibrated.memory(other), calibrated.factors[-1]
+    calibrated.learn(plan, Rejected(reason="it does not fit"), prepared_of(tmp_path).job.search)
+    fullest = [max(stage.expected for stage in stages) for stages in (calibrated.memory(plan), before)]
+    assert fullest[0] == pytest.approx(max(calibrated.base.predict(plan).stage_bytes), rel=1e-3)
+    # Of packs that are not known half as much is expected.
+    factor = calibrated.factors[-1] / kept
+    assert 1.01 < factor < excess(plan)
+    for stage, lighter in zip(calibrated.memory(other), before, strict=True):
+        assert stage.expected - stage.static == pytest.approx(factor * (lighter.expected - lighter.static))
+    assert calibrated.corrected.plans_memory((other,))[0][0].expected == pytest.approx(
+        calibrated.memory(other)[0].expected
+    )
+    # Times are those of the excerpt, as before.
+    assert calibrated.epoch_factor == pytest.approx(long_tailed(tmp_path).epoch_factor)
