@@ -1,5 +1,6 @@
 """Packings of a layout that the solver's plans come from, in the order of the least time that these may take."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -12,15 +13,16 @@ class Origin:
 
     layout: Layout
     packings: tuple[Packing, ...]
+    usual: tuple[Packing, ...] = ()
+    """Packs of one level, for levels of packs: to build those takes nearly as long as to solve them."""
 
     def bound(self, least_seconds: Callable[[Packing, Layout], float]) -> float:
         """Return the least epoch seconds of its starts, given those of a packing and layout.
 
-        Levels of packs are not bounded, since that takes nearly as long as to solve them.
+        Levels of packs do the same work as the usual packs, and exchange more.
         """
-        if len(self.packings) != 1:
-            return 0.0
-        return least_seconds(self.packings[0], self.layout)
+        least = min(least_seconds(packing, self.layout) for packing in self.usual or self.packings)
+        return least if least < math.inf or not self.usual else 0.0
 
 
 def by_bound(

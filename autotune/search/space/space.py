@@ -196,9 +196,11 @@ class Space:
     def origins(self) -> tuple[Origin, ...]:
         """Where the starts come from, in their order."""
         found: list[Origin] = []
+        usual = tuple(self._packings.usual())
         for layout in self._axes.layouts:
-            found += (Origin(layout=layout, packings=(packing,)) for packing in self._packings.usual())
-            found += (Origin(layout=layout, packings=tuple(each)) for each in self._packings.of_ladders(layout))
+            found += (Origin(layout=layout, packings=(packing,)) for packing in usual)
+            of_ladders = map(tuple, self._packings.of_ladders(layout))
+            found += (Origin(layout=layout, packings=packings, usual=usual) for packings in of_ladders)
         return tuple(found)
 
     def solved(self, origin: Origin) -> list[Plan]:

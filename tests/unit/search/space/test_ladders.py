@@ -1,5 +1,6 @@
 """Levels of packs in a search: which ladders are offered, and the points that stand for their plans."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -240,3 +241,17 @@ def test_the_batch_is_kept_by_every_start() -> None:
     for plan in searched(TIGHT)[0].starts:
         assert predictor("mixed").predict(plan).batch_deviation <= 0.1
         assert predictor("mixed").sizes(plan.packing, plan.layout).epoch.global_batch_samples == BATCH
+
+
+def test_no_ladder_is_faster_than_the_bound_of_the_usual_packs_and_without_them_there_is_none() -> None:
+    memory = between(0.5)
+    space, _ = searched(memory)
+    solver = Solver(predictor("mixed"), limits_of(memory))
+    ladders = [origin for origin in space.origins if origin.usual]
+    assert ladders
+    for origin in ladders:
+        bound = origin.bound(solver.least_seconds)
+        assert bound == min(solver.least_seconds(packing, origin.layout) for packing in origin.usual)
+        assert all(seconds >= bound for seconds in solver.epoch_seconds(space.solved(origin)))
+    # Where no usual packs keep the global batch there is no bound.
+    assert ladders[0].bound(lambda *_: math.inf) == 0.0
