@@ -1,7 +1,9 @@
 """The grid of ranks: the stage, data rank and tensor rank of each rank, and the groups of ranks."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,13 @@ class Grid:
             return 1
         return math.gcd(self.data, on_node)
 
+    def data_place(self, of_node: int) -> tuple[int, int]:
+        """Return (nodes, most ranks on one of them) of the group of data ranks that lies on most nodes.
+
+        Tensor ranks lie between its ranks. Nodes have `of_node` neighbours each; with 0 all ranks are on one.
+        """
+        return _data_place(self, of_node) if of_node else (1, self.data)
+
     def equal_ranks(self, degree: int) -> tuple[range, ...]:
         """Return the groups of ranks that have the same place in the `attending_ranks` of a degree, and one stage."""
         size = degree * self.tensor
@@ -104,3 +113,9 @@ class Grid:
     def pipelines(self) -> tuple[range, ...]:
         """Return the groups of ranks through which packs pass, each in order of their stages."""
         return tuple(range(first, self.world_size, self.of_stage) for first in range(self.of_stage))
+
+
+@cache
+def _data_place(grid: Grid, of_node: int) -> tuple[int, int]:
+    groups = (Counter(rank // of_node for rank in ranks) for ranks in grid.attending_ranks(grid.data))
+    return max((len(nodes), max(nodes.values())) for nodes in groups)

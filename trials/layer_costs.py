@@ -1,12 +1,13 @@
 """Costs: time and memory of each kind of layer as functions of a pack's size, fitted to a profile."""
 
-import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
+from trials.grid import Grid
 from trials.plan import Layout, ZeroStage
+from trials.units import check_measured
 
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """Kinds of layers, in the order of the chain."""
@@ -246,18 +247,24 @@ class LayerCosts:
         return dict(self.layers)[kind]
 
     def communication(self, layout: Layout) -> CommunicationCost:
-        """Return what was timed with as many data ranks, and the costs of any layout for what was not timed."""
-        timed = {cost.data: cost for cost in self.communications}
-        alike = timed.get(layout.data)
-        between = [cost.between for cost in (alike, *reversed(self.communications)) if cost and cost.between]
+        """Return what was timed where stages have as many ranks, and data ranks lie as in this layout.
+
+        What was not timed has the costs of any layout: see `_reduction` for averages of gradients.
+        """
+        linked = next((cost for cost in self.communications if cost.data == layout.grid.of_stage), None)
+        between = [cost.between for cost in (linked, *reversed(self.communications)) if cost and cost.between]
         return CommunicationCost(
             pipeline=layout.pipeline,
             data=layout.data,
             # With all ranks in data parallel there was no link to time.
-            link=alike.link if alike and alike.pipeline > 1 else self.link,
-            reduce_seconds_per_byte=self._reduction(layout, alike),
+            link=linked.link if linked and linked.pipeline > 1 else self.link,
+            reduce_seconds_per_byte=self._reduction(layout),
             between=between[0] if between else None,
         )
+
+    def extrapolates(self, layout: Layout) -> bool:
+        """Return whether data ranks lie on several nodes as no timed ones do, and have a share of all ranks' time."""
+        return self._alike(layout) is None and layout.grid.data_place(self.of_node)[0] > 1
 
     def knows_reduction(self, layout: Layout) -> bool:
         """Return whether averages of gradients in this layout can be predicted."""
@@ -265,14 +272,31 @@ class LayerCosts:
         place = layout.pipeline, layout.data, layout.reduce_within
         return layout.reduce_within == 1 or (layout.tensor == 1 and place in timed)
 
-    def _reduction(self, layout: Layout, alike: CommunicationCost | None) -> float:
-        if layout.reduce_within == 1:
-            return alike.reduce_seconds_per_byte if alike else self.reduce_seconds_per_byte
-        if alike is None or not self.knows_reduction(layout):
+    def _alike(self, layout: Layout) -> CommunicationCost | None:
+        """Return what was timed with as many data ranks that lie on as many nodes; None where nothing was."""
+        place = layout.grid.data_place(self.of_node)
+        for cost in self.communications:
+            timed = Grid(pipeline=cost.pipeline, data=cost.data)
+            if timed.data == layout.data and timed.data_place(self.of_node) == place:
+                return cost
+        return None
+
+    def _reduction(self, layout: Layout) -> float:
+        """Return the seconds per byte of averaging gradients: that of all ranks, in proportion, where none were alike.
+
+        The link of a node carries 2 (n - 1) / n of the gradients of n ranks (Patarasuk and Yuan 2009), for all groups
+        of data ranks on the node at once.
+        """
+        if not self.knows_reduction(layout):
             raise ValueError(
                 f"the profile has no times of averaging gradients over {layout.reduce_within} data ranks first"
             )
-        return alike.within_seconds_per_byte
+        if alike := self._alike(layout):
+            return alike.reduce_seconds_per_byte if layout.reduce_within == 1 else alike.within_seconds_per_byte
+        if not self.extrapolates(layout):
+            return self.reduce_seconds_per_byte
+        carried = (1 - 1 / layout.data) / (1 - 1 / layout.world_size)
+        return self.reduce_seconds_per_byte * carried * self.of_node / layout.grid.data_place(self.of_node)[1]
 
     def between_nodes(self, layout: Layout) -> tuple[bool, ...]:
         """Return for each stage whether it sends its states to another node."""
@@ -374,12 +398,3 @@ class LayerCosts:
     def noisy_kinds(self) -> tuple[LayerKind, ...]:
         """The kinds whose times spread too far even after they were measured again."""
         return tuple(kind for kind, cost in self.layers if cost.is_noisy)
-
-
-def check_measured(measured: object) -> None:
-    """Raise ValueError, with the field, for a number in the dataclass that is negative or not finite."""
-    for field in fields(measured):  # type: ignore[arg-type]
-        value = getattr(measured, field.name)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
-                raise ValueError(f"{field.name} is {number}, which cannot be a measured value")

@@ -1,6 +1,8 @@
-"""Quantities with units: `400MiB`, `10min`."""
+"""Quantities: texts with units such as `400MiB` and `10min`, and measured numbers."""
 
+import math
 import re
+from dataclasses import fields
 
 _BYTES = {
     "B": 1,
@@ -43,3 +45,12 @@ def _parse(value: object, units: dict[str, float] | dict[str, int], example: str
     if match is None or scale is None:
         raise ValueError(f"{value!r} is not {example}; units are {', '.join(units)}")
     return float(match[1]) * scale
+
+
+def check_measured(measured: object) -> None:
+    """Raise ValueError, with the field, for a number in the dataclass that is negative or not finite."""
+    for field in fields(measured):  # type: ignore[arg-type]
+        value = getattr(measured, field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+                raise ValueError(f"{field.name} is {number}, which cannot be a measured value")

@@ -129,6 +129,11 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
             f"reductions over {devices} devices, from those over {there} as on a ring; sends, and exchanges of ranks "
             f"that share packs, as between the {there}, so slower links between machines are not considered"
         )
+    if profiled.costs.of_node and profiled.costs.tensor:
+        yield (
+            "reductions of data ranks that tensor ranks spread over more nodes, from those over all ranks, by what the "
+            "link of a node carries"
+        )
     if devices > there and profiled.hardware.accelerator == "cpu":
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
     if devices > there == 1:

@@ -26,7 +26,6 @@ from trials.layer_costs import (
     SharingCost,
     TensorCost,
     UpdateCost,
-    check_measured,
 )
 from trials.tasks.answer import (
     CommunicationTiming,
@@ -37,6 +36,7 @@ from trials.tasks.answer import (
     SharingTiming,
     TensorTiming,
 )
+from trials.units import check_measured
 
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]

@@ -175,7 +175,7 @@ class Predictor:
             reduction += parameters * GRADIENT_BYTES * self.costs.communication(layout).reduce_seconds_per_byte
         if layout.tensor > 1:  # of what its ranks hold whole, as if they were data ranks
             replicas = parts.layers @ (self._trained - self._dealt)
-            alike = self.costs.communication(replace(layout, data=layout.tensor, reduce_within=1))
+            alike = self.costs.communication(replace(layout, data=layout.tensor, tensor=1, reduce_within=1))
             reduction += replicas * GRADIENT_BYTES * alike.reduce_seconds_per_byte
         return UpdateSeconds(
             reduction=reduction,

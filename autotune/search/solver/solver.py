@@ -74,6 +74,10 @@ class Solver:
         """Return whether plans that average gradients as this layout does can be compared."""
         return self._predictor.costs.knows_reduction(layout)
 
+    def extrapolates(self, layout: Layout) -> bool:
+        """Return whether the profile timed no averages of gradients that pass between nodes as in this layout."""
+        return self._predictor.costs.extrapolates(layout)
+
     def reduction_seconds(self, layout: Layout) -> float:
         """Return the seconds of averaging a byte of gradients over the data ranks."""
         return self._predictor.costs.communication(layout).reduce_seconds_per_byte

@@ -76,10 +76,12 @@ def feasible_space(
         show(offer.reason)
     axes = replace(axes, ladders=offer.ladders)
     space = Space(axes, solver, partial(allows, wanted)) if fitting else None
+    searched = [*fitting]
     for further in several:
         found = offered_layouts(further, solver, usual, space.fastest_seconds() if space else math.inf)
         if found.reason:
             show(found.reason)
+        searched += found.layouts
         if found.layouts and space:
             space = space.widened(found.layouts, solver)
         elif found.layouts:
@@ -88,6 +90,11 @@ def feasible_space(
         raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
     if space.is_empty:
         raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
+    if spread := [layout for layout in searched if solver.extrapolates(layout)]:
+        show(
+            f"Averages of gradients with {_names(spread)} pass between nodes as none in the profile do: their time is "
+            "computed from that of all ranks"
+        )
     return space
 
 

@@ -25,7 +25,7 @@ from tests.values.forecast import PLAN, Trials, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
 from tests.values.training import PACKED, plan_of
 from trials import wire
-from trials.layer_costs import KINDS, GatherCost, LayerCosts, LinkCost, TensorCost
+from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts, LinkCost, TensorCost
 from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
 
 OTHERS = (
@@ -218,6 +218,16 @@ def test_reductions_over_more_devices_are_those_of_a_ring(
         found = predicted(job.path, "--plan", file, "--devices", "8", "--device-profile", path)
         seconds.append(found["plans"][0]["parts"]["communication"])
     assert seconds[0] == pytest.approx(seconds[1] * (7 / 8) / (1 / 2))
+
+
+def test_reductions_of_data_ranks_that_tensor_ranks_spread_over_nodes_are_extrapolated(
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    exchange = TensorCost(degree=2, forward_seconds=NOTHING, backward_seconds=NOTHING)
+    costs, path = replace(profiled.costs, of_node=1, tensor=(exchange,)), tmp_path / "nodes.json"
+    path.write_text(wire.encode(replace(profiled, costs=costs)))
+    (found,) = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", path)["extrapolated"]
+    assert found.startswith("reductions of data ranks that tensor ranks spread over more nodes, from those over all")
 
 
 def test_the_name_of_a_model_changes_nothing(

@@ -76,6 +76,70 @@ def test_a_layout_that_was_not_timed_has_the_link_between_nodes_of_another() -> 
     assert costs.communication(Layout(pipeline=4, data=1, zero=0)).between == slow
 
 
+INSIDE, BETWEEN = 1e-9, 1e-7
+
+
+def on_two_nodes(of_node: int = 4) -> LayerCosts:
+    """Costs of eight ranks; averages over 8 data ranks pass between the nodes, over 4 and 2 they do not."""
+    timed = {8: BETWEEN, 4: INSIDE, 2: 0.5 * INSIDE, 1: 0.0}
+    return replace(
+        COSTS,
+        of_node=of_node,
+        reduce_seconds_per_byte=BETWEEN,
+        communications=tuple(
+            CommunicationCost(
+                pipeline=8 // data,
+                data=data,
+                link=LinkCost(latency_seconds=0.5 * data, seconds_per_byte=0.0),
+                reduce_seconds_per_byte=seconds,
+            )
+            for data, seconds in timed.items()
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "data", "tensor", "of_node", "seconds"),
+    [
+        (2, 4, 1, 4, INSIDE),
+        (1, 8, 1, 4, BETWEEN),
+        (2, 2, 2, 4, 0.5 * INSIDE),
+        (1, 4, 2, 0, INSIDE),
+        # 2 of the 4 data ranks are on each node, beside those of the other tensor rank.
+        (1, 4, 2, 4, BETWEEN * (3 / 4) / (7 / 8) * 2),
+        (1, 2, 4, 4, BETWEEN * (1 / 2) / (7 / 8) * 4),
+    ],
+)
+def test_a_reduction_is_that_of_data_ranks_that_lie_on_nodes_alike(
+    pipeline: int, data: int, tensor: int, of_node: int, seconds: float
+) -> None:
+    costs, layout = on_two_nodes(of_node), Layout(pipeline=pipeline, data=data, tensor=tensor, zero=1)
+    assert costs.communication(layout).reduce_seconds_per_byte == pytest.approx(seconds)
+    assert costs.extrapolates(layout) == (seconds > BETWEEN)
+
+
+def test_a_layout_has_the_link_of_stages_with_as_many_ranks() -> None:
+    layout = Layout(pipeline=2, data=2, tensor=2, zero=1)
+    assert on_two_nodes().communication(layout).link.latency_seconds == 2.0
+
+
+def test_what_tensor_ranks_hold_whole_is_averaged_inside_their_node() -> None:
+    """Four tensor ranks of a node, of which each has a data rank on either node."""
+    layout = Layout(pipeline=1, data=2, tensor=4, zero=1)
+    costs = on_two_nodes()
+    twice = tuple(
+        replace(each, reduce_seconds_per_byte=2 * each.reduce_seconds_per_byte) if each.data == 4 else each
+        for each in costs.communications
+    )
+    parts = Parts.of(cut(plan_of("5+4")))
+    seconds, slower = (
+        predictor_of(each).update_parts(layout, parts).reduction[0]
+        for each in (costs, replace(costs, communications=twice))
+    )
+    whole = 4 * sum(count * COSTS[kind].parameters for kind, count in zip(KINDS, parts.layers[0], strict=True))
+    assert slower - seconds == pytest.approx(whole * INSIDE)
+
+
 def test_a_profile_tells_links_inside_and_between_nodes_apart() -> None:
     """Four ranks, of which the second sends slowly; on two nodes it is the one that sends to the other node."""
     timings = [

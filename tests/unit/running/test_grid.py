@@ -97,6 +97,22 @@ def test_the_data_ranks_that_average_on_their_node_first(grid: Grid, of_node: in
     assert grid.data_ranks_of_node(of_node) == within
 
 
+@pytest.mark.parametrize(
+    ("grid", "of_node", "place"),
+    [
+        (Grid(pipeline=2, data=4), 4, (1, 4)),
+        (Grid(pipeline=1, data=8), 4, (2, 4)),
+        (Grid(pipeline=1, data=4, tensor=2), 4, (2, 2)),
+        (Grid(pipeline=1, data=2, tensor=4), 4, (2, 1)),
+        (Grid(pipeline=2, data=2, tensor=2), 4, (1, 2)),
+        (Grid(pipeline=4, data=3), 4, (2, 2)),
+        (Grid(pipeline=2, data=4, tensor=2), 0, (1, 4)),
+    ],
+)
+def test_the_nodes_on_which_data_ranks_lie(grid: Grid, of_node: int, place: tuple[int, int]) -> None:
+    assert grid.data_place(of_node) == place
+
+
 @given(GRIDS, st.data())
 def test_data_ranks_that_share_a_pack_have_its_places_in_order(grid: Grid, data: st.DataObject) -> None:
     degree = data.draw(st.sampled_from([each for each in range(1, grid.data + 1) if grid.data % each == 0]))

@@ -17,6 +17,7 @@ from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_costs import reports_of
+from tests.unit.search.space.test_tensor_layouts import cut_costs
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
@@ -99,6 +100,19 @@ def test_nothing_is_said_where_nodes_have_no_such_ranks_or_the_profile_has_not_t
     names, said = searched(timed(within=within), nodes)
     assert not names & BY_NODES
     assert not said
+
+
+def test_averages_over_data_ranks_that_tensor_ranks_spread_over_nodes_are_said_to_be_computed() -> None:
+    costs = replace(cut_costs(1e-6), of_node=2, communications=timed().communications)
+    said: list[str] = []
+    wanted = SpaceSection(layouts=("p1-d2-t2-z1", "p2-d1-t2-z0", "p1-d4-z1"))
+    feasible_space(
+        on_nodes(), Solver(predictor_of(costs), limits_of(AMPLE)), remedy="", wanted=wanted, show=said.append
+    )
+    assert [each for each in said if "verages" in each] == [
+        "Averages of gradients with p1-d2-t2-z1 pass between nodes as none in the profile do: their time is computed "
+        "from that of all ranks"
+    ]
 
 
 # --- names ---
