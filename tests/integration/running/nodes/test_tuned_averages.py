@@ -1,0 +1,103 @@
+"""A search over two nodes of two ranks each with a slow link: averages of gradients on each node first, and at once."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune import tune
+from autotune.cli import main
+from autotune.events import Event, Note, TrialEnded
+from autotune.search.roles import Role
+from storage.records import BestPlan, FinishedTrial
+from storage.store import open_store
+from tests.machines.nodes import Cable, cable, ssh_over
+from tests.programs import postgres
+from tests.values.training import PACKED, job_of, plan_of
+from trials import wire
+from trials.layer_costs import CommunicationCost, LayerCosts
+from trials.outcome import Completed, Measurement
+from trials.plan import Plan
+
+pytestmark = [pytest.mark.ranks, pytest.mark.long, pytest.mark.usefixtures("home")]
+
+RATE = "100mbit"
+BY_NODES = plan_of("4+2", data=4, zero=1, within=2)
+AT_ONCE = replace(BY_NODES, layout=replace(BY_NODES.layout, reduce_within=1))
+SPACE = {
+    # One stage and packs of one kind, so that both plans are among the few of the space.
+    "split": [6],
+    "packers": [PACKED.packer],
+    "qv": [PACKED.qv],
+    "qt": [PACKED.qt],
+    "qv_slack": [PACKED.qv - PACKED.qv_min],
+    "qt_slack": [PACKED.qt - PACKED.qt_min],
+    "sequence": ["1"],
+    "recompute": "none",
+}
+
+
+@pytest.fixture
+def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cable]:
+    """Two nodes, of which ssh reaches the other one."""
+    with cable() as made:
+        monkeypatch.setenv("PATH", str(ssh_over(made, tmp_path / "bin")), prepend=":")
+        made.limit(RATE)
+        yield made
+
+
+def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_by_side(
+    shallow: Path, tmp_path: Path, joined: Cable, plan_file: Callable[[Plan], Path], postgres_server: str
+) -> None:
+    """The results are in a database of a team."""
+    heard: list[Event] = []
+    # A trial of one step is never ended early, so both are measured.
+    few = {"trials": 16, "time_limit": "5min", "warmup_steps": 1, "timed_steps": 1, "confirm_rounds": 1}
+    search = {**few, "final_steps": 0, "sampler": "exhaustive", "space": SPACE, "present": str(plan_file(BY_NODES))}
+    hosts = {"launcher": "torchrun", "hosts": [joined.here, joined.there], "devices": 4, "start_timeout": 200}
+    batch = {"global_batch_samples": 24}
+    job = job_of(shallow, tmp_path / "output", hardware=hosts, search=search, training=batch)
+    with postgres.database(postgres_server) as team:
+        best = tune(job, listener=heard.append, database=team)
+        timed = averages(best, team)
+        shown = CliRunner().invoke(main, ["compare", AT_ONCE.id, BY_NODES.id, "--db", team])
+
+    assert timed.within == 2
+    (reason,) = (each.text for each in heard if isinstance(each, Note) and each.text.startswith("Averages of gradie"))
+    if timed.within_seconds_per_byte < timed.reduce_seconds_per_byte:
+        assert "are searched with p1-d4-z" in reason or "is predicted to take at least" in reason
+    else:
+        assert reason.endswith("averages on each node first took longer in the profile")
+
+    done = [each.trial for each in heard if isinstance(each, TrialEnded)]
+    assert Role.CURRENT_PLAN in {trial.role for trial in done if trial.plan == BY_NODES}
+    by_nodes, at_once = (
+        [measurement(trial) for trial in done if trial.plan == plan and isinstance(trial.result.outcome, Completed)]
+        for plan in (BY_NODES, AT_ONCE)
+    )
+    assert len(by_nodes[0].stages) == len(at_once[0].stages) == 4
+    for one, other in product(by_nodes, at_once):
+        assert one.steps == other.steps
+        assert one.losses == pytest.approx(other.losses, rel=1e-6)
+
+    assert shown.exit_code == 0, shown.stderr
+    assert "pipeline 1 x data 4, ZeRO 1, averages over 2 ranks of a node first" in shown.stdout
+    assert re.search(rf"{BY_NODES.id} is \d\.\d\d .* times as fast as {AT_ONCE.id}", shown.stdout)
+
+
+def measurement(trial: FinishedTrial) -> Measurement:
+    assert isinstance(trial.result.outcome, Completed)
+    return trial.result.outcome.measurement
+
+
+def averages(best: BestPlan, database: str) -> CommunicationCost:
+    """Return what the profile has timed of all ranks in data parallelism."""
+    work = best.workload
+    with open_store(database) as store:
+        profile = store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
+    assert profile is not None
+    return wire.decode(LayerCosts, profile.document).communications[0]
