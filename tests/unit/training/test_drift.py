@@ -1,6 +1,7 @@
 """The watch on the speed of a training: what it stores, when it reports, and which part it names."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_longer_samples_are_not_slower() -> None:
 def test_a_window_is_stored_with_its_speed_the_promised_one_and_its_parts() -> None:
     windows: list[LaunchWindow] = []
     watched([step(1, 9.0), *(step(number, seconds=3.0, tokens=2400) for number in range(2, 100))], windows=windows)
-    # The last 8 steps are not a whole window, so they have no times of the ranks.
+    # The last 8 steps are not a whole window: without a stop, as in a crash, they have no times of the ranks.
     assert [(window.first_step, window.last_step) for window in windows] == [
         (first, first + 9) for first in range(2, 90, 10)
     ]
@@ -103,6 +104,17 @@ def test_a_window_is_stored_with_its_speed_the_promised_one_and_its_parts() -> N
     assert [first.parts.loads.greatest, first.parts.other_seconds] == pytest.approx([0.1, 1.5])
     assert [stage.greatest for stage in first.parts.passes] == pytest.approx([1.0, 1.5])
     assert [stage.rank for stage in first.parts.passes] == [0, 3]
+
+
+def test_the_steps_before_a_stop_are_stored_with_their_number_and_not_judged() -> None:
+    windows: list[LaunchWindow] = []
+    steps = numbered(9.0, *20 * [2.0], *44 * [2.5])
+    assert watched([*steps[:-1], replace(steps[-1], window=USUAL.times)], windows=windows) == []
+    assert [(window.first_step, window.last_step, window.steps) for window in windows[-2:]] == [
+        (52, 61, 10),
+        (62, 65, 4),
+    ]
+    assert windows[-1].change == pytest.approx(2.0 / 2.5 - 1)
 
 
 def test_a_slow_window_is_stored_with_the_part_that_grew() -> None:

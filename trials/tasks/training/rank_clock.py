@@ -21,7 +21,7 @@ class RankClock:
     def add(self, times: torch.Tensor, *, is_last: bool) -> RankTimes | None:
         """Add a step, [ranks, 2]: seconds of loading and of passes. Return the means of a window that ends with it.
 
-        The last step of a launch ends its window, which may be shorter than others.
+        The last step of a launch, as before a stop, ends its window, which may be shorter than others.
         """
         if self._sums is None:
             self._sums = torch.zeros_like(times, dtype=torch.float64)

@@ -64,16 +64,17 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     every = training.checkpoint_every
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
     clock = RankClock(session.request.plan.layout, task.window_steps)
-    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule, clock)) as steps:
-        for record, ends_epoch in steps:
+    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
+        for record, times, ends_epoch in steps:
             done = record.step
-            if session.coordinates.rank == 0:
-                append_line(task.output / PROGRESS_FILE, record)
             asked = _agreed(session, asked_to_stop) if done < last else None
             is_saved = ends_epoch or done == last or asked is Stop.NOW or bool(every and done % every == 0)
+            stopped = asked if is_saved else None
+            window = clock.add(times, is_last=done == last or stopped is not None)
+            if session.coordinates.rank == 0:
+                append_line(task.output / PROGRESS_FILE, replace(record, window=window))
             if is_saved:
                 save(done)
-                stopped = asked
             # Behind the checkpoint: an evaluation may take long, or fail.
             if stopped is not Stop.NOW and not evaluator.run(done, stops):
                 stopped = Stop.NOW
@@ -161,9 +162,12 @@ def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule
 
 
 def _run_steps(
-    session: Session, course: Course, wanted: range, schedule: Schedule, clock: RankClock
-) -> Generator[tuple[Progress, bool], None, None]:
-    """Run the `wanted` steps of the course, counted from 0; yield each, and whether it ends its epoch."""
+    session: Session, course: Course, wanted: range, schedule: Schedule
+) -> Generator[tuple[Progress, torch.Tensor, bool], None, None]:
+    """Run the `wanted` steps of the course, counted from 0.
+
+    Yield each, the times of the ranks in it as `RankClock.add` takes them, and whether it ends its epoch.
+    """
     total = min(course.steps, session.request.job.training.max_steps or course.steps)
     for stretch in course.stretches:
         before = stretch.before
@@ -197,6 +201,5 @@ def _run_steps(
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
                     gradient_norm=norm,
-                    window=clock.add(times, is_last=before + index + 1 == wanted.stop),
                 )
-                yield progress, stretch.ends_epoch and index + 1 == stretch.steps
+                yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps

@@ -97,7 +97,8 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
         GREEDY.id,
         launched.training_samples_per_second,
     )
-    # The first step of each launch does not count, nor a part of a window before a stop.
+    # The first step of each launch does not count. The stop cuts off a window, which is stored as well.
+    assert (windows[0][-1].steps, SOON.window_steps) == (1, 2)
     assert [(some[0].first_step, some[-1].last_step) for some in windows] == [
         (2, retune.steps - 1),
         (retune.steps + 2, len(undisturbed)),

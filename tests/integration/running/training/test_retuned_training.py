@@ -28,7 +28,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.stop import Stop
 from trials.tasks.training.output import RECORD_FILE, PlanChange, TrainingRecord, read_record
-from trials.tasks.training.progress import PROGRESS_FILE, Progress
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 from trials.tasks.training.settings import training_settings
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
@@ -212,3 +212,15 @@ def test_a_training_that_is_to_stop_at_a_checkpoint_goes_on_to_the_next_that_is_
     assert (stopped.steps, stopped.stopped, checkpoints) == (3, Stop.NOW, {"checkpoint-2", "checkpoint-3"})
     finished, _ = train(100, Stop.AT_CHECKPOINT)
     assert (finished.finished, finished.stopped) == (True, None)
+
+
+def test_the_steps_before_a_stop_have_the_times_of_their_ranks(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter((None, None, None, Stop.NOW))
+    report = train_alone(prepared_of(shallow, tmp_path), monkeypatch, lambda: next(asked))
+    lines = read_lines(tmp_path / "output" / PROGRESS_FILE)
+    windows = [line.window for line in lines if isinstance(line, Progress)]
+    assert (report.steps, report.stopped) == (4, Stop.NOW)
+    assert windows[:3] == [None, None, None]
+    assert windows[3] is not None
