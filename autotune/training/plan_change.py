@@ -1,5 +1,7 @@
 """Continuation of a training with another plan."""
 
+from pathlib import Path
+
 from autotune.errors import PlanNotValid
 from autotune.events import Listener, Note
 from autotune.plan_choice import choose_plan
@@ -10,7 +12,7 @@ from storage.errors import UnknownRecord
 from storage.store import Store
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Plan
-from trials.tasks.training.output import RECORD_FILE, read_record
+from trials.tasks.training.output import RECORD_FILE, PlanChange, has_checkpoint_after, read_record
 
 
 def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) -> tuple[KnownPlan, bool]:
@@ -32,6 +34,14 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     # The record of an earlier version has the id of the plan alone.
     own = record.plan or record.settings.plan
     return choose_plan(bench.store, bench.prepared.workload, own, listener), False
+
+
+def untried_change(output: Path) -> PlanChange | None:
+    """Return the last change of plan of the training in `output`; None unless the new plan has no checkpoint yet."""
+    record = read_record(output / RECORD_FILE)
+    if record is None or not record.changes or has_checkpoint_after(output, record.changes[-1].steps):
+        return None
+    return record.changes[-1]
 
 
 def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:

@@ -12,7 +12,7 @@ from autotune.events import Listener, Note
 from autotune.results.known_plan import KnownPlan, counted_runs, of_winner
 from autotune.training.drift import PATIENCE, Drift, Patience, Promise, SpeedWatch
 from autotune.training.full_training import Launched, launch
-from autotune.training.plan_change import plan_to_continue
+from autotune.training.plan_change import plan_to_continue, untried_change
 from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
 from autotune.training.speed_window import Pace
 from autotune.training.training_output import held
@@ -50,11 +50,13 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """A plan with what goes with it."""
+    """A plan with what goes with it, to go on with from a checkpoint where the one after it cannot be launched."""
 
     chosen: KnownPlan
     certificate: Certificate | None
     promise: Promise | None
+    steps: int
+    """Total optimizer steps of the checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,8 +78,8 @@ class WatchedTraining:
 
         A training that `retunes` and has been slower than promised for long stops at its next checkpoint, is tuned on
         the machine as it is then, and goes on with the winner. `refusal` says when not. Where the search fails, or the
-        winner does before its first checkpoint, it goes on with its plan. Raise what `full_training.launch` and
-        `tune_again` raise.
+        winner does before its first checkpoint, it goes on with its plan; also where an earlier process chose the
+        winner. Raise what `full_training.launch` and `tune_again` raise.
         """
         with WindowWriter(self.bench.spool, self.bench.store) as writer:
             return self._train(writer)
@@ -107,10 +109,11 @@ class WatchedTraining:
                 with self.stopping() as stops:
                     launched = self._launch(watch, drifts, stops, changes_plan=changes_plan)
             except PlanFailed as error:
-                if before is None or stops():
+                if stops() or (before := before or self._before_change()) is None:
                     raise
-                retunes[-1] = replace(retunes[-1], failure=error.reason)
-                self._go_back(before, error, retunes[-1])
+                if retunes:
+                    retunes[-1] = replace(retunes[-1], failure=error.reason)
+                self._go_back(before, error)
                 promise, before, changes_plan = before.promise, None, True
                 continue
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
@@ -122,13 +125,27 @@ class WatchedTraining:
                     launched, steps=steps, blank_samples=blank_samples, drift=drifts.last, retunes=tuple(retunes)
                 )
             assert drifts.last is not None, "only a drift stops it at a checkpoint"
-            until_then = _Choice(chosen=self.chosen, certificate=self.certificate, promise=promise)
+            until_then = _Choice(
+                chosen=self.chosen, certificate=self.certificate, promise=promise, steps=launched.report.steps
+            )
             if watch.is_slow:
                 promise = self._tune(promise, drifts.last, launched.report.steps, retunes)
             else:
                 self.listener(Note(text="The training is no longer slower: it goes on without a search"))
             changes_plan = self.chosen.plan != until_then.chosen.plan
             before = until_then if changes_plan else None
+
+    def _before_change(self) -> _Choice | None:
+        """Return the plan before the one that an earlier process chose, where that has no checkpoint; else None.
+
+        It promises nothing, so that it is not tuned again at once: the search would find the same winner.
+        """
+        change = untried_change(self.bench.prepared.job.training.output)
+        if change is None or not self.options.retunes:
+            return None
+        certificate = None if self.certificate is None else certified(self.bench, change.plan, self.listener)
+        chosen = KnownPlan(plan=change.plan, speed=None)
+        return _Choice(chosen=chosen, certificate=certificate, promise=None, steps=change.steps)
 
     def _promise(self, study_id: str | None) -> Promise | None:
         """Return the promise of the chosen plan, as a study found it; None for a plan that was never measured."""
@@ -190,17 +207,17 @@ class WatchedTraining:
         retunes.append(retune)
         return promise
 
-    def _go_back(self, before: _Choice, error: PlanFailed, retune: Retune) -> None:
-        """Choose the plan before the search again, since the winner cannot be launched."""
-        output = self.bench.prepared.job.training.output
+    def _go_back(self, before: _Choice, error: PlanFailed) -> None:
+        """Choose the plan before again, since the present one cannot be launched."""
+        output, failed = self.bench.prepared.job.training.output, self.chosen.plan.id
         with held(output):
-            note_failed_plan(output, self.chosen.plan.id)
+            note_failed_plan(output, failed)
         self.chosen, self.certificate = before.chosen, before.certificate
         _log.warning(
             "plan %s cannot be launched, and checkpoint-%d is continued with plan %s: %s",
-            retune.winner,
-            retune.steps,
-            retune.before,
+            failed,
+            before.steps,
+            before.chosen.plan.id,
             error,
         )
 

@@ -1,6 +1,7 @@
 """A training whose new plan fails at its launch goes on with the plan before, as if there had been no search."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
     # The first step of each launch does not count. The stop cuts off a window, which is stored as well.
     assert (windows[0][-1].steps, SOON.window_steps) == (1, 2)
     assert [(some[0].first_step, some[-1].last_step) for some in windows] == [
-        (2, retune.steps - 1),
+        (2, retune.steps),
         (retune.steps + 2, len(undisturbed)),
     ]
     assert all(
@@ -110,6 +111,72 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
     assert str(retune.failure).startswith("out of memory on stage 0")
     assert f"plan {GREEDY.id} cannot be launched, and checkpoint-{retune.steps} is continued with plan" in caplog.text
     assert f"it is not tuned again, since the launch of plan {GREEDY.id} failed" in caplog.text
+
+
+class Killed(BaseException):
+    """The end of the agent at a moment of the test."""
+
+
+def killed(moment: str) -> Callable[[Event], None]:
+    """Return a listener that ends the agent at the first text of an event with these words."""
+
+    def hear(event: Event) -> None:
+        if moment in getattr(event, "text", ""):
+            raise Killed
+
+    return hear
+
+
+AT_LAUNCH, BEFORE_LAUNCH = f"Training with plan {GREEDY.id}", "Tuned again after step"
+
+
+@pytest.mark.parametrize("moment", [AT_LAUNCH, pytest.param(BEFORE_LAUNCH, marks=pytest.mark.long)])
+def test_an_agent_that_follows_one_which_was_killed_at_its_new_plan_goes_on_with_the_plan_before(
+    moment: str, shallow: Path, tmp_path: Path, pool: WarmPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(shallow, tmp_path / "alone") as bench:
+        train(pool, bench.prepared, LEAN)
+        undisturbed = losses(bench)
+    with opened(shallow, tmp_path, memory_limit="8MiB") as bench:
+        with pytest.raises(Killed):
+            trained(bench, killed(moment))
+        before = read_record(bench.prepared.job.training.output / RECORD_FILE)
+        training = WatchedTraining(
+            bench=bench,
+            chosen=KnownPlan(plan=GREEDY, speed=None),
+            certificate=None,
+            options=TrainingOptions(retunes=True),
+            listener=unheard,
+            stopping=lambda: nullcontext(lambda: False),
+        )
+        launched = training.run()
+        check_samples(bench)
+        assert losses(bench) == undisturbed
+        after = read_record(bench.prepared.job.training.output / RECORD_FILE)
+    assert before is not None
+    assert before.settings.plan == (GREEDY.id if moment == AT_LAUNCH else LEAN.id)
+    assert after is not None
+    assert (after.settings.plan, after.changes, after.failed) == (LEAN.id, (), (GREEDY.id,))
+    assert (training.chosen.plan, launched.report.finished, launched.retunes) == (LEAN, True, ())
+    assert re.search(rf"plan {GREEDY.id} cannot be launched, and checkpoint-\d+ is continued with", caplog.text)
+
+
+@pytest.mark.long
+def test_without_tuning_again_the_failure_of_a_changed_plan_ends_the_training(shallow: Path, tmp_path: Path) -> None:
+    with opened(shallow, tmp_path, memory_limit="8MiB") as bench:
+        with pytest.raises(Killed):
+            trained(bench, killed(AT_LAUNCH))
+        training = WatchedTraining(
+            bench=bench,
+            chosen=KnownPlan(plan=GREEDY, speed=None),
+            certificate=None,
+            options=TrainingOptions(),
+            listener=unheard,
+            stopping=lambda: nullcontext(lambda: False),
+        )
+        with pytest.raises(PlanFailed, match="out of memory"):
+            training.run()
+        assert endings(bench, GREEDY)[-1] == "failed"
 
 
 def kill(rank: psutil.Process) -> None:
