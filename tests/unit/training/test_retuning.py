@@ -37,6 +37,13 @@ def test_a_training_is_tuned_again_if_its_last_steps_lose_more_time_than_a_searc
     )
 
 
+def test_a_search_that_took_longer_than_its_limit_is_the_price_of_the_next_one() -> None:
+    assert refused(of=120 + 181, retunes=[RETUNE]) is None
+    assert refused(of=120 + 180, retunes=[RETUNE]) == (
+        "it is not tuned again: the 180 steps after the next checkpoint lose 1 min 30 s, and a search took 1 min 30 s"
+    )
+
+
 def test_steps_after_the_end_of_the_launch_do_not_count() -> None:
     assert refused(last=120 + 121) is None
     assert "the 120 steps" in str(refused(last=120 + 120))
