@@ -40,8 +40,9 @@ def choose_plan(
 ) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
-    The `listener` gets how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold
-    here, and what `Store.find_plan` raises.
+    The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
+    how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold here, and what
+    `Store.find_plan` raises.
     """
     if wanted is None:
         winner = known_winner(store, now, output)
@@ -51,10 +52,11 @@ def choose_plan(
     try:
         tried = store.find_plan(given.id if isinstance(given, Plan) else given, now)
     except UnknownRecord:
-        if not isinstance(given, Plan):
+        own = given if isinstance(given, Plan) else _trained(given, output)
+        if own is None:
             raise
-        listener(Note(text=f"Plan {given.id} was never tried: nothing is known of its speed and memory"))
-        return KnownPlan(plan=given, speed=None)
+        listener(Note(text=f"Plan {own.id} was never tried: nothing is known of its speed and memory"))
+        return KnownPlan(plan=own, speed=None)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.REMEASURE:
         changes = "; ".join(map(str, found.changes))
@@ -109,6 +111,14 @@ def _given(wanted: Plan | str) -> Plan | str:
         return read_plan(Path(wanted))
     except PredictError as error:
         raise PlanNotValid(str(error)) from error
+
+
+def _trained(id_prefix: str, output: Path | None) -> Plan | None:
+    """Return the only plan of the training in `output` whose id begins with a text; None where none or several do."""
+    record = None if output is None else read_record(output / RECORD_FILE)
+    plans = () if record is None else (record.plan, *(change.plan for change in record.changes))
+    found = {plan.id: plan for plan in plans if plan and plan.id.startswith(id_prefix.lower())}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _or_nearest(store: Store, now: Workload, output: Path | None) -> str:

@@ -300,6 +300,11 @@ def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job
     code, reported = refusal("run", job.path)
     assert code == 2
     assert f"continue with `autotune launch --plan {plan.id}`, or name another folder" in reported
+    offered = CliRunner().invoke(main, ["launch", str(job.path), "--plan", plan.id[:10], "--dry-run"])
+    assert offered.exit_code == 0, offered.stderr
+    code, reported = refusal("launch", job.path, "--plan", plan_of("12+5", "0+3").id, "--dry-run")
+    assert code == 2
+    assert "no study has tried a plan yet" in reported
 
 
 def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_offered(

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotune import launch
 from autotune.errors import PlanNotValid
 from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
+from storage.errors import UnknownPlan
 from storage.store import Store
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, train
@@ -202,3 +204,21 @@ def test_a_change_that_cannot_be_made_is_refused_and_changes_nothing(
         change(begun, ZERO, profile_store)
     record.write_bytes(before[record])
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("home")
+def test_a_training_goes_on_with_a_plan_that_only_its_folder_knows(
+    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+) -> None:
+    begun = prepared(shallow, tmp_path)
+    train(pool, begun, PIPELINE, max_steps=1)
+    change(begun, ZERO, profile_store)
+    train(pool, begun, ZERO, max_steps=2)
+    empty = f"sqlite:///{tmp_path / 'empty.db'}"
+    launched = launch(begun.job, plan=ZERO.id[:8], steps=3, database=empty)
+    assert (launched.steps, launched.report.steps) == (1, 3)
+    back = launch(begun.job, resume_with=PIPELINE.id, steps=4, database=empty)
+    assert (back.steps, back.report.steps) == (1, 4)
+    assert len(losses(begun)) == 4
+    with pytest.raises(UnknownPlan, match="no plan begins with 'f"):
+        launch(begun.job, plan="f" * 16, database=f"sqlite:///{tmp_path / 'new.db'}")
