@@ -1,5 +1,6 @@
 """The process group of the ranks. A process may leave it and join another, with other ranks and another plan."""
 
+import hashlib
 import ipaddress
 import os
 import socket
@@ -13,23 +14,19 @@ import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
-from torch.distributed.rendezvous import register_rendezvous_handler
+from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from trials.channels.folder import FILE_SCHEME
 from trials.channels.store import STORE_SCHEME, connect
+from trials.errors import SiteError
 
-_LOOPBACK_SCHEME = "loopback"
-"""torch's own `env://` listens on every interface, whatever the address of the master."""
+_MASTER_SCHEME = "master"
+_REQUEST, _TAKEN = "autotune/request", "autotune/rank"
 
 
-def env_meeting() -> str:
-    """Return the `init_method` for MASTER_ADDR and MASTER_PORT; for a loopback address one that listens there alone."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
-        return "env://"
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    found = [each[4][0] for each in socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)]
-    alone = all(ipaddress.ip_address(each).is_loopback for each in found)
-    return f"{_LOOPBACK_SCHEME}://{found[0]}/{port}" if alone else "env://"
+def env_meeting(request: str) -> str:
+    """Return the `init_method` for MASTER_ADDR and MASTER_PORT of ranks that serve this request, and no other one."""
+    return f"{_MASTER_SCHEME}://{hashlib.sha256(request.encode()).hexdigest()}"
 
 
 def _meet_in_file(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
@@ -37,13 +34,37 @@ def _meet_in_file(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
     yield FileStore(unquote(path), world_size), rank, world_size
 
 
-def _meet_on_loopback(url: str, timeout: timedelta, **_: object) -> Iterator[tuple[Store, int, int]]:
-    path, rank, world_size = _parts(url)
-    address, port = path.rsplit("/", 1)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, int(port)), family=family).detach() if rank == 0 else None
-    store = TCPStore(address, int(port), world_size, rank == 0, timeout, master_listen_fd=listener)
+def _meet_at_master(url: str, timeout: timedelta, **_: object) -> Iterator[tuple[Store, int, int]]:
+    """Yield the store of the master, where all ranks must be those of one request.
+
+    A user may have chosen its port for two of them at once. Without the check, ranks of both would train together.
+    """
+    request, rank, world_size = _parts(url)
+    store = _master(rank, world_size, timeout)
+    if rank == 0:
+        store.set(_REQUEST, request)
+    if store.get(_REQUEST).decode() != request or store.add(f"{_TAKEN}/{rank}", 1) > 1:
+        raise SiteError(
+            f"MASTER_PORT {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']} is that of other ranks, which run "
+            "now; choose another port"
+        )
     yield store, rank, world_size
+
+
+def _master(rank: int, world_size: int, timeout: timedelta) -> Store:
+    """Return the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves, or torchrun.
+
+    For a loopback address rank 0 listens there alone; torch's own `env://` listens on every interface.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    found = [str(each[4][0]) for each in socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)]
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if is_served or not all(ipaddress.ip_address(each).is_loopback for each in found):
+        served: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]
+        return served
+    family = socket.AF_INET6 if ":" in found[0] else socket.AF_INET
+    listener = socket.create_server((found[0], port), family=family).detach() if rank == 0 else None
+    return TCPStore(found[0], port, world_size, rank == 0, timeout, master_listen_fd=listener)
 
 
 def _meet_in_store(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
@@ -65,7 +86,7 @@ deepspeed.ops.__compatible_ops__ = {}
 
 register_rendezvous_handler(FILE_SCHEME, _meet_in_file)
 register_rendezvous_handler(STORE_SCHEME, _meet_in_store)
-register_rendezvous_handler(_LOOPBACK_SCHEME, _meet_on_loopback)
+register_rendezvous_handler(_MASTER_SCHEME, _meet_at_master)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Protocol
 from trials.channels.store import join
 from trials.errors import NodesMissing
 from trials.launchers.commands import Command, shared_environment
+from trials.launchers.network import free_port
 from trials.launchers.node_messages import TOKEN
 from trials.whole_file import whole_file
 
@@ -99,7 +99,7 @@ class CommandStarter:
 
     def start(self, agent: str, token: str) -> None:
         self._agent, self._token = agent, token
-        self._meeting = agent if self._tool.uses_store else free_port(self._address)
+        self._meeting = agent if self._tool.uses_store else self._free()
         self._folder.mkdir(parents=True, exist_ok=True)
         with whole_file(self._token_file, 0o600) as stream:
             stream.write(token.encode())
@@ -126,7 +126,7 @@ class CommandStarter:
         self._token_file.unlink(missing_ok=True)
 
     def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
-        meeting, ranks = free_port(self._address), tuple(map(len, places))
+        meeting, ranks = self._free(), tuple(map(len, places))
         worker = ("trials.run.worker", "--request", str(request))
         found = []
         for node, of_node in enumerate(places):
@@ -171,18 +171,15 @@ class CommandStarter:
             process.stdin.write(f"{self._token}\n".encode() if is_read else b"")
             process.stdin.flush()
 
+    def _free(self) -> str:
+        return join(self._address, free_port(self._address))
+
     def _log(self, node: int) -> Path:
         return self._folder / f"node-{node}.log"
 
     @property
     def _token_file(self) -> Path:
         return self._folder / "token"
-
-
-def free_port(address: str) -> str:
-    """Return `HOST:PORT` of a port at which nothing listens now, for a tool that cannot ask the system for one."""
-    with socket.create_server((address, 0)) as free:
-        return join(address, free.getsockname()[1])
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trials.launchers.network import interface_of
+from trials.launchers.network import free_port, interface_of
 
 _LOOPBACK = "127.0.0.1"
-_PORT = 29500
-"""The default of torchrun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
 
 def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:
     """Return one command per rank on this machine: it serves the request in the folder `request` and ends."""
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_PORT)}
+    meeting = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(free_port(_LOOPBACK))}
     return tuple(
         Command(
             # -P: a folder `storage` or `trials` in the current directory must not shadow the package.

@@ -49,6 +49,12 @@ def own_address(name: str) -> str:
     return address
 
 
+def free_port(address: str) -> int:
+    """Return a port at which nothing listens now, for a tool that cannot ask the system for one."""
+    with socket.create_server((address, 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def _resolved(host: str) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
     try:
         family, _, _, _, target = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]

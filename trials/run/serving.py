@@ -38,7 +38,7 @@ def serve(channel: Channel) -> bool:
         channel.put(begun_name(rank), "")
         request = _received(channel)
         # Without a launcher's address the ranks meet over the channel, which needs no free port.
-        meeting = env_meeting() if "MASTER_ADDR" in os.environ else channel.meeting
+        meeting = env_meeting(channel.get(REQUEST) or "") if "MASTER_ADDR" in os.environ else channel.meeting
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
         # Reported before the group is left: the other ranks fail as soon as this one leaves, and are not the cause.
         with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, channel):

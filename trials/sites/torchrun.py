@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trials.channels.store import split
 from trials.errors import SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
@@ -58,18 +57,17 @@ class Torchrun:
         return self.rendezvous == "c10d"
 
     def command(self, spot: Spot, program: Sequence[str], *, is_module: bool) -> tuple[str, ...]:
-        host, port = split(spot.meeting)
         meet: Mapping[str, tuple[str, ...]] = {
-            "static": (f"--node-rank={spot.node}", f"--master-addr={host}", f"--master-port={port}"),
-            "c10d": (
-                *("--rdzv-backend=c10d", f"--rdzv-endpoint={spot.meeting}", "--rdzv-id=autotune"),
-                f"--rdzv-conf=is_host={int(spot.node == 0 and not spot.is_served)}",
-            ),
+            "static": (f"--node-rank={spot.node}",),
+            "c10d": ("--rdzv-id=autotune", f"--rdzv-conf=is_host={int(spot.node == 0 and not spot.is_served)}"),
         }
         return (
             str(Path(sys.executable).with_name("torchrun")),
             f"--nnodes={len(spot.ranks)}",
             f"--nproc-per-node={spot.ranks[spot.node]}",
+            # Both are named: torchrun takes others from variables such as PET_RDZV_ENDPOINT.
+            f"--rdzv-backend={self.rendezvous}",
+            f"--rdzv-endpoint={spot.meeting}",
             *meet[self.rendezvous],
             "-m" if is_module else "--no-python",
             *program,
