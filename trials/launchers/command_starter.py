@@ -32,6 +32,8 @@ class Spot:
     """Processes that the tool may start, on each of the nodes."""
     meeting: str
     """`HOST:PORT` where the tool's own processes meet."""
+    address: str | None
+    """At which others reach the node; None where the user starts the command on a node of their choice."""
     is_served: bool = False
     """Whether a store is there already."""
 
@@ -130,7 +132,8 @@ class CommandStarter:
         worker = ("trials.run.worker", "--request", str(request))
         found = []
         for node, of_node in enumerate(places):
-            argv = self._tool.command(Spot(node=node, ranks=ranks, meeting=meeting), worker, is_module=True)
+            spot = Spot(node=node, ranks=ranks, meeting=meeting, address=self._address_of(node))
+            argv = self._tool.command(spot, worker, is_module=True)
             if node and self._hosts and self._reach.passes_environment:  # ssh would not pass these variables
                 argv = self._reach.command(self._hosts[node], argv)
             found.append(Command(argv=argv, environment=shared_environment(accelerator, len(of_node))))
@@ -146,7 +149,13 @@ class CommandStarter:
         is_shown = node > 0 and self._hosts is None
         if is_shown:
             program += ("--token-file", str(self._token_file))
-        spot = Spot(node=node, ranks=self._ranks, meeting=self._meeting, is_served=self._tool.uses_store)
+        spot = Spot(
+            node=node,
+            ranks=self._ranks,
+            meeting=self._meeting,
+            address=self._address_of(node),
+            is_served=self._tool.uses_store,
+        )
         command = self._tool.command(spot, program, is_module=False)
         if is_shown:
             self._show(f"Start this on node {node}, in a copy of this environment:\n{shlex.join(command)}")
@@ -173,6 +182,11 @@ class CommandStarter:
 
     def _free(self) -> str:
         return join(self._address, free_port(self._address))
+
+    def _address_of(self, node: int) -> str | None:
+        if node == 0:
+            return self._address
+        return self._hosts[node].rpartition("@")[2] if self._hosts else None
 
     def _log(self, node: int) -> Path:
         return self._folder / f"node-{node}.log"

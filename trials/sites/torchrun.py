@@ -59,7 +59,11 @@ class Torchrun:
     def command(self, spot: Spot, program: Sequence[str], *, is_module: bool) -> tuple[str, ...]:
         meet: Mapping[str, tuple[str, ...]] = {
             "static": (f"--node-rank={spot.node}",),
-            "c10d": ("--rdzv-id=autotune", f"--rdzv-conf=is_host={int(spot.node == 0 and not spot.is_served)}"),
+            "c10d": (
+                *("--rdzv-id=autotune", f"--rdzv-conf=is_host={int(spot.node == 0 and not spot.is_served)}"),
+                # Else ranks look for the first one under the name of its machine, which may have no address elsewhere.
+                *((f"--local-addr={spot.address}",) if spot.address else ()),
+            ),
         }
         return (
             str(Path(sys.executable).with_name("torchrun")),
