@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,24 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from autotune import launch
+from autotune import launch, tune
 from autotune.cli import main
 from autotune.errors import LaunchFailed
-from autotune.events import Event, Note
+from autotune.events import Event, Note, TrialBegan, TrialEnded
 from autotune.job_file import with_values
 from autotune.workload import prepare
+from storage.records import FinishedTrial
 from storage.store import open_store
 from tests.machines.nodes import OTHER, Cable, cable, ssh_over
 from tests.machines.slurm import cluster
 from tests.programs.processes import children, has_ended, ranks, wait_for
+from tests.programs.users import refusal
+from tests.values.storage import best_of, concluded
 from tests.values.training import job_of, plan_of, train
 from trials import wire
 from trials.errors import NodesMissing
 from trials.job import Job
+from trials.outcome import Completed, Failed
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
@@ -62,6 +67,19 @@ def job(shallow: Path, tmp_path: Path) -> Callable[..., Job]:
     return make
 
 
+LAUNCHERS = ("torchrun", "torchrun c10d", "deepspeed")
+
+
+def hardware_of(launcher: str, joined: Cable, folder: Path) -> dict[str, Any]:
+    """Return the settings of a job's hardware for both nodes."""
+    name, _, rendezvous = launcher.partition(" ")
+    if name == "torchrun":
+        return {"launcher": name, "hosts": [joined.here, joined.there], "rendezvous": rendezvous or "static"}
+    hostfile = folder / "hosts"
+    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
+    return {"launcher": name, "hostfile": hostfile, "devices": None}
+
+
 def losses(job: Job) -> list[float]:
     lines = read_lines(job.training.output / PROGRESS_FILE)
     return [line.loss for line in lines if isinstance(line, Progress)]
@@ -69,17 +87,11 @@ def losses(job: Job) -> list[float]:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ssh")
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_search_and_a_training_over_two_nodes_have_the_losses_of_one_machine(
     launcher: str, job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
-    hostfile = tmp_path / "hosts"
-    hostfile.write_text(f"{joined.here} slots=1\n{joined.there} slots=1\n")
-    of_launcher: dict[str, dict[str, Any]] = {
-        "torchrun": {"hosts": [joined.here, joined.there]},
-        "deepspeed": {"hostfile": hostfile, "devices": None},
-    }
-    over_nodes = with_values(job("over-nodes", launcher=launcher, **of_launcher[launcher]), "training", SHORT_TRAINING)
+    over_nodes = with_values(job("over-nodes", **hardware_of(launcher, joined, tmp_path)), "training", SHORT_TRAINING)
     ran = CliRunner().invoke(main, ["run", written(over_nodes, tmp_path)])
     assert ran.exit_code == 0, ran.stderr
     check_losses(over_nodes, job("here"), pool, tmp_path)
@@ -98,16 +110,17 @@ def check_losses(over_nodes: Job, here: Job, pool: WarmPool, folder: Path) -> No
 
 @pytest.mark.long
 @pytest.mark.usefixtures("ssh")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_commands_of_a_dry_run_run_as_they_are_printed(
-    job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
+    launcher: str, job: Callable[..., Job], joined: Cable, pool: WarmPool, tmp_path: Path
 ) -> None:
-    printed, here = job("printed", launcher="torchrun", hosts=[joined.here, joined.there]), job("here")
+    printed, here = job("printed", **hardware_of(launcher, joined, tmp_path)), job("here")
     plan = plan_of("4+2", data=2)
     run_as_printed(printed, plan, joined, tmp_path)
     train(pool, prepare(here, tmp_path), plan, max_steps=3)
     assert losses(printed)[:3] == losses(here)
     assert len(losses(here)) == 3
-    assert not programs("torchrun")
+    assert not programs("torchrun", "deepspeed.launcher.launch")
 
 
 def written(job: Job, folder: Path) -> str:
@@ -143,10 +156,10 @@ def programs(*names: str) -> list[psutil.Process]:
 
 
 @pytest.mark.long
-def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpoint(
-    job: Callable[..., Job], joined: Cable
+def test_a_training_whose_node_is_lost_fails_with_its_name_and_goes_on_with_what_is_left(
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
 ) -> None:
-    """The user starts the other node, by the command that is shown."""
+    """The user starts the other node, by the command that is shown; one rank of this machine is left."""
     others: list[subprocess.Popen[bytes]] = []
 
     def listen(event: Event) -> None:
@@ -167,6 +180,51 @@ def test_a_training_whose_node_is_lost_fails_with_its_name_and_keeps_its_checkpo
             process.kill()
             process.wait()
     assert list(settings.training.output.glob("checkpoint-*"))
+
+    left = with_values(job("lost", devices=1), "training", {"checkpoint_every": 1, "epochs": 50})
+    alone, done = plan_of("4+2"), len(losses(settings))
+    with open_store() as store:  # of a search with another limit
+        work = prepare(left, tmp_path / "left").workload
+        other = replace(work, memory_limit_bytes=2 * work.memory_limit_bytes)
+        study = store.create_study(store.add_workload(other), {}, seed=0)
+        concluded(store, best_of(study.id, plan=alone, workload=other))
+    code, reported = refusal("run", written(left, tmp_path))
+    assert code == 2
+    assert f"by `autotune launch --resume-with {alone.id}`, which was not measured here: memory_limit" in reported
+    launched = launch(left, resume_with=alone.id, steps=done + 2)
+    assert (launched.report.steps, launched.report.stopped) == (done + 2, None)
+    assert len(losses(left)) == done + 2
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("ssh")
+def test_a_search_whose_node_is_lost_in_a_trial_starts_it_anew_and_keeps_all_results(
+    job: Callable[..., Job], joined: Cable
+) -> None:
+    done: list[FinishedTrial] = []
+    lost: list[psutil.Process] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, TrialEnded):
+            done.append(event.trial)
+        if isinstance(event, TrialBegan) and done and not lost:
+            lost.extend(programs("--number=1"))
+            for process in lost:
+                process.kill()
+
+    settings = job("lost", launcher="torchrun", hosts=[joined.here, joined.there])
+    best = tune(with_values(settings, "search", {"trials": 6, "time_limit": "10min"}), listener=listen)
+    assert lost
+    # A disturbed run is repeated, and its failure noted beside the second result.
+    of_trials = [[each.result.outcome, *(run.outcome for run in each.result.disturbed)] for each in done]
+    (failed,) = (outcome for outcomes in of_trials for outcome in outcomes if isinstance(outcome, Failed))
+    assert f"node {OTHER} is lost: it gave no sign of life" in str(failed)
+    assert isinstance(done[0].result.outcome, Completed)
+    assert isinstance(done[-1].result.outcome, Completed)
+    with open_store() as store:
+        stored = store.trials(best.study_id)
+        assert {each.id for each in done} == {each.id for each in stored}
+    assert not programs("torchrun")
 
 
 @pytest.mark.long
@@ -196,6 +254,18 @@ def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cabl
     with pytest.raises(NodesMissing, match=rf"node 1 \({missing}\) has ended with exit code 255 .*: no route to host"):
         launch(job("missing", launcher="torchrun", hosts=[joined.here, missing]), plan=plan_of("4+2", data=2))
     assert not programs("torchrun")
+
+
+def test_a_host_to_which_no_route_leads_is_named_before_anything_starts(
+    job: Callable[..., Job], joined: Cable, tmp_path: Path
+) -> None:
+    """The other node has the route to this one alone."""
+    file = written(job("routeless", launcher="torchrun", hosts=[joined.there, "198.51.100.7"]), tmp_path)
+    command = joined.on_other([sys.executable, "-P", "-m", "autotune", "tune", file])
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Error: no route leads to 198.51.100.7 (Network is unreachable); check the network" in ended.stderr
+    assert not list((tmp_path / "home").rglob("node-*.log"))
 
 
 @pytest.mark.long
