@@ -64,7 +64,7 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     """Return the two lines of a trial."""
     prefix = "known" if known else f"trial {trial.number}"
     outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
-    disturbed = f"; disturbed: {trial.result.contamination}" if trial.result.contamination else ""
+    disturbed = f"; disturbed: {trial.result.disturbance}" if trial.result.disturbance else ""
     disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
     return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{named_plan(trial.plan)}"
 

@@ -38,12 +38,12 @@ def draw(record: dict[str, Any], path: Path) -> None:
     baselines = {each["role"]: each for each in result["baselines"]}
     rows = [(name, baselines[role], _OTHERS) for role, name in NAMES.items()]
     rows.append(("autotune", result, _OURS))
-    widest = 1.2 * max(row["samples_per_second"] for _, row, _ in rows)
+    widest = 1.2 * max(row["estimated_samples_per_second"] for _, row, _ in rows)
     with rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 2.1), layout="constrained")
         axes = figure.subplots()
         for place, (_, row, color) in enumerate(rows):
-            speed, error = row["samples_per_second"], row["samples_per_second_error"]
+            speed, error = row["estimated_samples_per_second"], row["estimated_samples_per_second_error"]
             axes.barh(place, speed, height=0.62, color=color, xerr=error, ecolor=_TEXT, capsize=3)
             gain = f"autotune: {row['gain']:.2f} times" if "gain" in row else ""
             axes.text(0.01 * widest, place, gain, va="center", color=_TEXT, fontsize=9)

@@ -144,7 +144,7 @@ def _predicted(
         "step_error": abs(float(np.median(ratios)) - 1),
         "peak_bytes": max(run.peak_bytes for run in measured),
         "byte_error": max(errors),
-        "samples_per_second": rate,
+        "measured_samples_per_second": rate,
         "flop_utilisation": achieved / target.peak_flops if target.peak_flops else None,
     }
 
@@ -212,7 +212,7 @@ def tuning(target: Target, example: Path) -> Iterator[Row]:
             "plan": str(best.plan),
             "gains": {baseline.role: baseline.gain for baseline in best.baselines},
             "steps": launched.steps,
-            "samples_per_second": launched.training_samples_per_second,
+            "training_samples_per_second": launched.training_samples_per_second,
             "data_wait_share": launched.data_wait_share,
         }
 

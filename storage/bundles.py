@@ -1,6 +1,6 @@
 """Bundles: finished studies as self-describing JSON lines, for import into another database.
 
-    {"format": "autotune-bundle", "version": 4, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"format": "autotune-bundle", "version": 5, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
@@ -44,13 +44,14 @@ from storage.database.tables import (
     UtcDateTime,
 )
 from storage.errors import BadBundle
+from storage.migrations.versions import r0009_names
 from storage.old_keys import OldKeys
 from storage.queries import exported, provenance
 from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION, READABLE = "autotune-bundle", 4, (1, 2, 3, 4)
+FORMAT, VERSION, READABLE = "autotune-bundle", 5, (1, 2, 3, 4, 5)
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 _HALF = re.compile("[\ud800-\udfff]")
@@ -254,8 +255,9 @@ def _document(table: Table, row: Row) -> dict[str, Any]:
 def _row(table: Table, document: Any, number: int) -> dict[str, Any]:
     columns = {column.name: column for column in table.columns if not _is_local(column)}
     later = {name for name, column in columns.items() if column.nullable or column.server_default is not None}
-    if not isinstance(document, dict) or not columns.keys() - later <= document.keys() <= columns.keys():
-        names = set(columns).symmetric_difference(document if isinstance(document, dict) else {})
+    document = r0009_names.renamed(table.name, document) if isinstance(document, dict) else None
+    if document is None or not columns.keys() - later <= document.keys() <= columns.keys():
+        names = set(columns).symmetric_difference(document or {})
         raise BadBundle(
             f"line {number} of the bundle does not have the columns of {table.name}: "
             f"{', '.join(sorted(names)) or 'none'}; export it again with this version"

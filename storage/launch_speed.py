@@ -45,7 +45,7 @@ class LaunchWindow:
     last_step: int
     step_seconds: float
     """Median."""
-    samples_per_second: float
+    training_samples_per_second: float
     tokens_per_second: float
     promised_samples_per_second: float | None
     """As the search found it for the plan, for samples of as many tokens; None for a plan that was never measured."""
@@ -55,9 +55,11 @@ class LaunchWindow:
         """Raise ValueError for steps that there cannot be."""
         if not 1 <= self.first_step <= self.last_step:
             raise ValueError(f"a window cannot have the steps {self.first_step} to {self.last_step}")
-        speeds = (self.step_seconds, self.samples_per_second, self.tokens_per_second)
+        speeds = (self.step_seconds, self.training_samples_per_second, self.tokens_per_second)
         if not all(0 < each < math.inf for each in speeds):
-            raise ValueError(f"steps cannot have taken {self.step_seconds} s at {self.samples_per_second} samples/s")
+            raise ValueError(
+                f"steps cannot have taken {self.step_seconds} s at {self.training_samples_per_second} samples/s"
+            )
 
     @property
     def steps(self) -> int:
@@ -67,4 +69,4 @@ class LaunchWindow:
     def change(self) -> float | None:
         """Speed over the promised one, less 1; None where nothing was promised."""
         promised = self.promised_samples_per_second
-        return None if promised is None else self.samples_per_second / promised - 1
+        return None if promised is None else self.training_samples_per_second / promised - 1

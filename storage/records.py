@@ -58,7 +58,7 @@ class StudyRecord:
     seed: int
     started: datetime
     finished: datetime | None
-    lessons: str | None = None
+    calibration_state: str | None = None
     """Calibration state as JSON, for searches on similar workloads; None before the end."""
     leader_id: str | None = None
     """The agent that concludes it; None while all explore."""
@@ -74,7 +74,7 @@ class DisturbedRun:
 
     outcome: Outcome
     epoch_seconds: float | None
-    contamination: str
+    disturbance: str
     """What disturbed it, for messages."""
 
 
@@ -89,7 +89,7 @@ class TrialResult:
     epoch_seconds_error: float | None
     """Standard error of `epoch_seconds`."""
     finished: datetime
-    contamination: str | None = None
+    disturbance: str | None = None
     """What disturbed the run, for messages; None for a trusted result."""
     energy_joules: float | None = None
     """Energy of all devices during the run, including warm-up."""
@@ -107,7 +107,7 @@ class TrialResult:
     @property
     def is_disturbed(self) -> bool:
         """Whether the run that counts was disturbed as well."""
-        return self.contamination is not None
+        return self.disturbance is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ class TrialSummary:
     shortened: bool
     """That of `Completed`."""
     epoch_seconds: float | None
-    contamination: str | None
+    disturbance: str | None
     finished: datetime
 
     def __post_init__(self) -> None:
@@ -182,7 +182,7 @@ class FinishedTrial(TrialRecord):
             kind=outcome.kind,
             shortened=isinstance(outcome, Completed) and outcome.shortened,
             epoch_seconds=self.result.epoch_seconds,
-            contamination=self.result.contamination,
+            disturbance=self.result.disturbance,
             finished=self.result.finished,
         )
 
@@ -192,9 +192,9 @@ class Baseline:
     """A plan that the winner was compared with, measured in the same study."""
 
     role: str
-    samples_per_second: float
+    estimated_samples_per_second: float
     """Estimated: samples of an epoch over the time that trials give it."""
-    samples_per_second_error: float
+    estimated_samples_per_second_error: float
     """Standard error."""
     gain: float
     """The winner's speed divided by this one's."""
@@ -202,7 +202,7 @@ class Baseline:
     """Standard error."""
 
     def __post_init__(self) -> None:
-        _check_speed(self.samples_per_second)
+        _check_speed(self.estimated_samples_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +210,7 @@ class ParetoPlan:
     """A measured plan of a study for which every other plan is worse in one of the objectives, or equal in all."""
 
     plan: Plan
-    samples_per_second: float
+    estimated_samples_per_second: float
     """Estimated: samples of an epoch over the time that trials give it."""
     peak_bytes: int
     """Of the fullest rank."""
@@ -227,9 +227,9 @@ class BestPlan:
     study_id: str
     epoch_seconds: float
     epoch_seconds_error: float
-    samples_per_second: float
+    estimated_samples_per_second: float
     """Estimated: samples of an epoch over `epoch_seconds`."""
-    samples_per_second_error: float
+    estimated_samples_per_second_error: float
     """Standard error."""
     baselines: tuple[Baseline, ...]
     created: datetime
@@ -247,7 +247,7 @@ class BestPlan:
     """Name of the database that it was imported from; None for a local winner."""
 
     def __post_init__(self) -> None:
-        _check_speed(self.samples_per_second)
+        _check_speed(self.estimated_samples_per_second)
         _to_utc(self, "created")
 
 
@@ -288,7 +288,7 @@ class LaunchResult:
     status: Literal["finished", "failed", "interrupted"]
     steps: int
     """Optimizer steps done."""
-    samples_per_second: float | None
+    training_samples_per_second: float | None
     """Of the training: samples of this launch's steps but the first, which warms up, over their time; None for none."""
     finished: datetime
 
@@ -304,7 +304,7 @@ class LaunchRecord:
     plan_id: str
     workload_fingerprint: str
     started: datetime
-    predicted_samples_per_second: float | None
+    promised_samples_per_second: float | None
     result: LaunchResult | None
     """None while it runs, or if its process died without reporting."""
     agent_id: str | None = None

@@ -184,13 +184,13 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction(write=True) as connection:
             agents.lead(connection, study_id, agent_id, instead_of)
 
-    def conclude_study(self, best: BestPlan, lessons: str, agent_id: str) -> bool:
+    def conclude_study(self, best: BestPlan, calibration_state: str, agent_id: str) -> bool:
         """Finish a study with its winner and calibration state (JSON), if it is unfinished and led by the agent.
 
         Otherwise return False and store nothing.
         """
         with self._database.transaction(write=True) as connection:
-            if not studies.conclude(connection, best.study_id, lessons, agent_id):
+            if not studies.conclude(connection, best.study_id, calibration_state, agent_id):
                 return False
             plans.save(connection, best)
             return True
@@ -220,10 +220,10 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction() as connection:
             return studies.find(connection, name)
 
-    def lessons(self, workload: Workload) -> str | None:
+    def calibration_state(self, workload: Workload) -> str | None:
         """Return the calibration state of the last finished study with this model family, dtype and kind of device."""
         with self._database.transaction() as connection:
-            return studies.lessons(connection, workload)
+            return studies.calibration_state(connection, workload)
 
     def start_trial(
         self,

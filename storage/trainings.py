@@ -16,12 +16,12 @@ class Trainings:
         self,
         plan: Plan,
         workload_fingerprint: str,
-        predicted_samples_per_second: float | None,
+        promised_samples_per_second: float | None,
         agent_id: str | None = None,
     ) -> LaunchRecord:
         """Record the start of a full training."""
         with self._database.transaction(write=True) as connection:
-            return launches.start(connection, plan, workload_fingerprint, predicted_samples_per_second, agent_id)
+            return launches.start(connection, plan, workload_fingerprint, promised_samples_per_second, agent_id)
 
     def add_window(self, window: LaunchWindow) -> None:
         """Store the speed of a training over some steps, also after its end; again has no effect.

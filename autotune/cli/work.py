@@ -200,12 +200,12 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "finished": launched.report.finished,
         "model": None if launched.report.model is None else str(launched.report.model),
         "blank_samples": launched.blank_samples,
-        "samples_per_second": launched.training_samples_per_second,
+        "training_samples_per_second": launched.training_samples_per_second,
         "disturbance": launched.disturbance,
         "data_wait_share": launched.data_wait_share,
         "drift": None if launched.drift is None else wire.to_document(launched.drift),
         "retunes": [wire.to_document(each) for each in launched.retunes],
-        "predicted_samples_per_second": chosen.speed.mean if chosen.speed else None,
+        "promised_samples_per_second": chosen.speed.mean if chosen.speed else None,
         "last_evaluation": wire.to_document(last) if last else None,
         "best_evaluation": wire.to_document(best) if best else None,
     }
@@ -216,10 +216,10 @@ def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> 
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
-        predicted = (
-            f", predicted {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
+        promised = (
+            f", promised {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
-        lines.append(f"Measured {measured:.1f} samples/s{predicted}")
+        lines.append(f"Measured {measured:.1f} samples/s{promised}")
     if launched.disturbance is not None:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     lines += [retune.text for retune in launched.retunes]

@@ -63,7 +63,7 @@ def _document(forecast: Forecast) -> dict[str, Any]:
         "plan": wire.to_document(forecast.plan),
         "epoch_seconds": prediction.epoch_seconds,
         "epoch_seconds_error": forecast.epoch_seconds_error,
-        "samples_per_second": forecast.predicted_samples_per_second,
+        "predicted_samples_per_second": forecast.predicted_samples_per_second,
         "idle_share": prediction.idle_share,
         "parts": forecast.parts,
         "batch_deviation": prediction.batch_deviation,

@@ -59,7 +59,7 @@ class StudySource:
         for trial in self.timed:
             whole[trial.plan].append(trial)
         return {
-            plan: tuple([trial for trial in trials if trial.result.contamination is None] or trials)
+            plan: tuple([trial for trial in trials if trial.result.disturbance is None] or trials)
             for plan, trials in whole.items()
         }
 
@@ -72,7 +72,9 @@ class StudySource:
             roles = self.roles(plan)
             stated = [each for each in self.winner.baselines if each.role in roles and self._is_only(plan, each.role)]
             if stated:
-                return Speed(mean=stated[0].samples_per_second, error=stated[0].samples_per_second_error)
+                return Speed(
+                    mean=stated[0].estimated_samples_per_second, error=stated[0].estimated_samples_per_second_error
+                )
         trials = tuple(trial for trial in self.trials if trial.plan == plan)
         tried = TriedPlan(plan=plan, workload=self.workload, study=self.study, winner=self.winner, trials=trials)
         return of_tried(tried).speed
@@ -190,10 +192,10 @@ def _profile(store: Store, workload: Workload) -> ProfiledCosts | None:
 
 
 def _calibration(study: StudyRecord) -> CalibrationState | None:
-    if study.lessons is None:
+    if study.calibration_state is None:
         return None
     try:
-        return wire.decode(CalibrationState, study.lessons)
+        return wire.decode(CalibrationState, study.calibration_state)
     except WireError as error:
         _log.info("the corrections of the predictions are left out: %s", error)
         return None

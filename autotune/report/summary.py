@@ -83,11 +83,9 @@ def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
         return
     for baseline in best.baselines:
         if not sides or baseline.role not in sides[0].roles:
-            yield Card(
-                name=f"gain over {baseline.role}",
-                value=f"{with_error(baseline.gain, baseline.gain_error, 2)}{TIMES}",
-                note=f"{with_error(baseline.samples_per_second, baseline.samples_per_second_error)} samples/s",
-            )
+            gain = with_error(baseline.gain, baseline.gain_error, 2)
+            rate = with_error(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
+            yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate} samples/s")
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that were repeated"
         yield Card(name="probability to be the fastest", value=f"{best.confidence:.0%}", note=ties)
@@ -106,7 +104,7 @@ def _payback(source: StudySource) -> str:
     if best is None or not best.baselines:
         return ""
     other = min(best.baselines, key=lambda baseline: baseline.gain)
-    saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
+    saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     if saved <= 0:
         return f"{other.role} is as fast"
     return f"paid back in {best.search_seconds / saved:.1f} epochs, compared with {other.role}"

@@ -107,7 +107,7 @@ def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequen
 def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
     """Return what the winner's figures rest on, from `trials_behind` it."""
     runs = [trial for trial in trials if trial.kind == "completed"]
-    disturbed = [trial for trial in runs if trial.contamination is not None]
+    disturbed = [trial for trial in runs if trial.disturbance is not None]
     of_baselines = {trial.plan_id for trial in trials if trial.role in BASELINES}
     ran = {trial.plan_id for trial in trials if trial.kind != "rejected"}
     return Evidence(
@@ -115,7 +115,7 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
         disturbed_runs=len(disturbed),
         winner_runs=_count(runs, best.plan.id),
         disturbed_winner_runs=_count(disturbed, best.plan.id),
-        disturbance=disturbed[-1].contamination if disturbed else None,
+        disturbance=disturbed[-1].disturbance if disturbed else None,
         tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
@@ -129,7 +129,7 @@ def _count(runs: Sequence[TrialSummary], plan_id: str) -> int:
 def _corrected(best: BestPlan, runs: Sequence[TrialSummary]) -> Iterator[Corrected]:
     ranges = _ranges(runs)
     stated = {"best": best.epoch_seconds}
-    stated |= {each.role: best.workload.data.samples / each.samples_per_second for each in best.baselines}
+    stated |= {each.role: best.workload.data.samples / each.estimated_samples_per_second for each in best.baselines}
     for name, seconds in stated.items():
         plans = {best.plan.id} if name == "best" else {trial.plan_id for trial in runs if trial.role == name}
         found = [ranges[plan] for plan in plans if plan in ranges]

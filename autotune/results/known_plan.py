@@ -31,7 +31,10 @@ class KnownPlan:
 
 
 def of_winner(best: BestPlan) -> KnownPlan:
-    return KnownPlan(plan=best.plan, speed=Speed(mean=best.samples_per_second, error=best.samples_per_second_error))
+    return KnownPlan(
+        plan=best.plan,
+        speed=Speed(mean=best.estimated_samples_per_second, error=best.estimated_samples_per_second_error),
+    )
 
 
 def of_tried(tried: TriedPlan) -> KnownPlan:
@@ -78,8 +81,8 @@ def _evidence(tried: TriedPlan) -> str:
         results = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
         return f"no run of it was completed: {results or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
-    disturbed = [trial for trial in runs if trial.result.contamination]
-    doubt = f", disturbed each time: {disturbed[0].result.contamination}" if disturbed else ""
+    disturbed = [trial for trial in runs if trial.result.disturbance]
+    doubt = f", disturbed each time: {disturbed[0].result.disturbance}" if disturbed else ""
     return f"measured {times}{doubt}"
 
 
@@ -87,4 +90,4 @@ def counted_runs(tried: TriedPlan) -> Sequence[FinishedTrial]:
     """Return the completed runs; disturbed ones only where there are no others."""
     finished = [(trial, trial.result.outcome) for trial in tried.trials if isinstance(trial, FinishedTrial)]
     whole = [trial for trial, outcome in finished if isinstance(outcome, Completed) and not outcome.shortened]
-    return [trial for trial in whole if trial.result.contamination is None] or whole
+    return [trial for trial in whole if trial.result.disturbance is None] or whole

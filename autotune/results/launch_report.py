@@ -21,10 +21,10 @@ def _end_text(launch: LaunchRecord) -> str:
     started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
     if launch.result is None:
         return f"{started}: not finished"
-    speed = launch.result.samples_per_second
+    speed = launch.result.training_samples_per_second
     measured = f", {speed:.1f} samples/s" if speed is not None else ""
-    predicted = launch.predicted_samples_per_second
-    expected = f" (predicted {predicted:.1f})" if predicted is not None else ""
+    promised = launch.promised_samples_per_second
+    expected = f" (promised {promised:.1f})" if promised is not None else ""
     return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{expected}"
 
 
@@ -55,7 +55,7 @@ def _lost_seconds(stretch: Sequence[LaunchWindow]) -> float:
 
 def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
     weights = list(map(_seconds, stretch))
-    speed = _mean([window.samples_per_second for window in stretch], weights)
+    speed = _mean([window.training_samples_per_second for window in stretch], weights)
     promises = [window.promised_samples_per_second for window in stretch]
     known = [promised for promised in promises if promised is not None]
     promised = _mean(known, weights) if len(known) == len(stretch) else None

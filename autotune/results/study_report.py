@@ -14,6 +14,7 @@ from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import (
     AbandonedTrial,
+    Baseline,
     BestPlan,
     FinishedTrial,
     LaunchRecord,
@@ -39,12 +40,17 @@ _ANNOTATION = 2
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     """Show the winner and the baselines; `trials` are those of the study, on which the figures rest."""
     rows = [
-        ("best", _speed(best.samples_per_second, best.samples_per_second_error), f"{best.epoch_seconds:.1f}", ""),
+        (
+            "best",
+            _speed(best),
+            f"{best.epoch_seconds:.1f}",
+            "",
+        ),
         *(
             (
                 baseline.role,
-                _speed(baseline.samples_per_second, baseline.samples_per_second_error),
-                f"{best.workload.data.samples / baseline.samples_per_second:.1f}",
+                _speed(baseline),
+                f"{best.workload.data.samples / baseline.estimated_samples_per_second:.1f}",
                 f"{baseline.gain:.2f} +- {baseline.gain_error:.2f}",
             )
             for baseline in best.baselines
@@ -76,7 +82,7 @@ def _payback_text(best: BestPlan) -> str:
     if not best.baselines:
         return ""
     other = min(best.baselines, key=lambda baseline: baseline.gain)
-    saved = best.workload.data.samples / other.samples_per_second - best.epoch_seconds
+    saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     cost = f"The search's trials took {best.search_seconds:.0f} s"
     if saved < LEAST_SAVED * best.epoch_seconds:
         return f"{cost}; {other.role} is as fast"
@@ -91,7 +97,7 @@ def _pareto_text(best: BestPlan) -> str:
     rows = [
         (
             each.plan.id,
-            f"{each.samples_per_second:.1f}",
+            f"{each.estimated_samples_per_second:.1f}",
             f"{each.peak_bytes / _MEBI:.0f}",
             "-" if each.joules_per_sample is None else f"{each.joules_per_sample:.1f}",
         )
@@ -136,7 +142,7 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.plan.id,
             known.best.workload.model.name,
             str(known.best.workload.hardware),
-            _speed(known.best.samples_per_second, known.best.samples_per_second_error),
+            _speed(known.best),
             f"{known.gain:.2f}",
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
@@ -187,7 +193,7 @@ def studies_text(found: Sequence[Listed]) -> str:
             listed.study.started.strftime("%Y-%m-%d %H:%M"),
             _end_text(listed.study),
             "" if listed.best is None else listed.best.plan.id,
-            "" if listed.best is None else _speed(listed.best.samples_per_second, listed.best.samples_per_second_error),
+            "" if listed.best is None else _speed(listed.best),
             listed.study.imported_from or "",
             ", ".join(listed.annotation.tags),
             _first_line(listed.annotation.note),
@@ -314,8 +320,8 @@ def _coordinates(layout: Layout, rank: StageMeasurement) -> tuple[int, ...]:
     return (rank.stage, rank.data_rank, *([rank.tensor_rank] if layout.tensor > 1 else []))
 
 
-def _speed(speed: float, error: float) -> str:
-    return f"{speed:.1f} +- {error:.1f}"
+def _speed(of: BestPlan | Baseline) -> str:
+    return f"{of.estimated_samples_per_second:.1f} +- {of.estimated_samples_per_second_error:.1f}"
 
 
 def _reason(validity: Validity) -> str:

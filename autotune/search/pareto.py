@@ -42,7 +42,7 @@ def pareto(
 def _entry(standing: Standing, watts: float | None, samples: int) -> ParetoPlan:
     return ParetoPlan(
         plan=standing.plan,
-        samples_per_second=samples / standing.epoch_seconds,
+        estimated_samples_per_second=samples / standing.epoch_seconds,
         peak_bytes=standing.peak_bytes,
         joules_per_sample=None if watts is None else watts * standing.epoch_seconds / samples,
     )
@@ -51,5 +51,5 @@ def _entry(standing: Standing, watts: float | None, samples: int) -> ParetoPlan:
 def _values(entry: ParetoPlan, objectives: Sequence[str]) -> tuple[float, ...]:
     """Return the objectives, each to be minimized; energy that was not counted is infinite."""
     joules = math.inf if entry.joules_per_sample is None else entry.joules_per_sample
-    of = {"time": 1 / entry.samples_per_second, "memory": entry.peak_bytes, "energy": joules}
+    of = {"time": 1 / entry.estimated_samples_per_second, "memory": entry.peak_bytes, "energy": joules}
     return tuple(of[objective] for objective in dict.fromkeys(objectives))

@@ -150,8 +150,8 @@ class Standings:
         slower, error = self.measured.difference(number, winner)
         return Baseline(
             role=str(role),
-            samples_per_second=speed,
-            samples_per_second_error=speed * standing.epoch_seconds_error / standing.epoch_seconds,
+            estimated_samples_per_second=speed,
+            estimated_samples_per_second_error=speed * standing.epoch_seconds_error / standing.epoch_seconds,
             gain=math.exp(slower),
             gain_error=math.exp(slower) * error,
         )

@@ -85,7 +85,7 @@ class Drift:
     """Total optimizer steps when it was found."""
     steps: int
     """Slow steps until then."""
-    samples_per_second: float
+    training_samples_per_second: float
     """Over these steps."""
     promised_samples_per_second: float
     """For samples of as many tokens."""
@@ -93,9 +93,9 @@ class Drift:
     """None where the parts of the promised speed are not known."""
 
     def __str__(self) -> str:
-        change = self.samples_per_second / self.promised_samples_per_second - 1
+        change = self.training_samples_per_second / self.promised_samples_per_second - 1
         text = (
-            f"the training is slower: {self.samples_per_second:.1f} instead of "
+            f"the training is slower: {self.training_samples_per_second:.1f} instead of "
             f"{self.promised_samples_per_second:.1f} samples/s ({change:+.0%}) over the {self.steps} steps to "
             f"{self.step}"
         )
@@ -173,7 +173,7 @@ class SpeedWatch:
             first_step=window.first_step,
             last_step=window.last_step,
             step_seconds=statistics.median(window.step_seconds),
-            samples_per_second=window.samples_per_second,
+            training_samples_per_second=window.training_samples_per_second,
             tokens_per_second=window.tokens_per_second,
             promised_samples_per_second=None
             if promise is None
@@ -209,7 +209,7 @@ class SpeedWatch:
         found = Drift(
             step=step.step,
             steps=slow.steps,
-            samples_per_second=slow.samples_per_second,
+            training_samples_per_second=slow.training_samples_per_second,
             promised_samples_per_second=usual.tokens_per_second / slow.tokens_per_sample,
             growth=growth_of(self._layout, usual, slow),
         )

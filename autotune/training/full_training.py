@@ -85,7 +85,7 @@ def launch(
     *,
     site: Site,
     agent_id: str | None = None,
-    predicted_samples_per_second: float | None,
+    promised_samples_per_second: float | None,
     max_steps: int | None,
     window_steps: int = WINDOW_STEPS,
     certificate: Certificate | None = None,
@@ -131,7 +131,7 @@ def launch(
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
             work = store.add_workload(prepared.workload)
-            started = store.start_launch(plan, work, predicted_samples_per_second, agent_id)
+            started = store.start_launch(plan, work, promised_samples_per_second, agent_id)
             heard = partial(on_step, started.id)
             watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates)
             ending = _Ending(started.id, watch.reader, store, spool)
@@ -292,7 +292,7 @@ class _Ending:
             launch_id=self.launch_id,
             status=status,
             steps=steps,
-            samples_per_second=self.reader.training_samples_per_second,
+            training_samples_per_second=self.reader.training_samples_per_second,
             finished=datetime.now(UTC),
         )
         try:

@@ -47,7 +47,7 @@ class Retune:
     """Speed of the winner, divided by that of the plan before, as the search found it; None if unknown."""
     failure: str | None = None
     """Why the launch of the winner failed, after which the training went on with the plan before; else None."""
-    samples_per_second: float | None = None
+    training_samples_per_second: float | None = None
     """Of the training's own steps since then, without the first one; None where there were none."""
 
     @property
@@ -62,11 +62,10 @@ class Retune:
         elif self.winner != self.before:
             expected = "" if self.gain is None else f", expected {self.gain - 1:+.0%}"
             what = f"plan {self.winner} instead of {self.before}{expected}"
-        if self.samples_per_second is None:
+        if self.training_samples_per_second is None:
             return f"{took}: {what}"
-        speed = self.drift.samples_per_second
-        change = self.samples_per_second / speed - 1
-        return f"{took}: {what}; {self.samples_per_second:.1f} samples/s since then, {speed:.1f} before ({change:+.0%})"
+        now, before = self.training_samples_per_second, self.drift.training_samples_per_second
+        return f"{took}: {what}; {now:.1f} samples/s since then, {before:.1f} before ({now / before - 1:+.0%})"
 
 
 def check_checkpoints(job: Job) -> None:
@@ -95,7 +94,7 @@ def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retun
     stop = step.step if every is None else (step.step // every + 1) * every
     left = max(0, last - stop)
     # What each sample lost against the promise: about what a search can win back.
-    seconds_of_sample = 1 / drift.samples_per_second - 1 / drift.promised_samples_per_second
+    seconds_of_sample = 1 / drift.training_samples_per_second - 1 / drift.promised_samples_per_second
     lost = left * job.training.global_batch_samples * seconds_of_sample
     # The limit is that of the trials: the profile and the certificate come on top.
     limit, took = job.search.time_limit, max((each.search_seconds for each in retunes), default=0.0)

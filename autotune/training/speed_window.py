@@ -86,7 +86,7 @@ class SpeedWindow:
         return sum(self.step_seconds)
 
     @property
-    def samples_per_second(self) -> float:
+    def training_samples_per_second(self) -> float:
         return self.samples / self.seconds
 
     @property

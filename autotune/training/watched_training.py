@@ -118,7 +118,7 @@ class WatchedTraining:
                 continue
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
             if retunes:
-                retunes[-1] = replace(retunes[-1], samples_per_second=launched.training_samples_per_second)
+                retunes[-1] = replace(retunes[-1], training_samples_per_second=launched.training_samples_per_second)
             # Asked behind the context: a signal until its end is noted, and a later one is raised.
             if launched.report.stopped is not Stop.AT_CHECKPOINT or stops():
                 return replace(
@@ -174,7 +174,7 @@ class WatchedTraining:
                 bench.folder / "launch",
                 site=bench.site,
                 agent_id=bench.agent.id,
-                predicted_samples_per_second=chosen.speed.mean if chosen.speed else None,
+                promised_samples_per_second=chosen.speed.mean if chosen.speed else None,
                 max_steps=self.options.max_steps,
                 window_steps=self.options.patience.window_steps,
                 certificate=self.certificate,

@@ -55,14 +55,14 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
     trained = _launch(usual)
     machine.append(machine_seconds())
     short = _launch(ahead, "--plan", tuned.document["id"], "--steps", str(short_steps))
-    promised = float(tuned.document["samples_per_second"])
+    promised = float(tuned.document["estimated_samples_per_second"])
     measured = training_samples_per_second(trained.steps, _DROPPED)
     return {
         "plan": tuned.document["plan"],
         "trials_seconds": tuned.seconds,
         "promised_samples_per_second": promised,
-        "promised_error": tuned.document["samples_per_second_error"],
-        "measured_samples_per_second": measured,
+        "promised_error": tuned.document["estimated_samples_per_second_error"],
+        "training_samples_per_second": measured,
         "measured_over_promised": measured / promised,
         # Both speeds on a machine that takes as long for a fixed computation; a rough correction of its drift.
         "measured_over_promised_at_one_speed": measured
@@ -70,7 +70,7 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
         * (machine[1] + machine[2])
         / (machine[0] + machine[1]),
         "stated_by_launch": {
-            key: trained.document[key] for key in ("samples_per_second", "predicted_samples_per_second")
+            key: trained.document[key] for key in ("training_samples_per_second", "promised_samples_per_second")
         },
         "steps": len(trained.steps),
         "samples": sum(step.line["samples"] for step in trained.steps),
@@ -78,7 +78,7 @@ def _promise(folder: Path, data: Path, short_steps: int, search: Mapping[str, An
         "step_samples": spread([step.line["samples"] for step in trained.steps[_DROPPED:]]),
         "wait_share": wait_share(trained.steps, _DROPPED),
         "wait_share_ahead": wait_share(short.steps, _DROPPED),
-        "samples_per_second_ahead": training_samples_per_second(short.steps, _DROPPED),
+        "training_samples_per_second_ahead": training_samples_per_second(short.steps, _DROPPED),
         "machine_seconds": dict(zip(("before the search", "after it", "after the training"), machine, strict=True)),
         "disturbing_cores": {"search": tuned.disturbing_cores, "training": trained.disturbing_cores},
     }

@@ -47,7 +47,7 @@ def compare(
     best = best_batch(swept)
     others = {name: {"per_device": best, **change} for name, change in _OTHERS.items()}
     swept |= _sweep(folder / "others", models[0], training, others)
-    yield {"part": "sweep", "per_device": best, "samples_per_second": swept, "plan": tuned.document["plan"]}
+    yield {"part": "sweep", "per_device": best, "training_samples_per_second": swept, "plan": tuned.document["plan"]}
     rows = []
     for seed, (job, model) in enumerate(zip(jobs, models, strict=True)):
         ours = run(

@@ -62,7 +62,7 @@ _DOCUMENTS: dict[str, Any] = {
 """Fields of a BestPlan that are stored as canonical JSON."""
 SUMMARY: Mapping[str, ColumnElement[Any]] = {
     **{name: TRIAL.c[name] for name in ("study_id", "plan_id", "role", "finished")},
-    **{name: OUTCOME.c[name] for name in ("kind", "epoch_seconds", "contamination")},
+    **{name: OUTCOME.c[name] for name in ("kind", "epoch_seconds", "disturbance")},
     # The document is canonical, and escapes the quotes of its texts.
     "shortened": OUTCOME.c.document.contains('"shortened":true'),
 }
@@ -159,7 +159,7 @@ def outcome_row(result: TrialResult) -> dict[str, Any]:
         "kind": result.outcome.kind,
         "epoch_seconds": result.epoch_seconds,
         "epoch_seconds_error": result.epoch_seconds_error,
-        "contamination": result.contamination,
+        "disturbance": result.disturbance,
         "energy_joules": result.energy_joules,
         "seconds": result.seconds,
         "document": _encoded(result.outcome, Outcome),
@@ -174,7 +174,7 @@ def attempt_rows(result: TrialResult) -> list[dict[str, Any]]:
             "number": number,
             "kind": run.outcome.kind,
             "epoch_seconds": run.epoch_seconds,
-            "contamination": run.contamination,
+            "disturbance": run.disturbance,
             "document": _encoded(run.outcome, Outcome),
         }
         for number, run in enumerate(result.disturbed)
@@ -273,7 +273,10 @@ def queried(outcome: Outcome) -> dict[str, Any]:
     """Return the parts of the document that have columns of their own, so that queries can use them."""
     if isinstance(outcome, Completed):
         measurement = outcome.measurement
-        return {"samples_per_second": measurement.measured_samples_per_second, "peak_bytes": measurement.peak_bytes}
+        return {
+            "measured_samples_per_second": measurement.measured_samples_per_second,
+            "peak_bytes": measurement.peak_bytes,
+        }
     if isinstance(outcome, Failed):
         cause = outcome.cause
         stage = cause.stage if isinstance(cause, OutOfMemory) else None

@@ -56,7 +56,7 @@ def examine(connection: Connection, ids: Collection[str]) -> Deletion:
         launches=counts[LAUNCH],
         notes=counts[NOTE],
         tags=counts[TAG],
-        calibrations=sum(study["lessons"] is not None for study in studies),
+        calibrations=sum(study["calibration_state"] is not None for study in studies),
         heirs=_heirs(connection, ids),
         uses=_uses(connection, ids),
     )

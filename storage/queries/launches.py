@@ -21,7 +21,7 @@ def start(
     connection: Connection,
     plan: Plan,
     workload_fingerprint: str,
-    predicted_samples_per_second: float | None,
+    promised_samples_per_second: float | None,
     agent_id: str | None,
 ) -> LaunchRecord:
     agents.check(connection, agent_id)
@@ -32,7 +32,7 @@ def start(
         "plan_id": plan.id,
         "workload_fingerprint": workload_fingerprint,
         "started": datetime.now(UTC),
-        "predicted_samples_per_second": predicted_samples_per_second,
+        "promised_samples_per_second": promised_samples_per_second,
         "agent_id": agent_id,
     }
     connection.execute(insert(LAUNCH).values(**values, status=RUNNING))

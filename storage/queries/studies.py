@@ -137,23 +137,23 @@ def _own(workload_fingerprint: str) -> Select[Any]:
     return query.order_by(STUDY.c.started.desc())
 
 
-def conclude(connection: Connection, study_id: str, lessons: str, agent_id: str) -> bool:
+def conclude(connection: Connection, study_id: str, calibration_state: str, agent_id: str) -> bool:
     """Finish the study, and return True, if it is unfinished and this agent leads it."""
     row = rows.get(connection, STUDY, study_id, lock=True)
     if row["finished"] is not None or row["leader_id"] != agent_id:
         return False
-    rows.change(connection, STUDY, study_id, finished=datetime.now(UTC), lessons=lessons)
+    rows.change(connection, STUDY, study_id, finished=datetime.now(UTC), calibration_state=calibration_state)
     return True
 
 
-def lessons(connection: Connection, workload: Workload) -> str | None:
+def calibration_state(connection: Connection, workload: Workload) -> str | None:
     like = {"family": workload.model.family, "dtype": workload.model.dtype}
-    query = select(STUDY.c.lessons).select_from(STUDY.join(WORKLOAD).join(HARDWARE).join(MODEL))
+    query = select(STUDY.c.calibration_state).select_from(STUDY.join(WORKLOAD).join(HARDWARE).join(MODEL))
     for table, values in ((MODEL, like), (HARDWARE, workload.hardware.kind)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
     # False sorts before True: local studies come before imported ones.
     ours_first = provenance.is_foreign(STUDY.c.id), STUDY.c.finished.desc()
-    query = query.where(STUDY.c.lessons.is_not(None), STUDY.c.archived.is_(None))
+    query = query.where(STUDY.c.calibration_state.is_not(None), STUDY.c.archived.is_(None))
     return connection.scalar(query.order_by(*ours_first).limit(1))
 
 

@@ -37,7 +37,7 @@ from storage.database.tables import (
     UtcDateTime,
 )
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
-from storage.migrations.versions import r0003_models
+from storage.migrations.versions import r0003_models, r0009_names
 from storage.queries import codec
 from storage.queries.studies import whole_trials
 from storage.upkeep import schema
@@ -191,7 +191,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
             for table in tables:
                 for row in _rows(old, table):
                     read[table.name] += 1
-                    dropped[table.name] += not _inserted(connection, table, row)
+                    dropped[table.name] += not _inserted(connection, table, r0009_names.renamed(table.name, row))
             r0003_models.rekey(connection, METADATA.tables)  # rows that an older version wrote
             dropped.update(_mend(connection))
         with new.errors(), new.engine.connect() as connection:
@@ -382,7 +382,7 @@ def _mend_study(connection: Connection, study: Row) -> Counter[str]:
     if best is not None and best[BEST_PLAN.c.workload_fingerprint] != study[STUDY.c.workload_fingerprint]:
         dropped, best = _drop(connection, BEST_PLAN, (key,)), None
     if best is None and study[STUDY.c.finished] is not None:
-        rows.change(connection, STUDY, key, finished=None, lessons=None, leader_id=None)
+        rows.change(connection, STUDY, key, finished=None, calibration_state=None, leader_id=None)
     elif best is not None and study[STUDY.c.finished] is None:
         rows.change(connection, STUDY, key, finished=best[BEST_PLAN.c.created])
     return dropped

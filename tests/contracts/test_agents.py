@@ -209,6 +209,6 @@ def test_only_the_leader_concludes_a_study_and_only_once(store: Store) -> None:
     assert store.study(study).finished is None
     assert store.conclude_study(best, "{}", second)
     finished = store.study(study)
-    assert (finished.lessons, store.best_plans()) == ("{}", (best,))
+    assert (finished.calibration_state, store.best_plans()) == ("{}", (best,))
     assert not store.conclude_study(best, "[]", second)
     assert store.study(study) == finished

@@ -42,7 +42,7 @@ def test_an_archived_study_is_used_by_name_alone_until_it_is_unarchived(store: S
             store.nearest_plans({}),
             store.answers(WORKLOAD.fingerprint),
             store.comparable_trials(WORKLOAD),
-            store.lessons(WORKLOAD),
+            store.calibration_state(WORKLOAD),
             store.last_winner(WORKLOAD.fingerprint),
             joined.id == study,
         )

@@ -68,11 +68,13 @@ def test_a_waiting_result_with_a_bad_number_is_set_aside(store: Store, tmp_path:
 def test_a_column_takes_no_bad_number(store: Store) -> None:
     fingerprint = store.add_workload(WORKLOAD)
     launch = store.start_launch(packed_plan(), fingerprint, None)
-    ended = LaunchResult(launch_id=launch.id, status="finished", steps=1 << 63, samples_per_second=1.0, finished=NOON)
+    ended = LaunchResult(
+        launch_id=launch.id, status="finished", steps=1 << 63, training_samples_per_second=1.0, finished=NOON
+    )
     for refused in (
         lambda: store.start_launch(packed_plan(), fingerprint, nan),
         lambda: store.finish_launch(ended),
-        lambda: store.finish_launch(replace(ended, steps=1, samples_per_second=inf)),
+        lambda: store.finish_launch(replace(ended, steps=1, training_samples_per_second=inf)),
         lambda: store.add_workload(changed("model.unit_flops", inf)),
         lambda: store.add_workload(changed("hardware.ram_bytes", 1 << 63)),
         lambda: store.create_study(fingerprint, {}, seed=1 << 63),
@@ -126,7 +128,7 @@ def test_a_winner_that_cannot_be_read_hides_neither_its_study_nor_others(
     for study in (bad, good):
         concluded(store, best_of(study))
     with engine.begin() as connection:
-        update = "UPDATE autotune_best_plan SET samples_per_second = 0 WHERE study_id = :study"
+        update = "UPDATE autotune_best_plan SET estimated_samples_per_second = 0 WHERE study_id = :study"
         connection.execute(text(update), {"study": bad})
     assert [best.study_id for best in store.best_plans()] == [good]
     for command in (["studies"], ["studies", bad], ["plans"]):

@@ -40,7 +40,7 @@ def studied(store: Store) -> str:
         store.finish_trial(result_of(store.start_trial(study, packed_plan(len(name)), name, {"qv": 9}).id, outcome))
     store.abandon_trial(store.start_trial(study, packed_plan(40), "sampled").id)
     store.start_trial(study, packed_plan(41), "sampled")
-    concluded(store, best_of(study), '{"lessons": []}')
+    concluded(store, best_of(study), '{"calibration_state": []}')
     store.save_layer_profile(
         WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, wire.encode(COSTS)
     )
@@ -48,7 +48,7 @@ def studied(store: Store) -> str:
     for window in (window_of(launch.id), slow_window(launch.id, 12)):
         store.add_window(window)
     store.finish_launch(
-        LaunchResult(launch_id=launch.id, status="finished", steps=40, samples_per_second=11.9, finished=NOON)
+        LaunchResult(launch_id=launch.id, status="finished", steps=40, training_samples_per_second=11.9, finished=NOON)
     )
     running = store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
     store.add_window(window_of(running.id))
@@ -163,6 +163,26 @@ def test_a_bundle_of_version_1_that_comes_home_after_the_upgrade_changes_nothing
         assert not list(store.problems())
 
 
+BUNDLE_OF_4 = OLD_BUNDLE.with_name("4.jsonl")
+"""What version 4 exported from tests/assets/databases/0008.db, with other names of speeds. Never change it."""
+DATABASE_OF_4 = OLD_DATABASE.with_name("0008.db")
+
+
+def test_a_bundle_of_version_4_is_taken_in_with_the_present_names(store: Store) -> None:
+    store.import_bundle(BUNDLE_OF_4)
+    (best,) = store.best_plans()
+    assert best == best_of(best.study_id, workload=WORKLOAD, imported_from=best.imported_from)
+    (launch,) = store.launches(best.plan.id)
+    assert launch.windows == (window_of(launch.id), slow_window(launch.id, 12))
+    assert not list(store.problems())
+
+
+def test_a_bundle_of_version_4_that_comes_home_after_the_upgrade_changes_nothing(tmp_path: Path) -> None:
+    shutil.copy(DATABASE_OF_4, tmp_path / "store.db")
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        assert store.import_bundle(BUNDLE_OF_4).new == 0
+
+
 def test_what_comes_again_after_its_model_was_recognised_is_taken_in(there: Store, tmp_path: Path) -> None:
     shutil.copy(OLD_DATABASE, tmp_path / "store.db")
     with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
@@ -171,7 +191,9 @@ def test_what_comes_again_after_its_model_was_recognised_is_taken_in(there: Stor
         store.adopt_model(WORKLOAD.model, "c0ffee")
         launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
         store.finish_launch(
-            LaunchResult(launch_id=launch.id, status="finished", steps=1, samples_per_second=None, finished=NOON)
+            LaunchResult(
+                launch_id=launch.id, status="finished", steps=1, training_samples_per_second=None, finished=NOON
+            )
         )
         assert there.import_bundle(exported(store, study, tmp_path / "after.jsonl")).new
     assert there.best_plans()[0].workload == UNKNOWN
@@ -249,7 +271,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [], "no JSON object"),
         (lambda lines: ["\x00\x01\x02"], "no JSON object"),
         (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        (lambda lines: [lines[0].replace('"version": 4', '"version": 5'), *lines[1:]], "has version 5"),
+        (lambda lines: [lines[0].replace('"version": 5', '"version": 6'), *lines[1:]], "has version 6"),
         (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
         (without("plan"), "refers to a row that is missing"),
         (without("model"), "refers to a row that is missing"),
@@ -262,7 +284,10 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
         (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": NaN'), "no JSON object"),
         (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": 1e999'), "no JSON object"),
-        (changed("best_plan", '"samples_per_second": 10.0', '"samples_per_second": 0.0'), "more than 0 samples/s"),
+        (
+            changed("best_plan", '"estimated_samples_per_second": 10.0', '"estimated_samples_per_second": 0.0'),
+            "more than 0 samples/s",
+        ),
         (changed("outcome", "2.5", "null"), r"losses\.0"),
         (changed("outcome", "2.5", "NaN"), r"losses\.0: Input should be a finite number"),
         (changed("outcome", "9000", f"{10**30}"), "is no whole number of 64 bits"),

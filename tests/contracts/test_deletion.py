@@ -135,7 +135,7 @@ def test_a_study_whose_plan_trains_stays_until_the_training_ends(store: Store) -
         store.delete_studies([study])
     store.archive_studies([study])
     store.finish_launch(
-        LaunchResult(launch_id=launch, status="finished", steps=1, samples_per_second=None, finished=NOON)
+        LaunchResult(launch_id=launch, status="finished", steps=1, training_samples_per_second=None, finished=NOON)
     )
     assert store.delete_studies([study]).launches == 1
 
@@ -147,7 +147,9 @@ def test_an_agent_that_was_taken_for_dead_is_refused_and_its_results_are_dropped
     launch = launched(store)
     spool.put(result_of(done.id))
     spool.put(result_of(late.id, OUTCOMES["crash"]))
-    spool.put(LaunchResult(launch_id=launch, status="finished", steps=1, samples_per_second=None, finished=NOON))
+    spool.put(
+        LaunchResult(launch_id=launch, status="finished", steps=1, training_samples_per_second=None, finished=NOON)
+    )
     spool.put(window_of(launch, 12))
     store.finish_trial(result_of(done.id))
     kept = store.start_trial(new_study(store, changed("hardware.devices", 4)), SHARED, "default")

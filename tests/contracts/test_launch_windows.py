@@ -15,7 +15,7 @@ def test_the_speed_of_a_launch_is_stored_by_window_also_after_its_end_and_then_n
     windows = [slow_window(launch.id, 12), window_of(launch.id, 2), alone]
     store.add_window(windows[0])
     store.finish_launch(
-        LaunchResult(launch_id=launch.id, status="finished", steps=21, samples_per_second=7.0, finished=NOON)
+        LaunchResult(launch_id=launch.id, status="finished", steps=21, training_samples_per_second=7.0, finished=NOON)
     )
     for window in windows:
         store.add_window(window)

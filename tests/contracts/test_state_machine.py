@@ -194,7 +194,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(launch=launches_made, steps=st.integers(0, 2))
     def finish_launch(self, launch: str, steps: int) -> None:
-        result = LaunchResult(launch_id=launch, status="finished", steps=steps, samples_per_second=None, finished=NOON)
+        result = LaunchResult(
+            launch_id=launch, status="finished", steps=steps, training_samples_per_second=None, finished=NOON
+        )
         if self.launches[launch] not in (None, result):
             with pytest.raises(AlreadyFinished):
                 self.store.finish_launch(result)

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 
 from storage.errors import AlreadyFinished, UnknownRecord
 from storage.queries import studies
-from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial
+from storage.records import AbandonedTrial, FinishedTrial, RunningTrial
 from storage.store import Store
 from tests.values.storage import (
     EXPLANATION,
@@ -21,6 +21,7 @@ from tests.values.storage import (
     changed,
     completed,
     concluded,
+    launch_result,
     new_study,
     packed_plan,
     result_of,
@@ -136,8 +137,8 @@ def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) ->
     with engine.connect() as connection:
         trials = connection.execute(
             text(
-                "SELECT role, qv, pipeline, data, zero, kind, samples_per_second, epoch_seconds, peak_bytes,"
-                " failure_kind, failure_stage, contamination, energy_joules FROM autotune_trial"
+                "SELECT role, qv, pipeline, data, zero, kind, measured_samples_per_second, epoch_seconds, peak_bytes,"
+                " failure_kind, failure_stage, disturbance, energy_joules FROM autotune_trial"
                 " JOIN autotune_plan ON autotune_plan.id = plan_id"
                 " JOIN autotune_outcome ON trial_id = autotune_trial.id"
                 " ORDER BY number"
@@ -280,9 +281,7 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
         lambda: store.finish_trial(result_of(NOBODY)),
         lambda: store.abandon_trial(NOBODY),
         lambda: store.start_launch(PADDED_PLAN, NOBODY, None),
-        lambda: store.finish_launch(
-            LaunchResult(launch_id=NOBODY, status="failed", steps=0, samples_per_second=None, finished=NOON)
-        ),
+        lambda: store.finish_launch(launch_result(NOBODY)),
         lambda: store.save_layer_profile(NOBODY, WORKLOAD.model.fingerprint, WORKLOAD.software, "{}"),
     )
     for call in calls:
@@ -390,8 +389,8 @@ def test_a_launch_runs_until_its_end_is_known_and_then_never_changes(store: Stor
     launch = store.start_launch(plan, workload, 12.5)
     assert store.launches(plan.id) == (launch,)
     assert launch.result is None
-    assert launch.predicted_samples_per_second == 12.5
-    result = LaunchResult(launch_id=launch.id, status="interrupted", steps=40, samples_per_second=11.9, finished=NOON)
+    assert launch.promised_samples_per_second == 12.5
+    result = launch_result(launch.id, status="interrupted")
     store.finish_launch(result)
     store.finish_launch(result)
     assert store.launches(plan.id) == (replace(launch, result=result),)

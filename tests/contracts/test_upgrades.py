@@ -29,7 +29,7 @@ from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
 from tests.programs import postgres
-from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of
+from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of, slow_window, window_of
 from trials.plan import Layout
 from trials.workload import Workload
 
@@ -142,7 +142,12 @@ def check_contents(store: Store, workload: Workload) -> None:
     assert len(store.comparable_trials(workload)) == len(OUTCOMES)
     assert store.workload(workload.fingerprint) == workload
     assert store.layer_profile(workload.hardware.fingerprint, workload.model.fingerprint, workload.software)
-    assert len(store.launches(packed_plan().id)) == 2
+    launches = store.launches(packed_plan().id)
+    assert len(launches) == 2
+    assert [each.windows for each in launches if each.windows] in (
+        [],
+        [(window_of(each.id), slow_window(each.id, 12)) for each in launches],
+    )
     assert not list(store.problems())
 
 

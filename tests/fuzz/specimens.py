@@ -190,7 +190,7 @@ def _studied(store: Store, prepared: Prepared) -> str:
     store.save_layer_profile(*keys, wire.encode(COSTS))
     launch = store.start_launch(_plan(1), work.fingerprint, 12.5).id
     store.finish_launch(
-        LaunchResult(launch_id=launch, status="finished", steps=9, samples_per_second=9.5, finished=NOON)
+        LaunchResult(launch_id=launch, status="finished", steps=9, training_samples_per_second=9.5, finished=NOON)
     )
     store.add_window(slow_window(launch))
     return study
@@ -202,7 +202,7 @@ def _leave_results(store: Store, prepared: Prepared, folder: Path) -> None:
     for qv, outcome in enumerate(OUTCOMES.values(), 1):
         spool.put(result_of(store.start_trial(study, _plan(qv), "sampled").id, outcome))
     launch = store.start_launch(_plan(1), prepared.workload.fingerprint, 12.5).id
-    spool.put(LaunchResult(launch_id=launch, status="failed", steps=4, samples_per_second=9.5, finished=NOON))
+    spool.put(LaunchResult(launch_id=launch, status="failed", steps=4, training_samples_per_second=9.5, finished=NOON))
     spool.put(window_of(launch))
 
 

@@ -123,7 +123,7 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
             unused,
             tmp_path,
             site=unused,
-            predicted_samples_per_second=None,
+            promised_samples_per_second=None,
             max_steps=None,
         )
 
@@ -158,7 +158,7 @@ def test_a_curriculum_longer_than_its_samples_with_this_plan_is_refused(
     short = int(np.count_nonzero(prepared.index.text_tokens <= most))
     plan = plan_of("12+8", packing=Padded(samples=8))
     with pytest.raises(JobError, match=rf"4 are more than the \d steps that plan \w+ makes of the {short} samples"):
-        launch(prepared, plan, unused, unused, tmp_path, site=unused, predicted_samples_per_second=None, max_steps=None)
+        launch(prepared, plan, unused, unused, tmp_path, site=unused, promised_samples_per_second=None, max_steps=None)
     assert not caplog.messages
     check_first_steps(prepared, plan_of("12+8", packing=Padded(samples=6)))
     assert "the steps of training.curriculum are off by 25 % of training.global_batch_samples: 8" in caplog.text

@@ -18,7 +18,7 @@ def test_every_json_result_of_a_winner_has_its_evidence(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'db'}") as store:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
         trial = store.start_trial(study.id, packed_plan(), "sampled")
-        store.finish_trial(replace(result_of(trial.id, completed()), contamination="others computed"))
+        store.finish_trial(replace(result_of(trial.id, completed()), disturbance="others computed"))
         concluded(store, best_of(study.id))
 
     def document(*arguments: str) -> Any:

@@ -89,9 +89,11 @@ def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User
     baselines = {baseline["role"]: baseline for baseline in user.first["baselines"]}
     shortened = user.rows(FINISHED + " WHERE outcome.document LIKE '%\"shortened\":true%'")
     assert {"default", "omnibal"} <= {*baselines, *(role for _, _, role, _ in shortened)}
-    speeds = {role: baseline["samples_per_second"] for role, baseline in baselines.items()}
+    speeds = {role: baseline["estimated_samples_per_second"] for role, baseline in baselines.items()}
     gains = {role: baseline["gain"] for role, baseline in baselines.items()}
-    assert gains == pytest.approx({role: user.first["samples_per_second"] / speed for role, speed in speeds.items()})
+    assert gains == pytest.approx(
+        {role: user.first["estimated_samples_per_second"] / speed for role, speed in speeds.items()}
+    )
 
 
 def test_tuning_again_starts_no_trial(user: User) -> None:
@@ -213,7 +215,11 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> 
     assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", launched["plan"])
     assert (user.output / "model" / "model.safetensors.index.json").is_file()
     assert "disturbance" in launched  # whether other programs ran is not known here
-    assert min(launched[f"{name}samples_per_second"] for name in ("", "predicted_")) > 0 < launched["data_wait_share"]
+    assert (
+        min(launched[f"{name}_samples_per_second"] for name in ("training", "promised"))
+        > 0
+        < launched["data_wait_share"]
+    )
     assert "found this plan to be the fastest; measured" in output
     assert f"step {launched['steps']}/{launched['steps']}" in output
     shown, _ = user.run("show", launched["plan"])

@@ -42,7 +42,7 @@ def ended(trial: RunningTrial, outcome: Outcome | None = None, *, disturbed: str
         epoch_seconds=seconds,
         epoch_seconds_error=seconds and 1.0,
         finished=NOON + timedelta(seconds=10),
-        contamination=disturbed,
+        disturbance=disturbed,
     )
     return TrialEnded(trial=trial.finish(result), is_known=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from storage.explanation import BEST, UNEXPLAINED, Basis, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.launch_speed import Growth, LaunchWindow, StepParts
-from storage.records import AgentRecord, Baseline, BestPlan, DisturbedRun, ParetoPlan, TrialResult
+from storage.records import AgentRecord, Baseline, BestPlan, DisturbedRun, LaunchResult, ParetoPlan, TrialResult
 from storage.store import Store
 from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import (
@@ -159,7 +159,7 @@ def result_of(trial_id: str, outcome: Outcome | None = None) -> TrialResult:
         epoch_seconds=1234.5 if measured else None,
         epoch_seconds_error=6.7 if measured else None,
         finished=NOON.astimezone(timezone(timedelta(hours=5, minutes=30))),
-        contamination="other processes used 1.3 of 2 cores" if isinstance(outcome, Failed) else None,
+        disturbance="other processes used 1.3 of 2 cores" if isinstance(outcome, Failed) else None,
         energy_joules=4567.8 if measured else None,
     )
 
@@ -246,14 +246,22 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
         "study_id": study_id,
         "epoch_seconds": 100.0,
         "epoch_seconds_error": 1.5,
-        "samples_per_second": 10.0,
-        "samples_per_second_error": 0.1,
+        "estimated_samples_per_second": 10.0,
+        "estimated_samples_per_second_error": 0.1,
         "baselines": (
             Baseline(
-                role="baseline-a", samples_per_second=5.5, samples_per_second_error=0.2, gain=10 / 5.5, gain_error=0.1
+                role="baseline-a",
+                estimated_samples_per_second=5.5,
+                estimated_samples_per_second_error=0.2,
+                gain=10 / 5.5,
+                gain_error=0.1,
             ),
             Baseline(
-                role="baseline-b", samples_per_second=8.0, samples_per_second_error=0.3, gain=1.25, gain_error=0.05
+                role="baseline-b",
+                estimated_samples_per_second=8.0,
+                estimated_samples_per_second_error=0.3,
+                gain=1.25,
+                gain_error=0.05,
             ),
         ),
         "created": NOON,
@@ -261,20 +269,28 @@ def best_of(study_id: str, **fields: Any) -> BestPlan:
         "confidence": 0.875,
         "ties": (PADDED_PLAN.id,),
         "pareto": (
-            ParetoPlan(plan=packed_plan(), samples_per_second=10.0, peak_bytes=61 << 30, joules_per_sample=0.1 + 0.2),
-            ParetoPlan(plan=PADDED_PLAN, samples_per_second=9.5, peak_bytes=40 << 30, joules_per_sample=None),
+            ParetoPlan(
+                plan=packed_plan(), estimated_samples_per_second=10.0, peak_bytes=61 << 30, joules_per_sample=0.1 + 0.2
+            ),
+            ParetoPlan(plan=PADDED_PLAN, estimated_samples_per_second=9.5, peak_bytes=40 << 30, joules_per_sample=None),
         ),
     }
     return BestPlan(**(given | fields))
 
 
-def concluded(store: Store, best: BestPlan, lessons: str = "{}") -> BestPlan:
+def concluded(store: Store, best: BestPlan, calibration_state: str = "{}") -> BestPlan:
     """Conclude the study of a winner, like the agent that leads it."""
     agent = store.add_agent("a host", "1 1").id
     store.lead_study(best.study_id, agent)
-    assert store.conclude_study(best, lessons, agent)
+    assert store.conclude_study(best, calibration_state, agent)
     store.end_agent(agent)
     return best
+
+
+def launch_result(launch_id: str, **fields: Any) -> LaunchResult:
+    """The end of a training of 40 steps."""
+    given: dict[str, Any] = {"status": "finished", "steps": 40, "training_samples_per_second": 11.9, "finished": NOON}
+    return LaunchResult(launch_id=launch_id, **(given | fields))
 
 
 def window_of(launch_id: str, first_step: int = 2, **fields: Any) -> LaunchWindow:
@@ -284,7 +300,7 @@ def window_of(launch_id: str, first_step: int = 2, **fields: Any) -> LaunchWindo
         "first_step": first_step,
         "last_step": first_step + 9,
         "step_seconds": 2.0,
-        "samples_per_second": 8.0,
+        "training_samples_per_second": 8.0,
         "tokens_per_second": 0.1 + 0.2,
         "promised_samples_per_second": 8.0,
         "parts": StepParts(
@@ -297,15 +313,17 @@ def window_of(launch_id: str, first_step: int = 2, **fields: Any) -> LaunchWindo
     return LaunchWindow(**(given | fields))
 
 
-def slow_window(launch_id: str, first_step: int = 2, samples_per_second: float = 6.0) -> LaunchWindow:
-    usual = window_of(launch_id, first_step, samples_per_second=samples_per_second, tokens_per_second=0.2)
+def slow_window(launch_id: str, first_step: int = 2, training_samples_per_second: float = 6.0) -> LaunchWindow:
+    usual = window_of(
+        launch_id, first_step, training_samples_per_second=training_samples_per_second, tokens_per_second=0.2
+    )
     growth = Growth(part="communication", usual_seconds=0.25, seconds=0.75)
     return replace(usual, parts=replace(usual.parts, other_seconds=0.75, growth=growth))
 
 
 SHARED, OWN = packed_plan(), packed_plan(40)
 """Plans that `searched` tries: one of several studies, and one of a single study."""
-DISTURBED = DisturbedRun(outcome=completed(), epoch_seconds=1.0, contamination="others")
+DISTURBED = DisturbedRun(outcome=completed(), epoch_seconds=1.0, disturbance="others")
 
 
 def searched(store: Store, *, plans: tuple[int, ...] = (9, 40), winner: int = 9) -> str:

@@ -109,7 +109,7 @@ def _baselines(source: StudySource) -> list[Row]:
             seconds = trial.result.epoch_seconds or 0.0
             found[trial.role] = min(seconds, found.get(trial.role, seconds))
     for stated in () if source.winner is None else source.winner.baselines:
-        found.setdefault(stated.role, source.workload.data.samples / stated.samples_per_second)
+        found.setdefault(stated.role, source.workload.data.samples / stated.estimated_samples_per_second)
     return [{"baseline": role, "seconds": round(seconds, 4)} for role, seconds in found.items()]
 
 
@@ -207,6 +207,6 @@ def _line(trial: TrialRecord) -> tuple[str, ...]:
         trial.plan.id,
         outcome,
         seconds,
-        result.contamination or "",
+        result.disturbance or "",
         plan_text(trial.plan),
     )

@@ -15,7 +15,7 @@ class RunResult:
     epoch_seconds: float | None = None
     epoch_seconds_error: float | None = None
     """Standard error, from the scatter of the timed steps around the prediction."""
-    contamination: str | None = None
+    disturbance: str | None = None
     """What disturbed the run that counts, in words; the name under which it is stored."""
     energy_joules: float | None = None
     """Energy that all devices consumed from the start of the trial to its end, warm-up and all runs included."""

@@ -102,10 +102,10 @@ class Runner:
             is_short_of_memory = isinstance(run.outcome, Failed) and isinstance(run.outcome.cause, OutOfMemory)
             if is_short_of_memory and not conditions.disturbing_gpu:
                 reason = None  # others made it slower, but took none of its memory
-            result = replace(run, contamination=reason, disturbed=disturbed)
+            result = replace(run, disturbance=reason, disturbed=disturbed)
             if reason is None:
                 break
-            disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, contamination=reason),)
+            disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, disturbance=reason),)
         self._was_undisturbed = reason is None
         counted = [each for each in joules if each is not None]
         # The energy of some of the runs would be taken for that of all.

@@ -20,7 +20,7 @@ _PLANS, _LOOKED_AT = 2, 50
 
 def inherited_calibration(store: Store, workload: Workload) -> CalibrationState | None:
     """Return the final calibration of the last search on a similar workload; None if none can be read."""
-    document = store.lessons(workload)
+    document = store.calibration_state(workload)
     if document is None:
         return None
     try:

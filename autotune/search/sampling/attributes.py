@@ -27,14 +27,14 @@ def trial_attributes(record: FinishedTrial) -> Mapping[str, Any]:
     }
     match result.outcome:
         case Completed(measurement=measurement):
-            found["samples_per_second"] = measurement.measured_samples_per_second
+            found["measured_samples_per_second"] = measurement.measured_samples_per_second
             found["peak_mib"] = measurement.peak_bytes / _MEBI
         case Rejected(reason=reason):
             found["cause"] = reason
         case Failed(cause=cause):
             found["cause"] = str(cause)
-    if result.contamination is not None:
-        found["disturbed"] = result.contamination
+    if result.disturbance is not None:
+        found["disturbed"] = result.disturbance
     return found
 
 
@@ -66,8 +66,8 @@ def winner_attributes(best: BestPlan) -> Mapping[str, Any]:
     return {
         "winner": best.plan.id,
         "winner_text": plan_text(best.plan),
-        "winner_samples_per_second": best.samples_per_second,
-        "winner_samples_per_second_error": best.samples_per_second_error,
+        "winner_estimated_samples_per_second": best.estimated_samples_per_second,
+        "winner_estimated_samples_per_second_error": best.estimated_samples_per_second_error,
         "winner_gains": {baseline.role: baseline.gain for baseline in best.baselines},
         "winner_probability": best.confidence,
         "winner_ties": list(best.ties),

@@ -47,8 +47,12 @@ def add(store: Store, workload: Workload, epoch_seconds: float, **fields: Any) -
         trial = store.start_trial(study, plan, "default")
         store.finish_trial(replace(result_of(trial.id), epoch_seconds=seconds, epoch_seconds_error=seconds / 100))
     samples = workload.data.samples
-    given = {"epoch_seconds": epoch_seconds, "samples_per_second": samples / epoch_seconds, "explanation": EXPLANATION}
-    concluded(store, best_of(study, workload=workload, samples_per_second_error=0.2, **given, **fields))
+    given = {
+        "epoch_seconds": epoch_seconds,
+        "estimated_samples_per_second": samples / epoch_seconds,
+        "explanation": EXPLANATION,
+    }
+    concluded(store, best_of(study, workload=workload, estimated_samples_per_second_error=0.2, **given, **fields))
 
 
 def name_of(url: str, workload: Workload) -> str:

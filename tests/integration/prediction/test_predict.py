@@ -129,7 +129,7 @@ def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     (only,) = found["plans"]
     assert (only["id"], only["plan"]) == (PLAN.id, wire.to_document(PLAN))
     assert sum(only["parts"].values()) == pytest.approx(only["epoch_seconds"])
-    assert found["samples"] / only["epoch_seconds"] == pytest.approx(only["samples_per_second"])
+    assert found["samples"] / only["epoch_seconds"] == pytest.approx(only["predicted_samples_per_second"])
     assert only["parts"]["communication"] > 0
     assert [stage["low"] <= stage["expected"] <= stage["high"] for stage in only["stages"]] == [True, True]
     assert max(end for _, end in only["step"]["update"]) == pytest.approx(only["step"]["seconds"], abs=1e-5)

@@ -106,11 +106,11 @@ def test_studies_of_older_versions_have_reports(version: str, tmp_path: Path) ->
 BROKEN = {
     "a trial": "UPDATE autotune_outcome SET document = '{' WHERE rowid = (SELECT min(rowid) FROM autotune_outcome)",
     "all trials": "UPDATE autotune_outcome SET document = '{}'",
-    "the winner": "UPDATE autotune_best_plan SET samples_per_second = -1",
+    "the winner": "UPDATE autotune_best_plan SET estimated_samples_per_second = -1",
     "the profile": "UPDATE autotune_layer_profile SET document = '[]'",
-    "the corrections": "UPDATE autotune_study SET lessons = '{\"time_mean\": [1]}'",
+    "the corrections": "UPDATE autotune_study SET calibration_state = '{\"time_mean\": [1]}'",
     "wrong corrections": (
-        "UPDATE autotune_study SET lessons = "
+        "UPDATE autotune_study SET calibration_state = "
         '\'{"time_mean": [], "time_covariance": [], "byte_mean": [], "byte_covariance": []}\''
     ),
     "the settings": "UPDATE autotune_study SET settings = '\"x\"'",

@@ -28,7 +28,13 @@ STUDY = StudyRecord(
 WINNER = best_of(
     STUDY.id,
     baselines=(
-        Baseline(role="default", samples_per_second=5.0, samples_per_second_error=0.2, gain=2.0, gain_error=0.1),
+        Baseline(
+            role="default",
+            estimated_samples_per_second=5.0,
+            estimated_samples_per_second_error=0.2,
+            gain=2.0,
+            gain_error=0.1,
+        ),
     ),
 )
 CURRENT = padded_plan(7)
@@ -127,7 +133,7 @@ def test_the_time_of_an_epoch_is_that_of_the_explanation() -> None:
 
 def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_path: Path) -> None:
     calm, other = KNOWN_BEFORE
-    disturbed = replace(calm, result=replace(calm.result, contamination="others computed"))
+    disturbed = replace(calm, result=replace(calm.result, disturbance="others computed"))
     script: Future[str] = Future()
     script.set_result("")
     path = tmp_path / "report.html"

@@ -42,7 +42,9 @@ def test_the_baseline_is_the_default_and_the_best_plan_the_winner(source: StudyS
     assert "default" in source.roles(source.usual)
     speed = source.speed(source.usual)
     assert speed is not None
-    assert speed.mean == next(each.samples_per_second for each in source.winner.baselines if each.role == "default")
+    assert speed.mean == next(
+        each.estimated_samples_per_second for each in source.winner.baselines if each.role == "default"
+    )
 
 
 def test_the_time_of_plans_without_an_explanation_is_predicted(source: StudySource) -> None:

@@ -328,15 +328,18 @@ def test_the_result_in_the_readme_is_the_recorded_tuning() -> None:
     speed = {row["role"]: row for row in ({**result, "role": "best"}, *result["baselines"])}
     shown = {row[0]: row[1:] for row in table if row[0] in speed}
     assert {name: cells[0] for name, cells in shown.items()} == {
-        name: f"{row['samples_per_second']:.1f} +- {row['samples_per_second_error']:.1f}" for name, row in speed.items()
+        name: f"{row['estimated_samples_per_second']:.1f} +- {row['estimated_samples_per_second_error']:.1f}"
+        for name, row in speed.items()
     }
     assert shown["best"][1] == f"{result['epoch_seconds']:.1f}"
     for baseline in result["baselines"]:
         assert shown[baseline["role"]][2] == f"{baseline['gain']:.2f} +- {baseline['gain_error']:.2f}"
     assert f"Plan {result['id']}\n" in text
     assert f"recorded on {record['recorded']}" in text
-    in_words = ", ".join(f"{chart.NAMES[each['role']]} {each['samples_per_second']}" for each in result["baselines"])
-    assert f"{in_words[0].lower()}{in_words[1:]}, autotune {result['samples_per_second']} samples/s" in text
+    in_words = ", ".join(
+        f"{chart.NAMES[each['role']]} {each['estimated_samples_per_second']}" for each in result["baselines"]
+    )
+    assert f"{in_words[0].lower()}{in_words[1:]}, autotune {result['estimated_samples_per_second']} samples/s" in text
 
 
 def test_the_tutorial_shows_the_recorded_tuning_too() -> None:

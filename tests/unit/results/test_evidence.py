@@ -36,7 +36,11 @@ def run(*seconds: float, role: str = "sampled") -> list[TrialSummary]:
 
 def default_of(seconds: float) -> Baseline:
     return Baseline(
-        role="default", samples_per_second=SAMPLES / seconds, samples_per_second_error=0.1, gain=1.2, gain_error=0.1
+        role="default",
+        estimated_samples_per_second=SAMPLES / seconds,
+        estimated_samples_per_second_error=0.1,
+        gain=1.2,
+        gain_error=0.1,
     )
 
 
@@ -71,7 +75,7 @@ def test_a_budget_in_which_nothing_was_searched_is_said_to_be_too_small() -> Non
 
 
 def test_a_program_gets_the_evidence_too() -> None:
-    disturbed = [replace(each, contamination="heat") for each in run(100.0)]
+    disturbed = [replace(each, disturbance="heat") for each in run(100.0)]
     found = best_document(WINNER, [*disturbed, *run(101.0, role="confirm")])["evidence"]
     assert (found["runs"], found["disturbed_runs"], found["disturbed_winner_runs"]) == (2, 1, 1)
     assert (found["disturbance"], found["searched_plans"]) == ("heat", 1)

@@ -18,7 +18,13 @@ def text_of(explanation: Explanation | None, **fields: Any) -> str:
 
 
 def default_with(gain: float, error: float) -> Baseline:
-    return Baseline(role="default", samples_per_second=5.0, samples_per_second_error=0.1, gain=gain, gain_error=error)
+    return Baseline(
+        role="default",
+        estimated_samples_per_second=5.0,
+        estimated_samples_per_second_error=0.1,
+        gain=gain,
+        gain_error=error,
+    )
 
 
 def cells(text: str, first: str) -> list[str]:

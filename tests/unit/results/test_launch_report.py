@@ -14,8 +14,10 @@ def launch(*windows: LaunchWindow) -> LaunchRecord:
         plan_id="a plan",
         workload_fingerprint="a workload",
         started=NOON,
-        predicted_samples_per_second=8.0,
-        result=LaunchResult(launch_id="a launch", status="finished", steps=61, samples_per_second=7.2, finished=NOON),
+        promised_samples_per_second=8.0,
+        result=LaunchResult(
+            launch_id="a launch", status="finished", steps=61, training_samples_per_second=7.2, finished=NOON
+        ),
         windows=windows,
     )
 
@@ -27,7 +29,7 @@ def test_a_training_is_shown_with_the_stretches_in_which_it_was_as_promised_and_
         *(window_of("a launch", first) for first in (42, 52)),
     )
     lines = [line.split(maxsplit=4) for line in launch_text(shown).splitlines()]
-    assert " ".join(lines[0]) == "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s (predicted 8.0)"
+    assert " ".join(lines[0]) == "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s (promised 8.0)"
     assert lines[3:] == [
         ["2-21", "8.0", "8.0", "+0%"],
         ["22-41", "6.0", "8.0", "-25%", "communication: 0.75 s a step instead of 0.25 s"],

@@ -35,7 +35,13 @@ def test_the_cost_of_the_search_is_compared_with_what_it_saves() -> None:
 
 
 def test_a_search_that_found_nothing_faster_says_so() -> None:
-    same = Baseline(role="omnibal", samples_per_second=10.5, samples_per_second_error=0.1, gain=0.95, gain_error=0.01)
+    same = Baseline(
+        role="omnibal",
+        estimated_samples_per_second=10.5,
+        estimated_samples_per_second_error=0.1,
+        gain=0.95,
+        gain_error=0.01,
+    )
     assert "omnibal is as fast" in best_text(best(baselines=(same,)))
 
 
@@ -50,13 +56,13 @@ def test_a_trial_that_ended_early_or_was_disturbed_says_so() -> None:
     assert isinstance(outcome, Completed)
     early = replace(trial, result=replace(trial.result, outcome=replace(outcome, shortened=True)))
     assert "ended early, clearly slower" in trial_line(early, known=False)
-    disturbed = replace(trial, result=replace(trial.result, contamination="others computed"))
+    disturbed = replace(trial, result=replace(trial.result, disturbance="others computed"))
     assert "; disturbed: others computed" in trial_line(disturbed, known=False)
 
 
 def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
-    marked = replace(trial, plan=winner.plan, result=replace(trial.result, contamination="others computed"))
+    marked = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance="others computed"))
     marked = replace(marked, id="6" * 32)
     text = best_text(winner, (trial.summary, marked.summary))
     assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
@@ -67,6 +73,6 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
 def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: bool) -> None:
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
     reason = "others computed" if disturbed else None
-    run = replace(trial, plan=winner.plan, result=replace(trial.result, contamination=reason))
+    run = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance=reason))
     known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run.summary,))
     assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed

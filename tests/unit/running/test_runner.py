@@ -120,7 +120,7 @@ def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Cond
 
 
 @pytest.mark.parametrize(
-    ("disturbed", "runs", "contamination"),
+    ("disturbed", "runs", "disturbance"),
     [
         ((False,), 1, None),
         ((True, False), 2, None),
@@ -129,7 +129,7 @@ def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Cond
     ids=["never", "once", "twice"],
 )
 def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
-    tmp_path: Path, disturbed: tuple[bool, ...], runs: int, contamination: str | None
+    tmp_path: Path, disturbed: tuple[bool, ...], runs: int, disturbance: str | None
 ) -> None:
     machine = iter([conditions(disturbing, 100.0) for disturbing in disturbed])
 
@@ -142,8 +142,8 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
     assert isinstance(result.outcome, Completed)
     assert pool.asked == [PLAN] * runs
-    assert (result.contamination, result.energy_joules) == (contamination, 100.0 * runs)
-    assert [run.contamination for run in result.disturbed] == ["another process computed on the devices"] * (runs - 1)
+    assert (result.disturbance, result.energy_joules) == (disturbance, 100.0 * runs)
+    assert [run.disturbance for run in result.disturbed] == ["another process computed on the devices"] * (runs - 1)
     assert result.seconds is not None
 
 
@@ -158,7 +158,7 @@ def test_memory_is_only_taken_by_who_computes_on_the_devices(tmp_path: Path, dis
         pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)
         result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, Loaded).run(PLAN)
         assert result.outcome == Failed(cause=cause)
-        return result.contamination
+        return result.disturbance
 
     short = disturbance_with(OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1))
     assert (short is not None) == disturbing_gpu
@@ -173,7 +173,7 @@ def test_on_a_machine_that_is_always_disturbed_only_the_first_trial_is_run_again
 
     launcher = SimulatedLauncher(PREDICTOR)
     runner = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), launcher, Shared)
-    assert [runner.run(PLAN).contamination is not None for _ in range(2)] == [True, True]
+    assert [runner.run(PLAN).disturbance is not None for _ in range(2)] == [True, True]
     assert len(launcher.asked) == 3
 
 

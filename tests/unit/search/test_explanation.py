@@ -182,7 +182,7 @@ def test_a_default_that_ended_early_is_explained_from_the_steps_that_ran(run: Ca
 
 def test_only_disturbed_runs_are_named(run: Callable[[Plan], FinishedTrial]) -> None:
     usual, quiet = run(DEFAULT), run(DEFAULT)
-    disturbed = replace(usual, result=replace(usual.result, contamination="others"))
+    disturbed = replace(usual, result=replace(usual.result, disturbance="others"))
     assert times(explained((Role.DEFAULT, disturbed)))[BEST].disturbed
     both = times(explained((Role.DEFAULT, disturbed), (Role.DEFAULT, quiet)))[BEST]
     assert (both.disturbed, both.runs) == (False, 1)

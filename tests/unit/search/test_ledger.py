@@ -18,7 +18,7 @@ def test_what_a_run_gave_is_recorded_whole(tmp_path: Path) -> None:
         outcome=completed(),
         epoch_seconds=12.5,
         epoch_seconds_error=0.5,
-        contamination="other processes used 1.3 of 2 cores",
+        disturbance="other processes used 1.3 of 2 cores",
         energy_joules=4567.8,
     )
     with open_store(f"sqlite:///{tmp_path}/tuning.db") as store:
@@ -34,7 +34,7 @@ def test_what_a_run_gave_is_recorded_whole(tmp_path: Path) -> None:
         outcome=result.outcome,
         epoch_seconds=result.epoch_seconds,
         epoch_seconds_error=result.epoch_seconds_error,
-        contamination=result.contamination,
+        disturbance=result.disturbance,
         energy_joules=result.energy_joules,
     )
 

@@ -62,7 +62,7 @@ def trial(plan: Plan, factor: float, number: int = 0, role: str = "sampled") -> 
 
 
 def disturbed(trial: FinishedTrial) -> FinishedTrial:
-    return replace(trial, result=replace(trial.result, contamination="others"))
+    return replace(trial, result=replace(trial.result, disturbance="others"))
 
 
 # --- which trials rank ---
@@ -227,7 +227,7 @@ def test_the_estimate_of_a_plan_that_ran_twice_is_between_its_measurements_whate
     runs = [each.result.epoch_seconds or math.nan for each in trials if each.plan == standing.plan]
     assert 0.97 * min(runs) < standing.epoch_seconds < 1.03 * max(runs)
     (gain,) = found.compare(0, samples=1000)
-    assert gain.samples_per_second == pytest.approx(1000 / standing.epoch_seconds)
+    assert gain.estimated_samples_per_second == pytest.approx(1000 / standing.epoch_seconds)
 
 
 def test_disturbed_trials_leave_a_winner_less_sure() -> None:
@@ -269,8 +269,8 @@ def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
     default, kept, omnibal = found
     assert (default.gain, kept.gain, omnibal.gain) == pytest.approx((2.0, 1.6, 1.4))
     assert default.gain_error == pytest.approx(2.0 * 0.02 * math.sqrt(2))
-    assert default.samples_per_second == pytest.approx(5.0)
-    assert default.samples_per_second_error == pytest.approx(0.1)
+    assert default.estimated_samples_per_second == pytest.approx(5.0)
+    assert default.estimated_samples_per_second_error == pytest.approx(0.1)
 
 
 def test_a_winner_is_compared_with_repeated_baselines_where_there_are_some() -> None:

@@ -60,7 +60,7 @@ def numbered(*seconds: float) -> list[Progress]:
 def test_a_training_that_is_slower_by_more_than_a_tenth_for_fifty_steps_is_reported_once() -> None:
     (drift,) = watched(numbered(9.0, *20 * [2.0], *120 * [2.5]))
     assert (drift.step, drift.steps) == (71, 50)
-    assert drift.samples_per_second == pytest.approx(6.4)
+    assert drift.training_samples_per_second == pytest.approx(6.4)
     assert drift.promised_samples_per_second == pytest.approx(8.0)
 
 
@@ -98,9 +98,11 @@ def test_a_window_is_stored_with_its_speed_the_promised_one_and_its_parts() -> N
     ]
     first = windows[0]
     assert (first.launch_id, first.step_seconds, first.parts.growth) == ("a launch", 3.0, None)
-    assert [first.samples_per_second, first.promised_samples_per_second, first.tokens_per_second] == pytest.approx(
-        [16 / 3, 16 / 3, 800.0]
-    )
+    assert [
+        first.training_samples_per_second,
+        first.promised_samples_per_second,
+        first.tokens_per_second,
+    ] == pytest.approx([16 / 3, 16 / 3, 800.0])
     assert [first.parts.loads.greatest, first.parts.other_seconds] == pytest.approx([0.1, 1.5])
     assert [stage.greatest for stage in first.parts.passes] == pytest.approx([1.0, 1.5])
     assert [stage.rank for stage in first.parts.passes] == [0, 3]

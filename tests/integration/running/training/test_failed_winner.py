@@ -93,7 +93,7 @@ def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_pla
     assert launched.steps == launched.report.steps == len(undisturbed)
     assert training.chosen.plan == LEAN
     (retune,) = launched.retunes
-    assert (retune.before, retune.winner, retune.samples_per_second) == (
+    assert (retune.before, retune.winner, retune.training_samples_per_second) == (
         LEAN.id,
         GREEDY.id,
         launched.training_samples_per_second,

@@ -74,7 +74,7 @@ def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(
                 Spool(tmp_path / "spool"),
                 tmp_path / "launches",
                 site=LocalSite("cpu"),
-                predicted_samples_per_second=None,
+                promised_samples_per_second=None,
                 max_steps=steps,
             )
 

@@ -103,7 +103,7 @@ def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     assert training.chosen == too_fast
     (retune,) = launched.retunes
     assert (retune.steps % 4, retune.before, retune.winner) == (0, PLAN.id, None)
-    assert retune.samples_per_second == launched.training_samples_per_second
+    assert retune.training_samples_per_second == launched.training_samples_per_second
     assert f"Stopped at checkpoint-{retune.steps} to tune again, on the machine as it is now" in notes
     assert f"goes on with plan {PLAN.id}: search.sampler: 'nobodys' is not one of the samplers" in caplog.text
     assert "it is not tuned again, since the last search failed" in caplog.text

@@ -53,7 +53,7 @@ def test_the_same_command_goes_on_after_a_signal_at_any_moment(shallow: Path, tm
     with open_store() as store:
         study = store.create_study(store.add_workload(workload), {}, seed=0)
         # With this promise every training is too slow.
-        concluded(store, best_of(study.id, plan=PLAN, workload=workload, samples_per_second=1e6))
+        concluded(store, best_of(study.id, plan=PLAN, workload=workload, estimated_samples_per_second=1e6))
     job = JobFile(shallow, tmp_path)
     search = {"trials": 1, "time_limit": "0.1s", "timed_steps": 1, "warmup_steps": 0}
     job.spoil(data=data, training={**training, "output": str(job.output)}, search=search)

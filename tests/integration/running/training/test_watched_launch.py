@@ -34,7 +34,7 @@ def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(
             Spool(tmp_path / "spool"),
             tmp_path / "launch",
             site=LocalSite("cpu"),
-            predicted_samples_per_second=None,
+            promised_samples_per_second=None,
             max_steps=20,  # conditions need a second
         )
     assert launched.disturbance == "a reason"

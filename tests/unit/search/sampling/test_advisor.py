@@ -155,7 +155,7 @@ def test_a_transient_failure_is_tried_once_more_and_memory_that_others_took_bars
     plan = proposed(advisor).plan
     crash = finished(plan, OUTCOMES["crash"])
     taken = ran_out(plan, stage=0)
-    advisor.learn(replace(taken, result=replace(taken.result, contamination="others")))
+    advisor.learn(replace(taken, result=replace(taken.result, disturbance="others")))
     assert plan not in advisor.tried
     assert advisor.may_fit(plan)
     advisor.learn(crash)

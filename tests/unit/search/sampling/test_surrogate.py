@@ -120,7 +120,7 @@ def test_an_outlier_counts_little() -> None:
 
 
 def disturbed(trial: FinishedTrial) -> FinishedTrial:
-    return replace(trial, result=replace(trial.result, contamination="others"))
+    return replace(trial, result=replace(trial.result, disturbance="others"))
 
 
 def test_a_disturbed_trial_counts_less_than_another() -> None:

@@ -41,10 +41,10 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def keep(store: Store, workload: Workload, plan: Plan, lessons: str = "{}") -> None:
+def keep(store: Store, workload: Workload, plan: Plan, calibration_state: str = "{}") -> None:
     """Store a finished study on that workload with this winner."""
     study = store.create_study(store.add_workload(workload), {}, seed=0)
-    concluded(store, best_of(study.id, plan=plan, workload=workload), lessons)
+    concluded(store, best_of(study.id, plan=plan, workload=workload), calibration_state)
 
 
 def bigger(workload: Workload) -> Workload:
