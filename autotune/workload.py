@@ -16,7 +16,7 @@ from autotune.machine.hardware import default_memory_limit, default_workers, sof
 from autotune.machine.host import shared_memory_bytes
 from autotune.machine.job_hardware import hardware_of
 from trials.data import formats
-from trials.data.epoch import CostWeights, Epoch, job_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
@@ -55,8 +55,8 @@ class Prepared:
 
     def epoch(self, packing: Packing, data_parallel: int, number: int = 0, order: Ints | None = None) -> Epoch:
         """Return the steps of epoch `number`, as the ranks will build them, of the samples in `order` or of all."""
-        data = data_parallel
-        return job_epoch(self.job, self.index, self.weights, packing, data_parallel=data, number=number, order=order)
+        settings = EpochSettings.of_job(self.job, self.weights)
+        return build_epoch(self.index, packing, settings, data_parallel=data_parallel, number=number, order=order)
 
     def request(self, plan: Plan, task: Task) -> Request:
         return Request(

@@ -24,7 +24,7 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
 from benchmarks.packing import WEIGHTS
-from trials.data.epoch import build_epoch
+from trials.data.epoch import EpochSettings, build_epoch
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, layer_counts
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -77,14 +77,7 @@ def _ranks_work(packing: Packing) -> dict[str, Any]:
     """Return the forward operations of the first step: of samples, of padding, and of the slowest rank of each row."""
     index = lengths(_CASE.data, seed=0)
     epoch = build_epoch(
-        index,
-        packing,
-        data_parallel=_RANKS,
-        global_batch_samples=_BATCH,
-        weights=WEIGHTS,
-        seed=0,
-        epoch=0,
-        oversize="own-pack",
+        index, packing, EpochSettings(global_batch_samples=_BATCH, weights=WEIGHTS), data_parallel=_RANKS
     )
     step = epoch.rows(0)
     computed = epoch.pack_sizes().cost(WEIGHTS)[step]

@@ -27,7 +27,7 @@ from autotune.packing.paper_model import paper_weights
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference
 from trials import plugins
-from trials.data.epoch import BEST, Epoch, build_epoch
+from trials.data.epoch import BEST, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, mixing
@@ -258,13 +258,10 @@ def _epoch(index: DatasetIndex, packing: Packed, ranks: int, *, epoch: int, wind
     return build_epoch(
         index,
         packing,
+        EpochSettings(global_batch_samples=GLOBAL_BATCH, weights=WEIGHTS, oversize="fail"),
         data_parallel=ranks,
-        global_batch_samples=GLOBAL_BATCH,
-        weights=WEIGHTS,
-        seed=0,
-        epoch=epoch,
-        oversize="fail",
         window_rows=window_rows,
+        number=epoch,
     )
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from autotune.errors import PackError
 from autotune.loop.samples import SampleDataset
 from trials import wire
-from trials.data.epoch import Epoch, job_epoch
+from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.plan import Levelled, Packed, Packing, Padded, Plan, packing_document
 
 
@@ -144,9 +144,8 @@ class PackSampler(Sampler[list[int]]):
 
     def _built(self, number: int) -> Epoch:
         samples = self._samples
-        return job_epoch(
-            samples.job, samples.index, samples.weights, self._packing, data_parallel=self._ranks, number=number
-        )
+        settings = EpochSettings.of_job(samples.job, samples.weights)
+        return build_epoch(samples.index, self._packing, settings, data_parallel=self._ranks, number=number)
 
     def _step(self, epoch: Epoch, number: int) -> PackStep:
         step = epoch.step(number)

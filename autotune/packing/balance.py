@@ -87,7 +87,7 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
             )
     return Side(
         epoch=epoch,
-        balance=balance(epoch, material.weights),
+        balance=balance(epoch, material.settings.weights),
         mixing=mixing(epoch, following),
     )
 
@@ -95,16 +95,8 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
 def _epoch(
     material: Material, index: DatasetIndex, packing: Packing, number: int, data_parallel: int | None = None
 ) -> Epoch:
-    return build_epoch(
-        index,
-        packing,
-        data_parallel=data_parallel or material.data_parallel,
-        global_batch_samples=material.global_batch_samples,
-        weights=material.weights,
-        seed=material.seed,
-        epoch=number,
-        oversize=material.oversize,
-    )
+    ranks = data_parallel or material.data_parallel
+    return build_epoch(index, packing, material.settings, data_parallel=ranks, number=number)
 
 
 def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
@@ -112,11 +104,11 @@ def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
     if wanted.qv is not None and wanted.qt is not None:
         return _packed(wanted.qv, wanted.qt, wanted), "as asked for"
     data = profile(material.index)
-    most_samples = min(material.global_batch_samples, data.samples) / material.data_parallel
+    most_samples = min(material.settings.global_batch_samples, data.samples) / material.data_parallel
     # A mapping: with a fixed qv or qt, several pairs become the same packing.
     candidates = {
         _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted): pair
-        for pair in capacities(data, most_samples, hold_all=material.oversize in ("skip", "fail"))
+        for pair in capacities(data, most_samples, hold_all=material.settings.oversize in ("skip", "fail"))
     }
     packing = _cheapest(candidates, material, wanted.epoch)
     return packing, f"best of {len(candidates)} candidates ({candidates[packing].reason})"
@@ -145,13 +137,13 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
     index = material.index
     if index.repeats.sum() > _TRIED_SAMPLES:  # draw samples in proportion to their repeats
         share = index.repeats / index.repeats.sum()
-        rows = np.sort(np.random.default_rng(material.seed).choice(len(index), _TRIED_SAMPLES, p=share))
+        rows = np.sort(np.random.default_rng(material.settings.seed).choice(len(index), _TRIED_SAMPLES, p=share))
         # The draw has applied the repeats.
         columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
         index = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
     keeping = [(packing, epoch) for packing, epoch in tried if epoch.batch_deviation <= NEAR] or tried
-    found = [(packing, balance(epoch, material.weights)) for packing, epoch in keeping]
+    found = [(packing, balance(epoch, material.settings.weights)) for packing, epoch in keeping]
     found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
     alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]

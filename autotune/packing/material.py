@@ -9,7 +9,7 @@ from autotune.job_file import JobFile
 from autotune.packing.paper_model import NAME, paper_weights
 from trials import plugins
 from trials.data import formats
-from trials.data.epoch import BEST, CostWeights
+from trials.data.epoch import BEST, CostWeights, EpochSettings
 from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
@@ -51,13 +51,10 @@ class Material:
     path: Path
     index: DatasetIndex
     found: IndexReport
-    weights: CostWeights
+    settings: EpochSettings
     cost_model: str
     """Name of the model whose cost the weights describe."""
     data_parallel: int
-    global_batch_samples: int
-    seed: int
-    oversize: Oversize
 
 
 def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unheard) -> Material:
@@ -108,12 +105,14 @@ def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener =
         path=path,
         index=index,
         found=found,
-        weights=weights,
+        settings=EpochSettings(
+            global_batch_samples=wanted.global_batch_samples or job.training.global_batch_samples,
+            weights=weights,
+            seed=job.training.seed if wanted.seed is None else wanted.seed,
+            oversize=data.oversize,
+        ),
         cost_model=name,
         data_parallel=wanted.data_parallel or job.hardware.devices or DATA_PARALLEL,
-        global_batch_samples=wanted.global_batch_samples or job.training.global_batch_samples,
-        seed=job.training.seed if wanted.seed is None else wanted.seed,
-        oversize=data.oversize,
     )
 
 
@@ -131,12 +130,14 @@ def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Ma
         path=path,
         index=index,
         found=found,
-        weights=weights,
+        settings=EpochSettings(
+            global_batch_samples=wanted.global_batch_samples or _GLOBAL_BATCH_SAMPLES,
+            weights=weights,
+            seed=wanted.seed or 0,
+            oversize=data.oversize,
+        ),
         cost_model=name,
         data_parallel=wanted.data_parallel or DATA_PARALLEL,
-        global_batch_samples=wanted.global_batch_samples or _GLOBAL_BATCH_SAMPLES,
-        seed=wanted.seed or 0,
-        oversize=data.oversize,
     )
 
 

@@ -67,7 +67,7 @@ def pack_text(found: Balanced) -> str:
     saved = 1 - found.after.balance.cost_per_sample / found.before.balance.cost_per_sample
     header = (
         f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
-        f"{material.global_batch_samples}, seed {material.seed}, epoch {found.number}\n"
+        f"{material.settings.global_batch_samples}, seed {material.settings.seed}, epoch {found.number}\n"
         "Compared by forward FLOP alone; memory and fixed costs are unknown here\n"
         f"Before: {packing_text(UNPACKED)}, in random order\n"
         f"After: {packing_text(found.packing)}: {found.reason}\n"
@@ -88,16 +88,16 @@ def pack_document(found: Balanced) -> dict[str, Any]:
     return {
         "input": str(material.path),
         "data_parallel": material.data_parallel,
-        "global_batch_samples": material.global_batch_samples,
-        "seed": material.seed,
+        "global_batch_samples": material.settings.global_batch_samples,
+        "seed": material.settings.seed,
         "epoch": found.number,
-        "cost_model": {"name": material.cost_model, **wire.to_document(material.weights)},
+        "cost_model": {"name": material.cost_model, **wire.to_document(material.settings.weights)},
         "packing": wire.to_document(found.packing),
         "reason": found.reason,
         "before": _side(found.before),
         "after": _side(found.after),
         "oversize": {
-            "rule": material.oversize,
+            "rule": material.settings.oversize,
             "samples": len(found.oversize),
             "first": [
                 {"where": material.index.where(int(row)), **wire.to_document(material.index.lengths(int(row)))}
@@ -124,7 +124,7 @@ def _problems(found: Balanced) -> Iterator[str]:
     """Yield a text for each kind of problem: over-size and cut samples, wrong image sizes, bad records."""
     index, report, above = found.material.index, found.material.found, found.oversize
     if len(above):
-        rule = _RULES[found.material.oversize]
+        rule = _RULES[found.material.settings.oversize]
         capacities = f"Qv {found.packing.qv}, Qt {found.packing.qt}"
         title = f"{_count(len(above))} of {_count(len(index))} samples are above {capacities}; {rule}"
         lines = [

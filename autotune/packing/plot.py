@@ -138,7 +138,7 @@ def _draw_idle(figure: "SubFigure", found: Balanced) -> None:
     for place, (name, load) in zip(axes, _LOADS.items(), strict=True):
         means: list[str] = []
         for side, label, color in sides:
-            loads = load(side.epoch.pack_sizes(), found.material.weights)
+            loads = load(side.epoch.pack_sizes(), found.material.settings.weights)
             idle = np.sort(dist_ratios(loads[side.epoch.assignment])) * 100
             share = np.arange(1, len(idle) + 1) / len(idle)
             place.step(np.maximum(idle, _IDLE[0]), share, where="post", color=color, label=label)

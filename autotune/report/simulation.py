@@ -10,7 +10,7 @@ from autotune.prediction.timeline import Timeline, timeline
 from autotune.report.lengths import drawn_index
 from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.metrics import Balance, balance
 from trials.data.packs import Oversize
@@ -52,8 +52,12 @@ class Simulator:
     def __init__(self, source: StudySource) -> None:
         self._source = source
         self._work = source.workload
-        self._weights = CostWeights(
-            unit=self._work.model.unit_flops, token=self._work.model.token_flops, square=self._work.model.square_flops
+        model = self._work.model
+        self._settings = EpochSettings(
+            global_batch_samples=self._work.global_batch_samples,
+            weights=CostWeights(unit=model.unit_flops, token=model.token_flops, square=model.square_flops),
+            seed=source.study.seed,
+            oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
         )
         self._built: dict[tuple[Packing, int], Epoch] = {}
 
@@ -67,7 +71,7 @@ class Simulator:
         """Pack the samples as the plan does, or return why they cannot be packed."""
         try:
             epoch = self._epoch(plan.packing, plan.layout.data)
-            return PackedEpoch(epoch=epoch, balance=balance(epoch, self._weights))
+            return PackedEpoch(epoch=epoch, balance=balance(epoch, self._settings.weights))
         except (TrialsError, ValueError, ArithmeticError) as error:
             return f"the samples of the stored histogram cannot be packed like this: {error}"
 
@@ -117,14 +121,5 @@ class Simulator:
     def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
         key = packing, data_parallel
         if key not in self._built:
-            self._built[key] = build_epoch(
-                self.index,
-                packing,
-                data_parallel=data_parallel,
-                global_batch_samples=self._work.global_batch_samples,
-                weights=self._weights,
-                seed=self._source.study.seed,
-                epoch=0,
-                oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
-            )
+            self._built[key] = build_epoch(self.index, packing, self._settings, data_parallel=data_parallel)
         return self._built[key]

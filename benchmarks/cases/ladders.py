@@ -27,7 +27,7 @@ from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.packing import index_of
 from benchmarks.search import search
 from trials import wire
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, dist_ratios, step_sums
 from trials.layer_costs import LayerCosts
@@ -111,12 +111,8 @@ class Mixed(SimulatedWorkload):
         return build_epoch(
             self.index,
             packing,
+            EpochSettings(global_batch_samples=self.batch, weights=self.weights),
             data_parallel=data_parallel,
-            global_batch_samples=self.batch,
-            weights=self.weights,
-            seed=0,
-            epoch=0,
-            oversize="own-pack",
             window_rows=None if self.matched else 1,
         )
 

@@ -10,7 +10,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.packing import WEIGHTS, index_of
-from trials.data.epoch import Epoch, build_epoch
+from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.plan import Layout, Packed, Packing
 
@@ -145,14 +145,7 @@ def _epoch(index: DatasetIndex, packing: Packing, ranks: int, micro_batches: int
 
     def build(batch: int) -> Epoch:
         return build_epoch(
-            index,
-            packing,
-            data_parallel=ranks,
-            global_batch_samples=batch,
-            weights=WEIGHTS,
-            seed=0,
-            epoch=0,
-            oversize="own-pack",
+            index, packing, EpochSettings(global_batch_samples=batch, weights=WEIGHTS), data_parallel=ranks
         )
 
     return build(round(micro_batches * len(index) / len(build(1).assignment)))

@@ -27,7 +27,7 @@ from benchmarks.cases.solver import (
 )
 from benchmarks.packing import WEIGHTS
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from trials.data.epoch import Epoch, build_epoch
+from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection
 from trials.layer_costs import LayerCosts
@@ -84,12 +84,8 @@ class SimulatedWorkload:
         return build_epoch(
             self.index,
             packing,
+            EpochSettings(global_batch_samples=self.batch, weights=WEIGHTS),
             data_parallel=data_parallel,
-            global_batch_samples=self.batch,
-            weights=WEIGHTS,
-            seed=0,
-            epoch=0,
-            oversize="own-pack",
         )
 
     @cached_property

@@ -18,7 +18,7 @@ from autotune.search.space.space import Axes, Point, Space
 from benchmarks.cases.drift import at_profiled_speed
 from storage.records import FinishedTrial, TrialResult
 from trials import wire
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.packs import Oversize
@@ -114,12 +114,13 @@ class Surface:
         return build_epoch(
             self.index,
             packing,
+            EpochSettings(
+                global_batch_samples=self.workload.global_batch_samples,
+                weights=self.header.weights,
+                seed=self.header.seed,
+                oversize=cast(Oversize, self.workload.oversize),
+            ),
             data_parallel=data_parallel,
-            global_batch_samples=self.workload.global_batch_samples,
-            weights=self.header.weights,
-            seed=self.header.seed,
-            epoch=0,
-            oversize=cast(Oversize, self.workload.oversize),
         )
 
     def replay(self, seed: int) -> Callable[[Plan, int], FinishedTrial]:

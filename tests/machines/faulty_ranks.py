@@ -63,13 +63,13 @@ def repeated_sample() -> AbstractContextManager[Any]:
     """Show one sample of the epoch in place of another."""
 
     def changed(*arguments: Any, **how: Any) -> epoch.Epoch:
-        built = job_epoch(*arguments, **how)
+        built = build_epoch(*arguments, **how)
         samples = np.array(built.packs.samples)
         samples[-1] = samples[0]
         return replace(built, packs=replace(built.packs, samples=samples))
 
-    job_epoch = epoch.job_epoch
-    return patch.object(session, "job_epoch", changed)
+    build_epoch = epoch.build_epoch
+    return patch.object(session, "build_epoch", changed)
 
 
 FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -121,7 +121,7 @@ def mixed_rows() -> AbstractContextManager[Any]:
     """Mix packs that ranks share and others in each row of four ranks: no fault, but no row of a real epoch either."""
 
     def mixed(*arguments: Any, **how: Any) -> epoch.Epoch:
-        built = job_epoch(*arguments, **how)
+        built = build_epoch(*arguments, **how)
         alone, shared = (np.sort(built.packs.of_level(level)) for level in (0, 1))
         assert len(alone) >= 4, built.assignment
         assert len(shared) >= 2, built.assignment
@@ -132,8 +132,8 @@ def mixed_rows() -> AbstractContextManager[Any]:
         # One step has all rows, which are fewer than those of whole levels.
         return replace(built, arranged=lambda: np.array(rows), micro_batches=built.height)
 
-    job_epoch = epoch.job_epoch
-    return patch.object(session, "job_epoch", mixed)
+    build_epoch = epoch.build_epoch
+    return patch.object(session, "build_epoch", mixed)
 
 
 def serve_with_mixed_rows(folder: Path) -> bool:

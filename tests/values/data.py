@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from trials.data import containers
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.records.file_chunk import Place
@@ -51,12 +51,9 @@ def build(
     return build_epoch(
         index,
         packing,
+        EpochSettings(global_batch_samples=batch, weights=WEIGHTS, seed=seed),
         data_parallel=ranks,
-        global_batch_samples=batch,
-        weights=WEIGHTS,
-        seed=seed,
-        epoch=epoch,
-        oversize="own-pack",
+        number=epoch,
     )
 
 

@@ -45,6 +45,26 @@ class CostWeights:
     """Cost of attention, per squared sample length."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochSettings:
+    """What all epochs of a training have in common, whatever its plan."""
+
+    global_batch_samples: int
+    weights: CostWeights
+    """By which packs are matched across ranks."""
+    seed: int = 0
+    oversize: Oversize = "own-pack"
+
+    @classmethod
+    def of_job(cls, job: Job, weights: CostWeights) -> "EpochSettings":
+        return cls(
+            global_batch_samples=job.training.global_batch_samples,
+            weights=weights,
+            seed=job.training.seed,
+            oversize=job.data.oversize,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackSizes:
     """Sizes of what the model computes for each pack, as columns [packs]: padding and stand-in units included."""
@@ -190,17 +210,14 @@ def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
 def build_epoch(
     index: DatasetIndex,
     packing: Packing,
+    settings: EpochSettings,
     *,
     data_parallel: int,
-    global_batch_samples: int,
-    weights: CostWeights,
-    seed: int,
-    epoch: int,
-    oversize: Oversize,
+    number: int = 0,
     window_rows: int | None = None,
     order: Ints | None = None,
 ) -> Epoch:
-    """Return the epoch's steps. Equal arguments give equal steps, on every rank and after every restart.
+    """Return the steps of epoch `number`. Equal arguments give equal steps, on every rank and after every restart.
 
     `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order. Packs of
     that order are kept, for other numbers of data ranks.
@@ -208,13 +225,14 @@ def build_epoch(
     Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
     64, or 5 % of the epoch. Raise DataError like `build_packs`.
     """
+    weights, oversize = settings.weights, settings.oversize
 
     def build(packing: Packing) -> Epoch:
-        # Another stream than that of the order, which is drawn from [seed, epoch].
-        random = np.random.default_rng([seed, epoch, 1])
+        # Another stream than that of the order, which is drawn from [seed, number].
+        random = np.random.default_rng([settings.seed, number, 1])
         packs_seed = int(random.integers(2**31))
         if order is None:
-            packs = _packs(index, packing, packs_seed, oversize, (seed, epoch))
+            packs = _packs(index, packing, packs_seed, oversize, (settings.seed, number))
         else:
             packs = build_packs(index, order, packing, packs_seed, oversize)
         columns = [_columns(data_parallel, degree) for degree in packing.degrees]
@@ -222,7 +240,7 @@ def build_epoch(
             packs = _divisible(index, packs, level, of_level, weights)
         rows = sum(len(packs.of_level(level)) // of_level for level, of_level in enumerate(columns))
         # Rows have different numbers of samples; their mean decides how many make up the global batch.
-        micro_batches = max(1, round(global_batch_samples * rows / len(packs.samples)))
+        micro_batches = max(1, round(settings.global_batch_samples * rows / len(packs.samples)))
         arranged = partial(
             _arranged,
             index,
@@ -241,7 +259,7 @@ def build_epoch(
             packs=packs,
             data_parallel=data_parallel,
             micro_batches=micro_batches,
-            global_batch_samples=global_batch_samples,
+            global_batch_samples=settings.global_batch_samples,
             arranged=arranged,
         )
 
@@ -290,30 +308,6 @@ def _arranged(
         window_rows=window_rows,
         random=random,
         whole_steps=isinstance(packing, Levelled) and packing.whole_steps,
-    )
-
-
-def job_epoch(
-    job: Job,
-    index: DatasetIndex,
-    weights: CostWeights,
-    packing: Packing,
-    *,
-    data_parallel: int,
-    number: int = 0,
-    order: Ints | None = None,
-) -> Epoch:
-    """Build epoch `number` of a job's training; see `build_epoch`."""
-    return build_epoch(
-        index,
-        packing,
-        data_parallel=data_parallel,
-        global_batch_samples=job.training.global_batch_samples,
-        weights=weights,
-        seed=job.training.seed,
-        epoch=number,
-        oversize=job.data.oversize,
-        order=order,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from trials.data.epoch import Epoch, Step, job_epoch
+from trials.data.epoch import Epoch, EpochSettings, Step, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
 from trials.data.loss_weights import sample_weights
@@ -58,11 +58,11 @@ class Session:
 
     def build(self, number: int, plan: Plan, order: Ints | None) -> Epoch:
         """Build epoch `number` under a plan, of the samples in `order` where it is given."""
-        job, weights = self.request.job, self.request.weights
-        data = plan.layout.data
+        settings = EpochSettings.of_job(self.request.job, self.request.weights)
         # Without an order, the packs of every epoch of a training would be kept.
         shown = self.order(number) if order is None else order
-        return job_epoch(job, self.index, weights, plan.packing, data_parallel=data, number=number, order=shown)
+        data = plan.layout.data
+        return build_epoch(self.index, plan.packing, settings, data_parallel=data, number=number, order=shown)
 
     def order(self, number: int) -> Ints:
         """Return the samples of epoch `number` in their order, as rows of the index."""

@@ -16,7 +16,7 @@ from autotune.prediction.predictor import EpochOf, Prediction, Predictor
 from autotune.prediction.sizes import ExcerptSizes
 from autotune.prediction.trial_steps import trial_steps
 from autotune.search.learning.excerpt import Excerpt
-from trials.data.epoch import CostWeights, job_epoch
+from trials.data.epoch import CostWeights, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.job import Job, SearchSection
 from trials.layer_costs import LayerCosts
@@ -76,12 +76,12 @@ class CalibratedPredictor:
         state: CalibrationState | None = None,
     ) -> "CalibratedPredictor":
         """Return the predictor of a job's first epoch. Where it is long, plans are compared on an excerpt."""
+        settings = EpochSettings.of_job(job, weights)
 
         def epoch_of(index: DatasetIndex) -> EpochOf:
-            return lambda packing, data: job_epoch(job, index, weights, packing, data_parallel=data)
+            return lambda packing, data: build_epoch(index, packing, settings, data_parallel=data)
 
-        training = job.training
-        excerpt = Excerpt.of(index, weights, seed=training.seed, global_batch_samples=training.global_batch_samples)
+        excerpt = Excerpt.of(index, settings)
         if excerpt.index is index:
             return cls(Predictor(costs, epoch_of(index), element_bytes), state)
         compared = Predictor(costs, epoch_of(excerpt.index), element_bytes, sizes=ExcerptSizes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trials.data.epoch import CostWeights
+from trials.data.epoch import EpochSettings
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 
@@ -21,19 +21,20 @@ class Excerpt:
     """Their share of the epoch's time."""
 
     @classmethod
-    def of(cls, index: DatasetIndex, weights: CostWeights, *, seed: int, global_batch_samples: int) -> "Excerpt":
+    def of(cls, index: DatasetIndex, settings: EpochSettings) -> "Excerpt":
         """Draw the samples with the seed of the training. The longest sample and the one of most units are among them.
 
         So the heaviest pack is in the excerpt, unless it is made up of several samples. The share is that of the costs
         of the samples, which is surer than that of their number (ratio estimator; Cochran, Sampling Techniques, 6.2).
         """
-        shown = epoch_order(index, seed, 0)
-        count = max(_SAMPLES, global_batch_samples)
+        shown = epoch_order(index, settings.seed, 0)
+        count = max(_SAMPLES, settings.global_batch_samples)
         if count >= len(shown):
             return cls(index=index, share=1.0)
         tokens, units = index.text_tokens.astype(np.float64), index.vision_units
         longest = [int(np.argmax(sizes[shown])) for sizes in (tokens, units)]
         # The order of the epoch is random, so its beginning is a random draw.
         rows = np.sort(shown[np.union1d(np.arange(count), longest)])
+        weights = settings.weights
         cost = weights.unit * units + weights.token * tokens + weights.square * tokens**2
         return cls(index=index.keep(rows).each_once, share=float(cost[rows].sum() / cost[shown].sum()))

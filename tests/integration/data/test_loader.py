@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from autotune import workload
 from tests.values.data import record, write_records
 from tests.values.training import plan_of, prepared_of
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
@@ -45,16 +45,7 @@ def index(example: Path, encoder: Encoder) -> DatasetIndex:
 
 def epoch_of(index: DatasetIndex, packing: Packing, ranks: int = 2) -> Epoch:
     weights = CostWeights(unit=100.0, token=1.0, square=0.01)
-    return build_epoch(
-        index,
-        packing,
-        data_parallel=ranks,
-        global_batch_samples=16,
-        weights=weights,
-        seed=0,
-        epoch=0,
-        oversize="own-pack",
-    )
+    return build_epoch(index, packing, EpochSettings(global_batch_samples=16, weights=weights), data_parallel=ranks)
 
 
 def encoded(*tokens: int, tiles: int = 0, targets: int = 1) -> Encoded:

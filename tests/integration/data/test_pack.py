@@ -24,7 +24,7 @@ from autotune.packing.material import PackOptions, read_material
 from autotune.packing.paper_model import paper_weights
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.data import write_lengths, write_records
-from trials.data.epoch import build_epoch
+from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
 from trials.data.metrics import balance
@@ -251,12 +251,13 @@ def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) 
     epoch = build_epoch(
         index,
         PACKING,
+        EpochSettings(
+            global_batch_samples=settings.training.global_batch_samples,
+            weights=cost_weights(model_shape(settings.model)),
+            seed=settings.training.seed,
+            oversize=settings.data.oversize,
+        ),
         data_parallel=2,
-        global_batch_samples=settings.training.global_batch_samples,
-        weights=cost_weights(model_shape(settings.model)),
-        seed=settings.training.seed,
-        epoch=0,
-        oversize=settings.data.oversize,
     )
     tokens = dict(zip(index.record.tolist(), index.text_tokens.tolist(), strict=True))
     output = lines(out)
@@ -294,7 +295,7 @@ def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
 def test_what_a_job_freezes_costs_less_in_its_packs(example: Path, tmp_path: Path) -> None:
     path = JobFile(example, tmp_path).path
     whole, frozen = (
-        read_material(job_file.JobFile(path=path, changes=changes), PackOptions()).weights
+        read_material(job_file.JobFile(path=path, changes=changes), PackOptions()).settings.weights
         for changes in ((), ("training.freeze=[vision]",))
     )
     assert frozen.unit < whole.unit

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.values.data import index_of
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.epoch_count import count_epoch
 from trials.data.packs import Oversize
 from trials.plan import Packed
@@ -18,12 +18,10 @@ def epoch(oversize: Oversize = "own-pack", repeats: tuple[float, ...] = (1.0,)) 
     return build_epoch(
         index_of(ROWS, repeats),
         Packed(qv=4, qt=200, qv_min=4, qt_min=150),
+        EpochSettings(
+            global_batch_samples=8, weights=CostWeights(unit=100.0, token=1.0, square=0.01), oversize=oversize
+        ),
         data_parallel=2,
-        global_batch_samples=8,
-        weights=CostWeights(unit=100.0, token=1.0, square=0.01),
-        seed=0,
-        epoch=0,
-        oversize=oversize,
     )
 
 

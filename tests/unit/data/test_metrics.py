@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.values.data import index_of, lengths
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.metrics import Spread, balance, dist_ratios, mixing, oversize, step_sums
 from trials.data.packs import Packs
 from trials.plan import Packed, Packing, Padded
@@ -45,12 +45,9 @@ def built(rows: Sequence[tuple[int, int]], packing: Packing, ranks: int, epoch: 
     return build_epoch(
         index_of(rows),
         packing,
+        EpochSettings(global_batch_samples=6, weights=WEIGHTS),
         data_parallel=ranks,
-        global_batch_samples=6,
-        weights=WEIGHTS,
-        seed=0,
-        epoch=epoch,
-        oversize="own-pack",
+        number=epoch,
     )
 
 
@@ -143,12 +140,8 @@ def test_skipped_samples_are_reported() -> None:
     epoch = build_epoch(
         index_of(ROWS),
         packing,
+        EpochSettings(global_batch_samples=2, weights=WEIGHTS, oversize="skip"),
         data_parallel=1,
-        global_batch_samples=2,
-        weights=WEIGHTS,
-        seed=0,
-        epoch=0,
-        oversize="skip",
     )
     found = balance(epoch, WEIGHTS)
     assert (found.samples, found.oversize, found.skipped) == (3, 2, 2)

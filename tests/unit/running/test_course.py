@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.values.data import index_of
-from trials.data.epoch import CostWeights, Epoch, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.data.records.sample import Ints
@@ -54,13 +54,10 @@ class Source:
         return build_epoch(
             self.index,
             plan.packing,
+            EpochSettings(global_batch_samples=4, weights=CostWeights(unit=100.0, token=1.0, square=0.01)),
             data_parallel=plan.layout.data,
-            global_batch_samples=4,
-            weights=CostWeights(unit=100.0, token=1.0, square=0.01),
-            seed=0,
-            epoch=number,
-            oversize="own-pack",
             order=order,
+            number=number,
         )
 
 

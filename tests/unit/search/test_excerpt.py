@@ -19,6 +19,7 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests.values.data import WEIGHTS, index_of
 from tests.values.search import BATCH, COSTS, axes_of, finished, limits_of, prepared_of, random_rows
 from tests.values.training import job_of
+from trials.data.epoch import EpochSettings
 from trials.data.order import epoch_order
 from trials.outcome import Completed, Rejected
 from trials.plan import Plan
@@ -27,6 +28,10 @@ SAMPLES = 400
 LONG = index_of([*random_rows(3000), (9, 40), (0, 900)])
 """The last two have most units and most tokens."""
 LIMITS = limits_of(150 << 20)
+
+
+def settings(batch: int, seed: int = 0) -> EpochSettings:
+    return EpochSettings(global_batch_samples=batch, weights=WEIGHTS, seed=seed)
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +46,12 @@ def calibrated_of(folder: Path, batch: int = BATCH) -> CalibratedPredictor:
 
 def test_a_short_epoch_is_its_own_excerpt() -> None:
     index = index_of(random_rows(SAMPLES))
-    assert Excerpt.of(index, WEIGHTS, seed=0, global_batch_samples=BATCH) == Excerpt(index=index, share=1.0)
+    assert Excerpt.of(index, settings(BATCH)) == Excerpt(index=index, share=1.0)
 
 
 @pytest.mark.parametrize("batch", [BATCH, 1000])
 def test_an_excerpt_has_the_longest_samples_and_at_least_a_step(batch: int) -> None:
-    found = Excerpt.of(LONG, WEIGHTS, seed=3, global_batch_samples=batch)
+    found = Excerpt.of(LONG, settings(batch, 3))
     assert max(SAMPLES, batch) <= len(found.index) <= max(SAMPLES, batch) + 2
     assert found.index.vision_units.max() == 9
     assert found.index.text_tokens.max() == 900
@@ -57,7 +62,7 @@ def test_an_excerpt_has_the_longest_samples_and_at_least_a_step(batch: int) -> N
 
 
 def test_the_share_of_an_excerpt_is_that_of_its_costs() -> None:
-    found = Excerpt.of(LONG, WEIGHTS, seed=3, global_batch_samples=BATCH)
+    found = Excerpt.of(LONG, settings(BATCH, 3))
     whole, part = (
         WEIGHTS.unit * index.vision_units
         + WEIGHTS.token * index.text_tokens
@@ -69,7 +74,7 @@ def test_the_share_of_an_excerpt_is_that_of_its_costs() -> None:
 
 def test_repeated_samples_are_drawn_as_often_as_they_are_shown() -> None:
     index = index_of(random_rows(1000), repeats=(3.0,))
-    found = Excerpt.of(index, WEIGHTS, seed=0, global_batch_samples=2900)
+    found = Excerpt.of(index, settings(2900))
     assert np.bincount(found.index.record).max() == 3
     # An epoch of the excerpt shows each of its rows once.
     assert 2900 <= len(epoch_order(found.index, 0, 0)) == len(found.index) <= 2902

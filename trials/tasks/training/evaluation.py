@@ -4,12 +4,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Set
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from deepspeed import comm
 
-from trials.data.epoch import Epoch, build_epoch
+from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.errors import DataError, NotFinite
 from trials.tasks.session import Session, not_finite
@@ -70,16 +71,9 @@ class Evaluator:
 def _packed(session: Session, index: DatasetIndex) -> Epoch:
     """Return the samples in the packs of the plan. None is skipped: the loss is the same under every plan."""
     job, plan = session.request.job, session.request.plan
-    return build_epoch(
-        index,
-        plan.packing,
-        data_parallel=plan.layout.data,
-        global_batch_samples=job.training.global_batch_samples,
-        weights=session.request.weights,
-        seed=job.evaluation.seed,
-        epoch=0,
-        oversize="own-pack",
-    )
+    settings = EpochSettings.of_job(job, session.request.weights)
+    settings = replace(settings, seed=job.evaluation.seed, oversize="own-pack")
+    return build_epoch(index, plan.packing, settings, data_parallel=plan.layout.data)
 
 
 def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> float | None:
