@@ -36,16 +36,13 @@ def hbp_plan(workload: Workload, predictor: Predictor, solver: Solver) -> Plan |
     It has the fewest pipeline stages in which the longest sample fits when as many ranks as possible share it, since
     HBP divides the states by ZeRO 3. Of the lengths, those count whose levels keep the global batch, if any do.
     """
-    for layout in sorted(layouts(workload.model, workload.hardware.devices), key=_preference):
+    found = layouts(workload.model, workload.hardware.devices)
+    # The highest ZeRO stage leaves most memory for activations.
+    for layout in sorted(found, key=lambda layout: (layout.pipeline, -layout.zero)):
         recipe = _Recipe(workload, predictor, solver, layout)
         if (plan := recipe.plan()) is not None:
             return plan if plan.packing.degrees != (1,) else None
     return None
-
-
-def _preference(layout: Layout) -> tuple[int, int]:
-    # The highest ZeRO stage leaves most memory for activations.
-    return layout.pipeline, -layout.zero
 
 
 class _Recipe:

@@ -104,7 +104,8 @@ class NodeRanks(ChannelRanks):
             if isinstance(report, FailureReport):
                 self._keep(f"{self._request.name}/{error_name(rank)}", self._channel.get(error_name(rank)) or "")
                 if isinstance(report.cause, Crash):
-                    cause = self._on_node(self._node_of(rank), report.cause)
+                    node = next(node for node, ranks in enumerate(self._places) if rank in ranks)
+                    cause = self._on_node(node, report.cause)
                     self._answers[rank] = replace(self._answers[rank], report=FailureReport(cause=cause))
         return dict(self._answers)
 
@@ -141,9 +142,6 @@ class NodeRanks(ChannelRanks):
     def _on_node(self, node: int, crash: Crash) -> Crash:
         """Name the node in the detail."""
         return replace(crash, detail=f"on {self._nodes.host(node)}: {crash.detail}")
-
-    def _node_of(self, rank: int) -> int:
-        return next(node for node, ranks in enumerate(self._places) if rank in ranks)
 
     def _keep(self, name: str, text: str) -> None:
         path = self._folder / name

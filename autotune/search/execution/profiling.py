@@ -85,7 +85,9 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
         _log.warning(
             "the links between the ranks are slow, so the profile timed smaller exchanges than usual: %s; predictions "
             "continue their times in proportion to the size, and are less certain until trials correct them",
-            ", ".join(_shortened(*each) for each in reports[0].shortened),
+            ", ".join(
+                f"{what} ({f'1/{1 / share:.0f}' if share else 'computed'})" for what, share in reports[0].shortened
+            ),
         )
     if costs.noisy_kinds:
         _log.warning(
@@ -95,10 +97,6 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
             ", ".join(f"{kind} ({costs[kind].noise:.0%})" for kind in costs.noisy_kinds),
         )
     return costs
-
-
-def _shortened(what: str, share: float) -> str:
-    return f"{what} (1/{1 / share:.0f})" if share else f"{what} (computed)"
 
 
 def design(

@@ -1,6 +1,6 @@
 """Videos as a model's own video processor prepares them, which needs torchvision; this module needs torch alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -104,7 +104,7 @@ class FramePreparation:
         self._mode = mode
         factor, mean, std = (settings[name] for name in ("rescale_factor", "image_mean", "image_std"))
         try:
-            self._mean, self._std = (_per_channel(values) * (1.0 / factor) for values in (mean, std))
+            self._mean, self._std = (torch.tensor(values).view(3, 1, 1) * (1.0 / factor) for values in (mean, std))
         except (TypeError, ValueError, RuntimeError, ZeroDivisionError):
             self._std = torch.zeros(1)
         if not self._std.all() or not (self._mean / self._std).isfinite().all():
@@ -123,7 +123,3 @@ class FramePreparation:
         if pixels.shape[-2:] == size:
             return pixels
         return interpolate(pixels, size=size, mode=self._mode, align_corners=False, antialias=True)
-
-
-def _per_channel(values: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(values).view(3, 1, 1)

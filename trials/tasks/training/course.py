@@ -116,12 +116,8 @@ def set_course(
 def _parts(changes: Sequence[PlanChange], plan: Plan) -> list[tuple[Plan, int | None]]:
     """Return the plans with the steps at which each one ends; of those with equal steps only the last."""
     every = [*((change.plan, change.steps) for change in changes), (plan, None)]
-    same = [_packs_equally(first, second) for (first, _), (second, _) in pairwise(every)]
+    same = [_packs(first) == _packs(second) for (first, _), (second, _) in pairwise(every)]
     return [part for part, is_same in zip(every, [*same, False], strict=True) if not is_same]
-
-
-def _packs_equally(first: Plan, second: Plan) -> bool:
-    return _packs(first) == _packs(second)
 
 
 def _packs(plan: Plan) -> tuple[Packing, int]:
