@@ -102,11 +102,14 @@ def _draw_capacities(place: "Axes", packing: Packed) -> None:
     place.axhline(packing.qv + 0.5, **line)
     # Beyond a capacity there are only packs of one over-size sample, so these labels cover few cells.
     text: dict[str, Any] = {"color": _CAPACITY, "textcoords": "offset points", "bbox": _LABEL_BOX}
-    at_top, at_right = (packing.qt + 0.5, 1), (1, packing.qv + 0.5)
+    at_top = (packing.qt + 0.5, 1)
     place.annotate(
         f"Qt = {packing.qt}", at_top, (-3, -3), place.get_xaxis_transform(), ha="right", va="top", rotation=90, **text
     )
-    place.annotate(f"Qv = {packing.qv}", at_right, (-3, 3), place.get_yaxis_transform(), ha="right", **text)
+    # In the half without the label of Qt, which is as high where no pack is beyond Qv.
+    side, edge, offset = ("right", 1, -3) if 2 * packing.qt < place.get_xlim()[1] else ("left", 0, 3)
+    at_side = (edge, packing.qv + 0.5)
+    place.annotate(f"Qv = {packing.qv}", at_side, (offset, 3), place.get_yaxis_transform(), ha=side, **text)
 
 
 def _shares(sizes: PackSizes, edges: Sequence[Floats]) -> Floats:

@@ -33,6 +33,8 @@ _KINDS = {
     "repeat": "var(--green)",
     "no result": "var(--red)",
 }
+_NAME = 0.08
+"""Height of a baseline's name, as a share of the seconds that are drawn; the axis may be longer."""
 _TOOLTIP = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), ("outcome", "outcome"))
 
 
@@ -125,7 +127,7 @@ def _spec(rows: Sequence[Row], steps: Sequence[Row], baselines: Sequence[Row]) -
     # A layer without data would have no extent.
     has_seconds, has_failures = ("seconds" in row for row in rows), ("seconds" not in row for row in rows)
     layers = [
-        *(_usual(baselines, y) if baselines else ()),
+        *(_usual(baselines, _names(baselines, rows), y) if baselines else ()),
         *([best] if steps else []),
         *(_timed(x, y) if any(has_seconds) else ()),
         *([_failed(x)] if any(has_failures) else []),
@@ -133,13 +135,27 @@ def _spec(rows: Sequence[Row], steps: Sequence[Row], baselines: Sequence[Row]) -
     return spec(rows, height=320 if steps else 60, layer=layers)
 
 
-def _usual(baselines: Sequence[Row], y: Spec) -> tuple[Spec, Spec]:
+def _names(baselines: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Return the texts beside the lines of the baselines: one for those that are too close together for two."""
+    drawn = [row[key] for row in rows for key in ("low", "high") if key in row]
+    drawn += [row["seconds"] for row in baselines]
+    height = _NAME * (max(drawn) - min(drawn))
+    names: list[Row] = []
+    for row in sorted(baselines, key=lambda row: -row["seconds"]):
+        if names and names[-1]["seconds"] - row["seconds"] < height:
+            names[-1] = {**names[-1], "baseline": f"{names[-1]['baseline']}, {row['baseline']}"}
+        else:
+            names.append(row)
+    return names
+
+
+def _usual(baselines: Sequence[Row], names: Sequence[Row], y: Spec) -> tuple[Spec, Spec]:
     """Return the lines of the baselines, and their names."""
-    data = {"values": list(baselines)}
+    lines, texts = ({"values": list(each)} for each in (baselines, names))
     text = {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "color": MUTED, "fontSize": 11}
     return (
-        {"data": data, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]}, "encoding": {"y": y}},
-        {"data": data, "mark": text, "encoding": {"x": {"value": "width"}, "y": y, "text": category("baseline")}},
+        {"data": lines, "mark": {"type": "rule", "color": MUTED, "strokeDash": [4, 4]}, "encoding": {"y": y}},
+        {"data": texts, "mark": text, "encoding": {"x": {"value": "width"}, "y": y, "text": category("baseline")}},
     )
 
 

@@ -22,6 +22,7 @@ from autotune.machine.devices import lock_file
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, read_material
 from autotune.packing.paper_model import paper_weights
+from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.data import write_lengths, write_records
 from trials.data.epoch import EpochSettings, build_epoch
@@ -290,6 +291,16 @@ def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
     found = document(path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
     assert found["after"]["vision_fill"] is None
     assert "Qt = 1000" in picture.read_text()
+
+
+@pytest.mark.parametrize("capacities", [("9", "3000"), ("5", "1400"), ("40", "9000"), ("9", "200000"), ("2000", "500")])
+def test_no_label_of_the_plot_covers_another(lengths: Path, tmp_path: Path, capacities: tuple[str, str]) -> None:
+    """Capacities in the middle, at the edges that over-size samples and full packs make, and far beyond all packs."""
+    qv, qt = capacities
+    with drawn_texts() as texts:
+        document(lengths, "--qv", qv, "--qt", qt, "--data-parallel", "4", "--plot", tmp_path / "balance.png")
+    assert {f"Qv = {qv}", f"Qt = {qt}"} <= {text.get_text() for text in texts}
+    assert overlaps(texts) == []
 
 
 def test_what_a_job_freezes_costs_less_in_its_packs(example: Path, tmp_path: Path) -> None:

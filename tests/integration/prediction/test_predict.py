@@ -20,6 +20,7 @@ from autotune.machine.hardware import software
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from storage.store import open_store
+from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.forecast import PLAN, Trials, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
@@ -275,8 +276,11 @@ def test_a_step_is_drawn(
     job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path, suffix: str
 ) -> None:
     picture = tmp_path / f"step.{suffix}"
-    predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN), "--plot", picture)
+    with drawn_texts() as texts:
+        predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN), "--plot", picture)
     assert picture.read_bytes()[:4] in (b"\x89PNG", b"<?xm")
+    assert "stage 1" in {text.get_text() for text in texts}
+    assert overlaps(texts) == []
 
 
 # --- what trials have taught ---

@@ -1,12 +1,18 @@
 """The report in a real browser: drawn, quiet, offline, readable everywhere."""
 
+import json
 import re
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from playwright.sync_api import Browser
 
+from autotune.cli import main
 from tests.programs.browser import LAPTOP, PHONE, opened
 
 CHARTS = {
@@ -21,6 +27,13 @@ OUTSIDE = """() => [...document.querySelectorAll('.plot svg')].filter(svg => {
   return [...svg.querySelectorAll('text')].some(text => {
     const box = text.getBoundingClientRect();
     return box.width && (box.left < all.left - 1 || box.right > all.right + 1) }) }).map(svg => svg.parentElement.id)"""
+OVERLAPS = """() => [...document.querySelectorAll('.plot svg')].flatMap(svg => {
+  const texts = [...svg.querySelectorAll('text')].filter(text => text.getAttribute('opacity') !== '0')
+    .map(text => [text.textContent, text.getBoundingClientRect()]).filter(([, box]) => box.width);
+  const before = (a, b) => a.right <= b.left + 1 || a.bottom <= b.top + 1;
+  const apart = (a, b) => before(a, b) || before(b, a);
+  return texts.flatMap(([one, a], i) => texts.slice(i + 1).filter(([, b]) => !apart(a, b))
+    .map(([other]) => [svg.parentElement.id, one, other])) })"""
 CONTRASTS = """() => {
   const linear = part => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4;
   const luminance = name => {
@@ -51,6 +64,7 @@ def test_every_chart_is_drawn_without_a_message_or_a_request(
         assert marks["step-before"] > 16  # passes of four micro-batches on two stages, and their numbers
         assert found.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
         assert found.value(OUTSIDE) == []
+        assert found.value(OVERLAPS) == []
         texts, colours = found.value(CONTRASTS)
         assert texts >= 4.5  # WCAG 2.2, 1.4.3
         assert colours >= 2.3
@@ -108,3 +122,26 @@ def test_a_pass_can_be_selected_and_explains_itself(browser: Browser, report: Pa
         mark.click()
         found.page.wait_for_function(f"new Set({opacities}).size === 2")
         assert found.said == []
+
+
+def test_the_names_of_baselines_that_are_equally_fast_do_not_overlap(
+    browser: Browser, study_url: str, tmp_path: Path
+) -> None:
+    shutil.copy(study_url.removeprefix("sqlite:///"), tmp_path / "study.db")
+    with closing(sqlite3.connect(tmp_path / "study.db")) as database, database:
+        (text,) = database.execute("SELECT baselines FROM autotune_best_plan").fetchone()
+        first, *others = json.loads(text)
+        speed = first["estimated_samples_per_second"]
+        close = [
+            {**first, "role": role, "estimated_samples_per_second": share * speed}
+            for role, share in (("zero3", 1.001), ("hbp", 1.01), ("present", 0.98), ("default-no-recompute", 0.6))
+        ]
+        database.execute("UPDATE autotune_best_plan SET baselines = ?", [json.dumps([first, *others, *close])])
+    report = tmp_path / "report.html"
+    answer = CliRunner().invoke(main, ["report", "--db", f"sqlite:///{tmp_path}/study.db", "--out", str(report)])
+    assert answer.exit_code == 0, answer.output
+    for options in (LAPTOP, PHONE):
+        with opened(browser, report, **options) as found:
+            assert found.value(OVERLAPS) == []
+            shown = found.value("document.querySelector('#chart-history svg').textContent")
+            assert all(role in shown for role in ("default", "zero3", "hbp", "present", "default-no-recompute"))
