@@ -1,5 +1,6 @@
 """The SQLite file: its modes and settings, and what a user reads when it cannot be used."""
 
+import re
 import sqlite3
 import sys
 import threading
@@ -17,6 +18,7 @@ from storage.database.engine import Database
 from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable, StorageError
 from storage.store import open_store
+from tests.programs import unprivileged
 from tests.values.storage import WORKLOAD
 
 CANARY = "c4nary"
@@ -109,6 +111,27 @@ def test_a_path_below_a_file_is_named_with_the_remedy(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named_with_the_remedy() -> None:
     with pytest.raises(DatabaseUnavailable, match=r"/proc/autotune/store\.db.*name another database"):
         open_store("sqlite:////proc/autotune/store.db")
+
+
+@pytest.mark.parametrize("arguments", ["plans", "studies", "doctor", "db check", "db import x.jsonl", "note x y"])
+@pytest.mark.parametrize("has_database", [False, True])
+def test_a_user_who_may_not_write_in_the_data_folder_is_told_so(
+    tmp_path: Path, arguments: str, has_database: bool
+) -> None:
+    folder = tmp_path / "data"
+    if has_database:
+        open_store(f"sqlite:///{folder}/autotune/autotune.db").close()
+    folder.mkdir(exist_ok=True)
+    places = [folder, *folder.rglob("*")]
+    for place in places:
+        place.chmod(0o444 if place.is_file() else 0o555)
+    answer = unprivileged.autotune(*arguments.split(), HOME=folder, XDG_DATA_HOME=folder, AUTOTUNE_DB_URL="")
+    assert answer.returncode == 4, answer
+    (message,) = re.findall("^Error: (.*)$", answer.stderr, flags=re.MULTILINE)
+    assert f"{folder}/autotune" in message
+    assert message.endswith("grant the right to write there, or name another database")
+    assert "Traceback" not in answer.stderr
+    assert [folder, *folder.rglob("*")] == places
 
 
 def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
