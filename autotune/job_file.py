@@ -291,7 +291,7 @@ def _absolute(job: Job, folder: Path) -> Job:
             "evaluation": job.evaluation.model_copy(update={"sources": evaluated}),
             "hardware": job.hardware.model_copy(update={"hostfile": hostfile}),
             "search": job.search.model_copy(
-                update={"present": job.search.present and _inside(folder, job.search.present)}
+                update={"current_plan": job.search.current_plan and _inside(folder, job.search.current_plan)}
             ),
             "training": job.training.model_copy(update={"output": _inside(folder, job.training.output)}),
         }

@@ -316,7 +316,7 @@ class SearchSection(Section):
     objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)
     """What plans are compared by: time, the peak bytes of the rank that needs most, and energy where devices count it.
     The winner is the fastest."""
-    present: Path | None = None
+    current_plan: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
     sampler: str = "model"
     """Module of `autotune.search.samplers`."""

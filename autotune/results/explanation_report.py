@@ -95,7 +95,7 @@ def _named(role: str) -> str:
     """Return the name of a plan's role in a sentence."""
     if role.startswith("tie "):
         return f"the {role}"
-    return {BEST: "the winner", "present": "the current plan"}.get(role, role)
+    return {BEST: "the winner", "current-plan": "the current plan"}.get(role, role)
 
 
 def _parts_table(times: Sequence[PlanTime]) -> str:

@@ -109,23 +109,23 @@ def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
     """Raise JobError for a current plan whose ranks exchange what the profile has not timed."""
     if not costs.knows_tensor(plan.layout.tensor):
         raise JobError(
-            f"search.present: the stored profile has no times of what {plan.layout.tensor} ranks exchange that hold "
-            "layers together; measure them with `autotune profile JOB --fresh`"
+            f"search.current_plan: the stored profile has no times of what {plan.layout.tensor} ranks exchange that "
+            "hold layers together; measure them with `autotune profile JOB --fresh`"
         )
     if not costs.knows_zero(plan.layout.zero):
         raise JobError(
-            "search.present: the stored profile has no times of what ranks exchange that hold gradients or weights in "
-            "shares; measure them with `autotune profile JOB --fresh`"
+            "search.current_plan: the stored profile has no times of what ranks exchange that hold gradients or "
+            "weights in shares; measure them with `autotune profile JOB --fresh`"
         )
     if not costs.knows_reduction(plan.layout):
         raise JobError(
-            "search.present: the stored profile has no times of averages of gradients over "
+            "search.current_plan: the stored profile has no times of averages of gradients over "
             f"{plan.layout.reduce_within} data ranks of a node first; measure them with `autotune profile JOB --fresh` "
             "or leave reduce_within out"
         )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
     if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:
         raise JobError(
-            f"search.present: the stored profile has no times of what {unknown[0]} ranks exchange that share a pack; "
-            "measure them with `autotune profile JOB --fresh`"
+            f"search.current_plan: the stored profile has no times of what {unknown[0]} ranks exchange that share a "
+            "pack; measure them with `autotune profile JOB --fresh`"
         )

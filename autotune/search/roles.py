@@ -6,8 +6,8 @@ from enum import StrEnum
 class Role(StrEnum):
     """The reason for a trial. The values are stored with the trials and shown."""
 
-    CURRENT_PLAN = "present"
-    """Baseline: the plan of `search.present`."""
+    CURRENT_PLAN = "current-plan"
+    """Baseline: the plan of `search.current_plan`."""
     DEFAULT = "default"
     """Baseline: unpacked micro-batches, equally many layers per stage, everything recomputed."""
     DEFAULT_NO_RECOMPUTE = "default-no-recompute"

@@ -13,12 +13,12 @@ _OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
 
 def study_settings(search: SearchSection, current_plan: Plan | None, *, fresh: bool) -> dict[str, object]:
     """Return the settings of a new study. The current plan is known by its id, not by its file."""
-    return {**search.model_dump(mode="json"), "present": current_plan and current_plan.id, FRESH: fresh}
+    return {**search.model_dump(mode="json"), "current_plan": current_plan and current_plan.id, FRESH: fresh}
 
 
 def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object]) -> bool:
     """Return whether a study with the `stored` settings is the search of these settings."""
-    # An earlier version stored fewer axes of the space.
+    # An earlier version stored fewer axes of the space, and the current plan by another name.
     space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
-    known = {**stored, "space": space}
+    known = {"current_plan": stored.get("present"), **stored, "space": space}
     return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}

@@ -111,16 +111,16 @@ def tune_again(
 ) -> tuple[BestPlan, Certificate | None] | None:
     """Profile and search on the machine as it is now, without what was measured before; None where that fails.
 
-    The present `plan` is a baseline. Where it has a `certificate`, a new plan must have one that holds.
+    The current `plan` is a baseline. Where it has a `certificate`, a new plan must have one that holds.
     Raise DeviceBusy and Superseded: the devices belong to another agent then.
     """
     try:
-        file = bench.folder / "present" / f"{plan.id}.json"
+        file = bench.folder / "current-plan" / f"{plan.id}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as stream:
             stream.write(wire.encode(plan).encode())
         job = bench.prepared.job
-        search = job.search.model_copy(update={"present": file})
+        search = job.search.model_copy(update={"current_plan": file})
         prepared = replace(bench.prepared, job=job.model_copy(update={"search": search}))
         tuner = Tuner(replace(bench, prepared=prepared), listener)
         logs, devices = bench.folder / "ranks" / "profile", prepared.workload.hardware.devices
@@ -145,5 +145,5 @@ def certified(bench: Workbench, plan: Plan, listener: Listener) -> Certificate:
 
 
 def gain_of(best: BestPlan) -> float | None:
-    """Return the speed of the winner, divided by that of the present plan."""
+    """Return the speed of the winner, divided by that of the current plan."""
     return next((each.gain for each in best.baselines if each.role == Role.CURRENT_PLAN), None)

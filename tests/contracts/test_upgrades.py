@@ -251,6 +251,25 @@ def test_the_tensor_degree_of_a_plan_that_an_older_version_launched_gets_its_col
     assert set(degrees.values()) == {1}
 
 
+@pytest.mark.parametrize("opened", [open_store, repair])
+def test_the_current_plan_of_an_older_database_has_its_role_in_trials_and_winners(
+    old_database: str, engine: Engine, opened: Callable[[str], object]
+) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE autotune_trial SET role = 'present' WHERE number = 0"))
+        connection.execute(
+            text("UPDATE autotune_best_plan SET baselines = replace(baselines, :old, :new)"),
+            {"old": '"role":"baseline-a"', "new": '"role":"present"'},
+        )
+    if isinstance(store := opened(old_database), Store):
+        store.close()
+    with open_store(old_database) as store:
+        roles = {trial.role for study in store.studies() for trial in store.trials(study.id) if trial.number == 0}
+        assert roles == {"current-plan"}
+        assert {best.baselines[0].role for best in store.best_plans()} == {"current-plan"}
+        assert not list(store.problems())
+
+
 @keyed_by_path
 def test_an_older_model_under_two_names_is_one_after_the_upgrade(old_database: str, engine: Engine) -> None:
     with engine.begin() as connection:

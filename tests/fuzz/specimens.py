@@ -165,7 +165,12 @@ def _full(job: Job) -> dict[str, Any]:
     document["data"]["sources"][0]["names"] = None
     document["hardware"] = {"devices": 2, "memory_limit": "2GiB"}
     document["training"] |= {"output": "output", "checkpoint_every": 3}
-    document["search"] |= {"device_hours": 0.5, "present": PLAN, "objectives": ["time", "memory"], "sampler": "tpe"}
+    document["search"] |= {
+        "device_hours": 0.5,
+        "current_plan": PLAN,
+        "objectives": ["time", "memory"],
+        "sampler": "tpe",
+    }
     document["search"]["space"] |= {
         "layouts": ["p2-d1-z0"],
         "packers": ["isf"],

@@ -21,7 +21,7 @@ hardware: {memory_limit: 400MiB}
 training: {betas: [0.9, 0.95], freeze: [vision], learning_rates: {projector: 1e-3}, loggers: [wandb], warmup: 0.1}
 search:
   time_limit: 1.5h
-  present: plan.json
+  current_plan: plan.json
   space: {layouts: [p2-d1-z0], split: [4, 4], recompute: [[1, 0], [0, 2]], qv: [4, 8]}
 """
 

@@ -11,11 +11,11 @@ from trials.plan import Padded, Plan
 
 
 def current_plan(prepared: Prepared) -> Plan | None:
-    """Read the plan that `search.present` names; None where it names none.
+    """Read the plan that `search.current_plan` names; None where it names none.
 
     Raise JobError for a plan that is not one of this job, or that would train on fewer samples.
     """
-    path, workload = prepared.job.search.present, prepared.workload
+    path, workload = prepared.job.search.current_plan, prepared.workload
     model = workload.model
     if path is None:
         return None
@@ -25,14 +25,14 @@ def current_plan(prepared: Prepared) -> Plan | None:
         for level in () if isinstance(plan.packing, Padded) else plan.packing.levels:
             plugins.load(PACKERS, level.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
-        raise JobError(f"search.present: {error}") from error
+        raise JobError(f"search.current_plan: {error}") from error
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
-        raise JobError(f"search.present: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
+        raise JobError(f"search.current_plan: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
     try:
         check_plan(prepared, plan)
     except PlanNotValid as error:
-        raise JobError(f"search.present: {error}") from error
+        raise JobError(f"search.current_plan: {error}") from error
     packing, index = plan.packing, prepared.index
     if not isinstance(packing, Padded) and holds_all(workload):
         last = packing.levels[-1]
@@ -41,7 +41,7 @@ def current_plan(prepared: Prepared) -> Plan | None:
         lost = 0
     if lost:
         raise JobError(
-            f"search.present: {path} has packs that are too small for {lost} samples, which data.oversize: "
+            f"search.current_plan: {path} has packs that are too small for {lost} samples, which data.oversize: "
             f"{workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
         )
     return plan

@@ -1,9 +1,10 @@
-"""Each speed is named by what it is, and what disturbed a trial is its disturbance.
+"""Each speed is named by what it is, what disturbed a trial is its disturbance, and the current plan is called that.
 
 `samples_per_second` was measured in a trial, estimated for an epoch from trials, or that of a training.
 """
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 revision = "0009"
@@ -25,10 +26,14 @@ _COLUMNS = {
 }
 """Old and new names by table."""
 _WINNERS = "autotune_best_plan"
-_DOCUMENTS = ("baselines", "pareto")
-"""Columns of winners with JSON of speeds, in fields named like the column."""
-_IN_DOCUMENTS = ('"samples_per_second', '"estimated_samples_per_second')
+_TRIALS, _ROLE, _NEW_ROLE = "autotune_trial", "present", "current-plan"
+_DOCUMENTS = ("baselines", "pareto", "explanation")
+"""Columns of winners with JSON of speeds or roles."""
 # The quote before a name keeps the new one from being replaced again, and texts hold no quote without a backslash.
+_IN_DOCUMENTS = (
+    ('"samples_per_second', '"estimated_samples_per_second'),
+    *((f'"{field}":"{_ROLE}"', f'"{field}":"{_NEW_ROLE}"') for field in ("role", "usual")),
+)
 _IN_RESULTS = (
     (b'"contamination":', b'"disturbance":'),
     (b'"samples_per_second":', b'"training_samples_per_second":'),
@@ -41,8 +46,8 @@ def upgrade() -> None:
     for table, names in _COLUMNS.items():
         for old, new in names.items():
             op.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
-    old, new = _IN_DOCUMENTS
-    for column in _DOCUMENTS:
+    op.execute(f"UPDATE {_TRIALS} SET role = '{_NEW_ROLE}' WHERE role = '{_ROLE}'")  # noqa: S608
+    for column, (old, new) in product(_DOCUMENTS, _IN_DOCUMENTS):
         op.execute(f"UPDATE {_WINNERS} SET {column} = replace({column}, '{old}', '{new}')")  # noqa: S608
 
 
@@ -50,12 +55,11 @@ def renamed(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row, of this or an older revision, with the names since this one."""
     names = _COLUMNS.get(table, {})
     found = {names.get(name, name): value for name, value in row.items()}
-    if table == _WINNERS:
-        found |= {
-            name: document.replace(*_IN_DOCUMENTS)
-            for name in _DOCUMENTS
-            if isinstance(document := found.get(name), str)  # a damaged file may hold anything
-        }
+    if table == _TRIALS and found.get("role") == _ROLE:
+        found["role"] = _NEW_ROLE
+    for column in _DOCUMENTS if table == _WINNERS else ():
+        for pair in _IN_DOCUMENTS if isinstance(found.get(column), str) else ():  # a damaged file may hold anything
+            found[column] = found[column].replace(*pair)
     return found
 
 

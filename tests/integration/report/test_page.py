@@ -134,7 +134,7 @@ def test_the_names_of_baselines_that_are_equally_fast_do_not_overlap(
         speed = first["estimated_samples_per_second"]
         close = [
             {**first, "role": role, "estimated_samples_per_second": share * speed}
-            for role, share in (("zero3", 1.001), ("hbp", 1.01), ("present", 0.98), ("default-no-recompute", 0.6))
+            for role, share in (("zero3", 1.001), ("hbp", 1.01), ("current-plan", 0.98), ("default-no-recompute", 0.6))
         ]
         database.execute("UPDATE autotune_best_plan SET baselines = ?", [json.dumps([first, *others, *close])])
     report = tmp_path / "report.html"
@@ -144,4 +144,4 @@ def test_the_names_of_baselines_that_are_equally_fast_do_not_overlap(
         with opened(browser, report, **options) as found:
             assert found.value(OVERLAPS) == []
             shown = found.value("document.querySelector('#chart-history svg').textContent")
-            assert all(role in shown for role in ("default", "zero3", "hbp", "present", "default-no-recompute"))
+            assert all(role in shown for role in ("default", "zero3", "hbp", "current-plan", "default-no-recompute"))

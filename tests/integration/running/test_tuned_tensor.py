@@ -63,7 +63,7 @@ def test_a_search_runs_named_layouts_beside_a_current_plan_with_cut_layers(
 ) -> None:
     give_profile(default_url(), example=shallow)
     settings = {"warmup_steps": 0, "timed_steps": 1, "confirm_rounds": 1, "final_steps": 0}
-    search = {"trials": 5, **settings, "space": {"layouts": ["p1-d1-t2-z0"]}, "present": str(plan_file(CUT))}
+    search = {"trials": 5, **settings, "space": {"layouts": ["p1-d1-t2-z0"]}, "current_plan": str(plan_file(CUT))}
     heard: list[object] = []
     job = job_of(shallow, tmp_path / "output", search=search, training={"global_batch_samples": 9})
     best = tune(job, listener=heard.append)

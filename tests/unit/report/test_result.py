@@ -103,15 +103,15 @@ def test_usual_settings_that_won_are_the_best_plan(explained: bool) -> None:
 @pytest.mark.parametrize("explained", [True, False])
 @pytest.mark.parametrize("shortened", [True, False])
 def test_the_current_plan_is_preferred_to_the_default(explained: bool, shortened: bool) -> None:
-    current = replace(plan_time(CURRENT, "present"), shortened=shortened)
-    why = replace(EXPLANATION, usual="present", plans=(*EXPLANATION.plans, current))
-    trials = run(0, PADDED_PLAN, "default"), run(1, CURRENT, "present", shortened=shortened)
+    current = replace(plan_time(CURRENT, "current-plan"), shortened=shortened)
+    why = replace(EXPLANATION, usual="current-plan", plans=(*EXPLANATION.plans, current))
+    trials = run(0, PADDED_PLAN, "default"), run(1, CURRENT, "current-plan", shortened=shortened)
     source = source_of(*trials, explanation=why if explained else None)
     assert source.usual == CURRENT
     assert [side.plan for side in sides_of(source)] == [CURRENT, WINNER.plan]
     if explained and shortened:
         said = headline(source, sides_of(source))
-        assert "about 2.00 times as fast as the usual settings (present), whose run ended early" in said
+        assert "about 2.00 times as fast as the usual settings (current-plan), whose run ended early" in said
         assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
 
 

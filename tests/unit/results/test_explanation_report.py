@@ -110,7 +110,7 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
 
 
 def test_the_current_plan_is_named_in_words() -> None:
-    current = replace(EXPLANATION, plans=(WINNER, replace(USUAL, role="present")), usual="present")
+    current = replace(EXPLANATION, plans=(WINNER, replace(USUAL, role="current-plan")), usual="current-plan")
     text = text_of(current)
     assert "With the current plan an epoch takes" in text
     assert "Compared with the current plan, the 50 s" in text

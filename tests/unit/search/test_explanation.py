@@ -132,10 +132,10 @@ def test_waiting_for_data_that_workers_should_have_loaded_is_a_part(run: Callabl
 
 def test_the_usual_settings_are_the_current_plan_where_there_is_one(run: Callable[[Plan], FinishedTrial]) -> None:
     found = explained((Role.DEFAULT, run(DEFAULT)), (Role.CURRENT_PLAN, run(LEAN)), (Role.SAMPLED, run(BETTER)))
-    assert [*times(found)][:3] == [BEST, "present", "default"]
+    assert [*times(found)][:3] == [BEST, "current-plan", "default"]
     assert found is not None
-    assert found.usual == "present"
-    assert found.of_usual == times(found)["present"]
+    assert found.usual == "current-plan"
+    assert found.of_usual == times(found)["current-plan"]
 
 
 def test_the_default_that_is_explained_is_the_one_that_the_winner_is_compared_with(

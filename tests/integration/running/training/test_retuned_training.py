@@ -167,7 +167,7 @@ def test_a_training_with_a_slow_rank_is_tuned_again_on_the_machine_as_it_is(shal
     assert profile.document != wire.encode(COSTS), "the stored profile is of the time before"
     assert study.settings["fresh"]
     assert last.winner == winner.plan.id == training.chosen.plan.id
-    assert "present" in {trial.role for trial in until_then.trials}
+    assert "current-plan" in {trial.role for trial in until_then.trials}
     assert any(note.startswith(f"Tuned again after step {last.steps}") for note in notes)
 
 

@@ -28,7 +28,7 @@ EMPTY_LEVEL = replace(
 def naming(folder: Path, plan: Plan, oversize: str = "own-pack") -> Prepared:
     path = folder / "plan.json"
     path.write_text(wire.encode(plan))
-    prepared = prepared_of(folder, present=str(path))
+    prepared = prepared_of(folder, current_plan=str(path))
     return replace(prepared, workload=replace(prepared.workload, oversize=oversize))
 
 
@@ -51,7 +51,7 @@ def test_the_plan_of_the_file_is_the_current_plan(tmp_path: Path) -> None:
     ids=["packer", "layers", "devices", "level"],
 )
 def test_a_plan_that_is_not_one_of_this_job_is_refused(tmp_path: Path, plan: Plan, reason: str) -> None:
-    with pytest.raises(JobError, match=rf"search\.present: .*{reason}"):
+    with pytest.raises(JobError, match=rf"search\.current_plan: .*{reason}"):
         current_plan(naming(tmp_path, plan))
 
 
