@@ -40,12 +40,7 @@ _ANNOTATION = 2
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     """Show the winner and the baselines; `trials` are those of the study, on which the figures rest."""
     rows = [
-        (
-            "best",
-            _speed(best),
-            f"{best.epoch_seconds:.1f}",
-            "",
-        ),
+        ("best", _speed(best), f"{best.epoch_seconds:.1f}", ""),
         *(
             (
                 baseline.role,
@@ -164,7 +159,8 @@ def plans_text(found: Sequence[Known]) -> str:
             rest = len(known.differences) - _SHOWN
             more = f"; {rest} more" if rest > 0 else ""
             lines.append(f"{known.best.plan.id} differs in {'; '.join(map(str, known.differences[:_SHOWN]))}{more}")
-    return "\n".join(lines)
+    # Once each: a plan may have won on several workloads.
+    return "\n".join(dict.fromkeys(lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from autotune.results.study_report import Known, best_text, plans_text
 from storage.records import Baseline, BestPlan
 from storage.validity import Validity, Verdict
 from tests.values.search import completed
-from tests.values.storage import PADDED_PLAN, best_of
+from tests.values.storage import PADDED_PLAN, best_of, changed
 from trials.outcome import Completed
 
 
@@ -76,3 +76,11 @@ def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: boo
     run = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance=reason))
     known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run.summary,))
     assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed
+
+
+def test_a_plan_that_won_on_two_workloads_is_said_once_to_be_in_use() -> None:
+    winner = best()
+    others = replace(winner, workload=changed("hardware.device_name", "another device"))
+    valid = Validity(verdict=Verdict.VALID, changes=())
+    found = [Known(best=each, validity=valid, used_by=("process 77",)) for each in (winner, others)]
+    assert plans_text(found).count(f"{winner.plan.id} is in use: process 77") == 1
