@@ -70,7 +70,7 @@ class Activity:
     """The state of some accelerators together at one moment, as far as they report it."""
 
     pids: frozenset[int]
-    """The processes that compute on them."""
+    """The processes that compute on them, themselves or through the Multi-Process Service (MPS)."""
     slowdowns: frozenset[str]
     """Reasons for which they run slower than they should."""
     energy_joules: float | None
@@ -81,26 +81,37 @@ class Activity:
 def activity_of(uuids: Sequence[str]) -> Iterator[Callable[[], Activity]]:
     """Provide a function that reads the state of the accelerators with these UUIDs while the context lasts."""
     if not uuids:
-        yield lambda: _activity(())
+        yield lambda: _activity((), ())
         return
     pynvml.nvmlInit()  # NVML counts these calls, so nested ones are safe
     try:
         handles = [handle for uuid in uuids if (handle := ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)) is not None]
-        yield lambda: _activity(handles)
+        # A MIG instance has no clock of its own.
+        devices = [ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle for handle in handles]
+        yield lambda: _activity(handles, devices)
     finally:
         pynvml.nvmlShutdown()
 
 
-def _activity(handles: Sequence[Any]) -> Activity:
-    computing = [ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or () for handle in handles]
-    reasons = [ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle) or 0 for handle in handles]
+def _activity(handles: Sequence[Any], devices: Sequence[Any]) -> Activity:
+    """Return the activity on instances or devices with these handles; `devices` are the whole ones."""
+    ways = (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetMPSComputeRunningProcesses)
+    computing = [ask(way, handle) or () for handle in handles for way in ways]
+    pids = frozenset(process.pid for processes in computing for process in processes)
+    reasons = [ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, device) or 0 for device in devices]
     energies = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
     return Activity(
-        pids=frozenset(process.pid for processes in computing for process in processes),
+        # The server computes for its clients, which may be ours alone.
+        pids=frozenset(pid for pid in pids if not is_mps_server(pid)),
         slowdowns=frozenset(name for bits in reasons for bit, name in _SLOWDOWNS.items() if bits & bit),
         # NVML counts millijoules.
         energy_joules=sum(energies) / 1000 if energies and None not in energies else None,
     )
+
+
+def is_mps_server(pid: int) -> bool:
+    """Return whether a process is a server of NVIDIA's Multi-Process Service."""
+    return "nvidia-cuda-mps-server" in (ask(pynvml.nvmlSystemGetProcessName, pid) or "")
 
 
 def ask(question: Callable[..., Any], *subjects: Any) -> Any:

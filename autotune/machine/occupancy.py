@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from autotune.machine.nvml import ask
+from autotune.machine.nvml import ask, is_mps_server
 
 _MODES = {
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive",
@@ -85,7 +85,6 @@ def _occupancy(uuid: str, handle: object) -> Occupancy | None:
         return None
     processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     of_mps = ask(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()
-    names = (ask(pynvml.nvmlSystemGetProcessName, process.pid) or "" for process in processes)
     return Occupancy(
         uuid=uuid,
         name=pynvml.nvmlDeviceGetName(handle),
@@ -94,7 +93,7 @@ def _occupancy(uuid: str, handle: object) -> Occupancy | None:
         held_bytes=_rounded(int(memory.used)),
         pids=tuple(sorted({process.pid for process in (*processes, *of_mps)} - {os.getpid()})),
         mode=_MODES.get(ask(pynvml.nvmlDeviceGetComputeMode, handle), "default"),
-        has_mps=bool(of_mps) or any("nvidia-cuda-mps-server" in name for name in names),
+        has_mps=bool(of_mps) or any(is_mps_server(process.pid) for process in processes),
     )
 
 

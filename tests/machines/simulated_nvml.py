@@ -17,6 +17,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetHandleByIndex": lambda index: f"{index}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: uuid.removeprefix("GPU-"),
         "nvmlDeviceGetMigMode": refuse(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT),
         "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
         "nvmlDeviceGetName": lambda handle: f"NVIDIA {handle}",
         "nvmlSystemGetCudaDriverVersion_v2": lambda: 13_000,

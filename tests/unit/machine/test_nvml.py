@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,6 +79,41 @@ def test_only_a_clock_that_is_lower_than_it_should_be_is_a_slowdown(
     )
     with activity_of(["GPU-0", "GPU-1"]) as activity:
         assert activity().slowdowns == slowdowns
+
+
+def test_an_instance_is_as_slow_as_its_device(two_devices: pytest.MonkeyPatch) -> None:
+    def reasons(handle: str) -> int:
+        if "-" in handle:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return int(pynvml.nvmlClocksEventReasonHwThermalSlowdown)
+
+    two_devices.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: "1-0")
+    two_devices.setattr(pynvml, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", lambda handle: handle[0])
+    two_devices.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", reasons)
+    two_devices.setattr(
+        pynvml,
+        "nvmlDeviceGetComputeRunningProcesses",
+        lambda handle: [SimpleNamespace(pid=7 if handle == "1-0" else 8)],
+    )
+    with activity_of(["MIG-3"]) as activity:
+        found = activity()
+    assert found.slowdowns == {"thermal slowdown by the hardware"}
+    assert found.pids == {7}
+
+
+def test_the_clients_of_the_multi_process_service_compute_and_its_server_does_not(
+    two_devices: pytest.MonkeyPatch,
+) -> None:
+    def listed(*pids: int) -> Callable[[str], list[SimpleNamespace]]:
+        return lambda _: [SimpleNamespace(pid=pid) for pid in pids]
+
+    two_devices.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", listed(5))
+    two_devices.setattr(pynvml, "nvmlDeviceGetMPSComputeRunningProcesses", listed(6, 7))
+    two_devices.setattr(
+        pynvml, "nvmlSystemGetProcessName", lambda pid: "nvidia-cuda-mps-server" if pid == 5 else f"program-{pid}"
+    )
+    with activity_of(["GPU-0"]) as activity:
+        assert activity().pids == {6, 7}
 
 
 def test_what_devices_cannot_tell_is_left_out(two_devices: pytest.MonkeyPatch) -> None:

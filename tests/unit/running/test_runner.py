@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from autotune.prediction.predictor import Prediction
 from autotune.search.execution.runner import Runner, estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
 from tests.machines.simulated import Behaviour, SimulatedLauncher, Undisturbed
+from tests.machines.simulated_nvml import simulate
 from tests.values import storage as storage_values
 from tests.values.search import MEBI, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
@@ -145,6 +147,18 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     assert (result.disturbance, result.energy_joules) == (disturbance, 100.0 * runs)
     assert [run.disturbance for run in result.disturbed] == ["another process computed on the devices"] * (runs - 1)
     assert result.seconds is not None
+
+
+def test_a_trial_on_a_device_that_is_slowed_down_is_run_once_more_and_the_reason_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(monkeypatch)
+    slowdown = pynvml.nvmlClocksEventReasonHwThermalSlowdown
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: slowdown * int(handle))
+    pool = SimulatedLauncher(PREDICTOR)
+    result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool).run(PLAN)
+    assert pool.asked == [PLAN] * 2
+    assert result.disturbance == "the devices were slowed down: thermal slowdown by the hardware"
 
 
 @pytest.mark.parametrize("disturbing_gpu", [False, True])
