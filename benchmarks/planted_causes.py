@@ -56,7 +56,7 @@ class Explained:
 def explained(planted: Planted, seed: int = 0) -> Explained:
     """Profile a job with a planted cause, measure the baselines, and explain the fastest of them."""
     prepared, machine = planted.job.prepared(seed), planted.job.machine(seed)
-    costs = profile_layers(prepared, machine, Path())
+    costs = profile_layers(prepared, machine, Path(), Undisturbed)
     predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
     limits = Limits.of(prepared.workload)
     found = baselines(prepared.workload, predictor, Solver(predictor, limits), limits, hold_all=False)

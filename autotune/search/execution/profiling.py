@@ -2,10 +2,12 @@
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Phase, PhaseBegan, unheard
+from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.costs import fit_costs
 from autotune.search.execution.failures import with_remedy
 from autotune.search.space.layouts import zero_stages
@@ -18,7 +20,7 @@ from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport
 from trials.tasks.request import ProbeSizes, Profile
-from trials.workload import DataProfile, ModelShape
+from trials.workload import DataProfile, Hardware, ModelShape
 
 _log = logging.getLogger(__name__)
 _REPEATS = 5
@@ -55,11 +57,14 @@ def layer_costs(
     return costs
 
 
-def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
+def profile_layers(
+    prepared: Prepared, pool: Pool, logs: Path, watch: Callable[[Hardware], Watch] = MachineWatch
+) -> LayerCosts:
     """Time the layers on all devices of the job at once.
 
     Raise TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
-    cannot be right. Times that stay noisy are marked in the costs, and logged as a warning.
+    cannot be right. Times that stay noisy are marked in the costs, and logged as a warning, as is what disturbed the
+    machine meanwhile.
     """
     model, hardware = prepared.workload.model, prepared.workload.hardware
     devices = hardware.devices
@@ -72,7 +77,8 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
     )
     try:
         task = design(prepared.workload.data, model, zero_stages(model, devices), hardware.of_node, timeout)
-        answer = pool.ask(prepared.request(whole, task), timeout)
+        with watch(hardware) as watched:
+            answer = pool.ask(prepared.request(whole, task), timeout)
     except WireError as error:  # a time that is no number has no JSON
         raise ProfileError(
             f"the measured layer costs cannot be used: {error}; profile again on an idle machine"
@@ -88,6 +94,12 @@ def profile_layers(prepared: Prepared, pool: Pool, logs: Path) -> LayerCosts:
             ", ".join(
                 f"{what} ({f'1/{1 / share:.0f}' if share else 'computed'})" for what, share in reports[0].shortened
             ),
+        )
+    if reason := disturbance(watched.conditions, hardware):
+        _log.warning(
+            "while the layers were timed, %s; predictions are less certain until trials correct them; "
+            "`autotune profile --fresh` measures again",
+            reason,
         )
     if costs.noisy_kinds:
         _log.warning(
