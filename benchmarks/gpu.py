@@ -11,7 +11,8 @@ nothing about a GPU. What does not begin before `--minutes` have passed is left 
   and for all of them;
 - tuning: a search and a training with its plan, for one device and for all;
 - large: one layer of each kind of InternViT-6B with InternLM2-20B is profiled on one device; the solver's plan for
-  four stages, compared with OmniBal's boundaries 0, 23, 47, 72, 101 (93 layers of them in the chain here).
+  four stages, compared with OmniBal's boundaries 0, 23, 47, 72, 101 (93 layers of them in the chain here);
+- compiled: a vision and a language layer as they are and compiled by torch, in bfloat16, on one device.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from autotune import launch, tune
 from autotune.certification.certify import certify
@@ -34,6 +36,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.workload import Prepared
+from benchmarks.cases import compiled as compiled_layers
 from benchmarks.cases.layouts import OMNIBAL_STAGES
 from benchmarks.devices import page
 from benchmarks.devices.jobs import job_of, make_example, prepared_of, with_model
@@ -46,8 +49,10 @@ from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
 
 Row: TypeAlias = dict[str, Any]
-PARTS = ("parity", "predictions", "tuning", "large")
+PARTS = ("parity", "predictions", "tuning", "large", "compiled")
 STEP_ERROR, BYTE_ERROR = 0.10, 0.05
+REPEATS = 15
+"""Of a compiled layer."""
 STAGES = 4
 _PASSES = 3
 """Forward, and a backward pass of twice its operations; recomputation is no useful work."""
@@ -90,6 +95,7 @@ def checks_of(rows: list[Row]) -> list[Check]:
         at_most("relative error of the predicted peak bytes", values("byte_error"), BYTE_ERROR),
         at_least("steps of the trainings", values("steps"), 1.0),
         at_least("step of OmniBal's boundaries / of the solver's", values("gain"), 1.0),
+        at_most("graphs of layers that are compiled after the warm-up", values("later_graphs"), 0.0),
         at_least("parts that ran", [len({row["part"] for row in rows})], len(PARTS)),
     ]
 
@@ -242,11 +248,17 @@ def large(target: Target, example: Path) -> Iterator[Row]:
     }
 
 
+def compiled(target: Target, example: Path) -> Iterator[Row]:
+    model = with_model(example, target.trained, "compiled")
+    return compiled_layers.rows(model, "bfloat16", torch.device(target.accelerator), target.compiled, REPEATS)
+
+
 _RUNS: dict[str, Callable[[Target, Path], Iterator[Row]]] = {
     "parity": parity,
     "predictions": predictions,
     "tuning": tuning,
     "large": large,
+    "compiled": compiled,
 }
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.machine.hardware import probe_hardware
+from trials.tasks.request import ProbeSizes
 from trials.workload import Hardware
 
 _PEAK_FLOPS = {
@@ -45,6 +46,8 @@ class Target:
     """The model that is tuned and trained; one device holds it."""
     large: Model
     """The model of which one layer of each kind is profiled."""
+    compiled: ProbeSizes
+    """Packs for which compiled layers are timed: one of them has one vision unit, which has a graph of its own."""
     samples: int
     trials: int
     batch: int
@@ -77,6 +80,7 @@ def real_target() -> Target:
         trained=Model(vision=(24, 1024, 4096, 16), language=(24, 896, 4864, 14), kv_heads=2),
         # InternViT-6B with InternLM2-20B.
         large=Model(vision=(45, 3200, 12_800, 25), language=(48, 6144, 16_384, 48), kv_heads=8, vocabulary=92_544),
+        compiled=ProbeSizes(unit_counts=(8, 1, 24), sample_shapes=((4, 512), (1, 4096), (8, 1024))),
         samples=2000,
         trials=12,
         batch=64,
@@ -95,6 +99,7 @@ def pretended_target() -> Target:
         peak_flops=1e12,
         trained=Model(vision=(2, 32, 64, 2), language=(2, 32, 64, 2), kv_heads=1, tile=56),
         large=Model(vision=(45, 64, 128, 2), language=(48, 96, 192, 2), kv_heads=1, tile=56),
+        compiled=ProbeSizes(unit_counts=(3, 1, 5), sample_shapes=((2, 20), (1, 50), (3, 30))),
         samples=48,
         trials=2,
         batch=8,

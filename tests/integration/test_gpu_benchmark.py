@@ -1,6 +1,7 @@
 """The benchmark of devices runs from start to end on a pretended one, and writes nothing about it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu
+from benchmarks.cases import compiled
 from benchmarks.devices import page
-from benchmarks.devices.jobs import make_example
+from benchmarks.devices.jobs import make_example, with_model
 from benchmarks.devices.target import pretended_target
 from benchmarks.output.result import at_least
 
@@ -37,12 +40,17 @@ def benchmark(*arguments: str) -> tuple[int, dict[str, Any]]:
 def test_all_parts_run_on_a_pretended_device() -> None:
     _, found = benchmark()
     assert [row["part"] for row in found["rows"]] == [
-        "device", "parity", "parity", *["predictions"] * 5, "tuning", "tuning", "large",
+        "device", "parity", "parity", *["predictions"] * 5, "tuning", "tuning", "large", *["compiled"] * 8,
     ]  # fmt: skip
     assert all(check["value"] is not None for check in found["checks"])
     held = {check["name"]: check["holds"] for check in found["checks"]}
     # The other bars are about times, which say nothing on a busy CPU.
-    for name in ("parity: certificates that hold", "relative error of the predicted peak bytes", "parts that ran"):
+    for name in (
+        "parity: certificates that hold",
+        "relative error of the predicted peak bytes",
+        "graphs of layers that are compiled after the warm-up",
+        "parts that ran",
+    ):
         assert held[name], found
 
 
@@ -64,6 +72,20 @@ def test_predictions_stand_beside_runs(tmp_path: Path) -> None:
     assert recomputed["peak_bytes"] < plain["peak_bytes"]
     assert 0 < plain["flop_utilisation"] < 1
     assert gpu.checks_of([{"part": "predictions", **plain}])[2].holds
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it does itself
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles layers for a CPU with a C++ compiler")
+def test_compiled_layers_have_the_gradients_of_plain_ones_and_few_graphs(tmp_path: Path) -> None:
+    model = with_model(make_example(tmp_path / "example", PRETENDED), PRETENDED.trained, "compiled")
+    found = list(compiled.rows(model, "float32", torch.device("cpu"), PRETENDED.compiled, 2))
+    assert [(row["layer"], row["graphs"] > 0) for row in found[:2]] == [("vision", True), ("language", True)]
+    assert [(row["layer"], row["units"], row["tokens"]) for row in found[2:]] == [
+        ("vision", 3, 0), ("vision", 1, 0), ("vision", 5, 0),
+        ("language", 0, 40), ("language", 0, 50), ("language", 0, 90),
+    ]  # fmt: skip
+    assert all(check.holds for check in compiled.checks_of(found, "float32")), found
 
 
 # --- the page ---
