@@ -186,6 +186,9 @@ class RecordedSpace(Space):
     def point(self, plan: Plan) -> Point | None:
         return self._points.get(plan)
 
+    def holds(self, plan: Plan) -> bool:
+        return plan in self._points
+
     def plan(self, point: Mapping[str, Any]) -> Plan:
         return min(self._points, key=lambda plan: _apart(self._points[plan], point))
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.surfaces.surface import without_drift
+from benchmarks.surfaces.replay import replayed
+from benchmarks.surfaces.surface import RECORDED, Surface, read_surface, without_drift
 
 
 def test_times_are_found_without_the_drift_of_the_machine() -> None:
@@ -29,3 +30,9 @@ def test_times_are_found_without_the_drift_of_the_machine() -> None:
 def test_runs_without_repeats_have_no_known_drift() -> None:
     with pytest.raises(AssertionError, match="recorded without repeats"):
         without_drift([(f"plan {number}", 1.0) for number in range(30)])
+
+
+def test_a_search_among_recorded_plans_chooses_one_of_them() -> None:
+    regrets = replayed("model", Surface(*read_surface(RECORDED)), 4, 0)
+    assert len(regrets) == 4
+    assert all(0 <= regret < 0.2 for regret in regrets)
