@@ -29,7 +29,6 @@ KINDS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Settings of each kind beyond TEXT, by its model type and what is special."""
 DIFFERENT: dict[str, Mapping[str, Any]] = {
-    "qwen2 positions by length": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}},
     "gemma2 capped attention": {"head_dim": 16},
     "gpt_oss attention sinks": {**EXPERTS, "head_dim": 16},
     "granite multipliers": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
