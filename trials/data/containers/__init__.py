@@ -10,9 +10,17 @@ from typing import Protocol
 from trials import plugins
 from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, open_annotations
 from trials.data.records.record import MAX_RECORD_BYTES, Record, RecordError
+from trials.errors import DataError
 
 _TABLE_SUFFIXES = {".parquet", ".arrow", ".csv"}
 _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
+_ARCHIVES = {
+    "tar archive, as of WebDataset": (257, b"ustar"),
+    "zip archive": (0, b"PK\x03\x04"),
+    "gzip file": (0, b"\x1f\x8b"),
+    "zstd file": (0, b"\x28\xb5\x2f\xfd"),
+}
+"""Place and value of the bytes by which an archive is known."""
 
 
 class Container(Protocol):
@@ -41,11 +49,17 @@ def load(name: str) -> Container:
 
 
 def recognise(path: Path) -> str:
-    """Return the name of the file's container, from its beginning. Raise DataError when it cannot be opened."""
+    """Return the name of the file's container, from its beginning. Raise DataError for an archive or a missing file."""
     if os.path.isdir(path):  # noqa: PTH112 - false, not an error, for what cannot be a path
         return "table"
     with open_annotations(path) as stream:
         start = stream.read(BLOCK_BYTES)
+        for name, (place, mark) in _ARCHIVES.items():
+            if start.startswith(mark, place):
+                raise DataError(
+                    f"annotation file {path} is a {name}, which cannot be read; extract it, or write its records as "
+                    "JSON lines or Parquet"
+                )
         if path.suffix.lower() in _TABLE_SUFFIXES or start.startswith(_TABLE_STARTS):
             return "table"
         if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
