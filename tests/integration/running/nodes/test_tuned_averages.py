@@ -57,7 +57,13 @@ def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_b
     heard: list[Event] = []
     # A trial of one step is never ended early, so both are measured.
     few = {"trials": 16, "time_limit": "5min", "warmup_steps": 1, "timed_steps": 1, "confirm_rounds": 1}
-    search = {**few, "final_steps": 0, "sampler": "exhaustive", "space": SPACE, "present": str(plan_file(BY_NODES))}
+    search = {
+        **few,
+        "final_steps": 0,
+        "sampler": "exhaustive",
+        "space": SPACE,
+        "current_plan": str(plan_file(BY_NODES)),
+    }
     hosts = {"launcher": "torchrun", "hosts": [joined.here, joined.there], "devices": 4, "start_timeout": 200}
     batch = {"global_batch_samples": 24}
     job = job_of(shallow, tmp_path / "output", hardware=hosts, search=search, training=batch)
