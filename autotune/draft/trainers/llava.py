@@ -20,7 +20,7 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of LLaVA, which trains the vision tower only where it is told to."""
+    """Return the arguments of Trainer and of LLaVA, which freezes the vision tower by default."""
     given = Given(arguments.values)
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES)
     trained = _trained(given)

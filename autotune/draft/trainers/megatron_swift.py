@@ -10,6 +10,7 @@ TITLE = "Megatron-SWIFT"
 
 _OWN = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "lr_warmup_fraction"}
 _DEFAULTS = {
+    **ms_swift.LORA_DEFAULTS,
     "finetuning_type": "full",
     "train_batch_size": 16,
     "lr_scheduler_type": "cosine",
@@ -19,12 +20,6 @@ _DEFAULTS = {
     "max_grad_norm": 1.0,
     "seed": 42,
     "bf16": True,
-    "lora_rank": 8,
-    "lora_alpha": 32,
-    "lora_dropout": 0.05,
-    "lora_target": "all-linear",
-    "freeze_vision": True,
-    "freeze_projector": True,
 }
 _NAMES = {
     "lr": "learning_rate",

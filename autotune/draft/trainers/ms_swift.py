@@ -8,7 +8,17 @@ from autotune.errors import JobError
 
 TITLE = "ms-swift"
 
+LORA_DEFAULTS = {
+    "lora_rank": 8,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_target": "all-linear",
+    "freeze_vision": True,
+    "freeze_projector": True,
+}
+"""Defaults of adapters and frozen parts."""
 _DEFAULTS = {
+    **LORA_DEFAULTS,
     "finetuning_type": "lora",
     "dtype": "auto",
     "weight_decay": 0.1,
@@ -16,12 +26,6 @@ _DEFAULTS = {
     "lr_scheduler_type": "cosine",
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": None,
-    "lora_rank": 8,
-    "lora_alpha": 32,
-    "lora_dropout": 0.05,
-    "lora_target": "all-linear",
-    "freeze_vision": True,
-    "freeze_projector": True,
     "save_steps": 500,
 }
 _FULL_LEARNING_RATE, _LEARNING_RATE = 1e-5, 1e-4
@@ -41,8 +45,6 @@ NAMES = {
     "aligner_lr": "projector_lr",
     "target_modules": "lora_target",
 }
-
-
 _ENVIRONMENT = (
     *(f"{kind}{end}_PIXELS" for kind in ("", "VIDEO_") for end in ("MAX", "MIN")),
     *(f"{kind}_{end}_TOKEN_NUM" for kind in ("IMAGE", "VIDEO") for end in ("MAX", "MIN")),

@@ -24,9 +24,9 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of Qwen-VL, which trains only the parts that it is told to."""
+    """Return the arguments of Trainer and of Qwen-VL, which freezes all parts by default."""
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES)
     if str(arguments.values.get("lora_enable", "false")).lower() == "true":
-        # The adapters' layers have these names in the language model alone, whatever else is told to train.
+        # Only layers of the language model have the names in `lora_target`; the `tune_` arguments have no effect.
         found |= {"tune_vision": False, "tune_projector": False, "tune_language": True}
     return found | {"lora_enable": found.get("lora_enable", False)}

@@ -32,6 +32,6 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of TRL, which computes in bfloat16 unless it is told to use float16."""
+    """Return the arguments of Trainer and of TRL, which computes in bfloat16 by default."""
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES | _NAMES)
     return {"bf16": str(found.get("fp16", "false")).lower() != "true"} | found

@@ -136,7 +136,7 @@ def _spec(rows: Sequence[Row], steps: Sequence[Row], baselines: Sequence[Row]) -
 
 
 def _names(baselines: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
-    """Return the texts beside the lines of the baselines: one for those that are too close together for two."""
+    """Return the labels of the lines of the baselines; lines that are close together share one."""
     drawn = [row[key] for row in rows for key in ("low", "high") if key in row]
     drawn += [row["seconds"] for row in baselines]
     height = _NAME * (max(drawn) - min(drawn))

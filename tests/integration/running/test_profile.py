@@ -91,8 +91,6 @@ def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
     assert (alone.data_parallel, plain.data_parallel, split.data_parallel) == (1, 2, 2)
     assert (plain.zero, split.zero) == (0, 1)
     assert all(0 < update.seconds_per_parameter < 1e-6 for update in costs.updates)
-    assert plain.seconds_per_parameter >= alone.seconds_per_parameter
-    assert split.seconds_per_parameter >= alone.seconds_per_parameter / 2
 
 
 def test_exchanges_of_two_ranks_are_timed_and_what_they_keep_is_counted(costs: LayerCosts) -> None:

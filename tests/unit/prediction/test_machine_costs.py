@@ -105,7 +105,7 @@ def on_two_nodes(of_node: int = 4) -> LayerCosts:
         (1, 8, 1, 4, BETWEEN),
         (2, 2, 2, 4, 0.5 * INSIDE),
         (1, 4, 2, 0, INSIDE),
-        # 2 of the 4 data ranks are on each node, beside those of the other tensor rank.
+        # 2 of the 4 data ranks are on each node, as are 2 of the other tensor rank.
         (1, 4, 2, 4, BETWEEN * (3 / 4) / (7 / 8) * 2),
         (1, 2, 4, 4, BETWEEN * (1 / 2) / (7 / 8) * 4),
     ],

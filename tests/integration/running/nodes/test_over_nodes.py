@@ -215,7 +215,7 @@ def test_a_search_whose_node_is_lost_in_a_trial_starts_it_anew_and_keeps_all_res
     settings = job("lost", launcher="torchrun", hosts=[joined.here, joined.there])
     best = tune(with_values(settings, "search", {"trials": 6, "time_limit": "10min"}), listener=listen)
     assert lost
-    # A disturbed run is repeated, and its failure noted beside the second result.
+    # A disturbed run is repeated, and the failure is stored with the second result.
     of_trials = [[each.result.outcome, *(run.outcome for run in each.result.disturbed)] for each in done]
     (failed,) = (outcome for outcomes in of_trials for outcome in outcomes if isinstance(outcome, Failed))
     assert f"node {OTHER} is lost: it gave no sign of life" in str(failed)
