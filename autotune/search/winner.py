@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
@@ -92,19 +91,21 @@ class Standings:
         return [number for number, standing in enumerate(self.entries) if standing.may_win]
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
-        """Return the two fastest plans that may win, and others among the `most` fastest that may be as fast."""
+        """Return the two plans that are most probably fastest, and others among `most` that may well be."""
         return tuple(self.entries[number].plan for number in self._contenders(most))
 
     def _contenders(self, most: int) -> list[int]:
         able = self._able
-        # Standard deviations that a normal variable exceeds with probability 1 - SURE.
-        width = NormalDist().inv_cdf(SURE)
-
-        def may_win(number: int) -> bool:
-            slower, error = self.posterior.difference(number, able[0])
-            return slower <= width * error
-
-        return [number for place, number in enumerate(able[:most]) if place < _LEAST_FINALISTS or may_win(number)]
+        if not able:
+            return []
+        # Not those of the best means: plans that are alike share their errors, and one of them stands for all.
+        wins = np.bincount(_drawn(self.posterior, able).argmin(axis=1), minlength=len(able))
+        probable = np.argsort(-wins, kind="stable")[:most]
+        return [
+            able[number]
+            for place, number in enumerate(probable)
+            if place < _LEAST_FINALISTS or wins[number] > (1 - SURE) * _DRAWS
+        ]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
         """Return the contenders and the fastest plan of each kind of baseline."""

@@ -254,6 +254,15 @@ def test_finalists_are_the_plans_that_may_win_and_the_best_of_each_baseline_once
     assert numbers(standings_with(*seconds, error=0.02, roles=ROLES).finalists(2)) == [0, 1, 5, 3, 2]
 
 
+def test_a_plan_that_may_be_far_faster_is_a_finalist_before_the_likes_of_another_one() -> None:
+    alike, apart = (100, 100.3, 100.4, 100.5), 102
+    found = standings_with(*alike, apart)
+    covariance = 0.03**2 * np.eye(5)
+    covariance[:4, :4] = 0.03**2 + 0.0005**2 * np.eye(4)
+    posterior = replace(found.posterior, covariance=covariance)
+    assert numbers(replace(found, posterior=posterior).finalists(3)) == [0, 4]
+
+
 def test_plans_that_surely_cannot_win_are_no_finalists() -> None:
     assert numbers(standings_with(100, 101, 110, error=0.01).finalists(3)) == [0, 1]
 
