@@ -1,15 +1,15 @@
-"""Plans with shared packs or levels: predictions compared with real runs, or a search. Prints one JSON object.
+"""Plans with tensor degrees, shared packs or levels: predictions compared with real runs, or a search. Prints one JSON object.
 
-    python -m benchmarks.parallel [--plans 15] [--rounds 3] [--rows parallel-rows.jsonl]
+    python -m benchmarks.parallel [--rounds 3] [--rows parallel-rows.jsonl]
     python -m benchmarks.parallel --ladders
     python -m benchmarks.parallel --layouts
 
 With `--ladders`, searches on samples of mixed lengths are compared with HBP's recipe, by analytic costs
 (`benchmarks/cases/ladders.py`). With `--layouts`, the layouts of a large model are compared, also with tensor degrees
 (`benchmarks/cases/layouts.py`). Without, predictions are compared with real runs on the model of
-examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (sequence
-degrees, levels, pipelines, splits, recomputation) and runs each of them in every round, each time on the same steps, of
-all costs. A plan's time is the median of its rounds, at the speed that the machine had in the profile. The first runs
+examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (tensor and
+sequence degrees, of which one is above 1, levels, pipelines, splits, recomputation) and runs each of them in every
+round, each time on the same steps, of all costs. A plan's time is the median of its rounds, at the speed that the machine had in the profile. The first runs
 of the first five plans calibrate the prediction, with which the others are compared; the peak bytes of all plans are
 compared without calibration. What was run is kept in the file `--rows`, from which an ended benchmark goes on.
 """
@@ -42,7 +42,10 @@ from trials.outcome import Completed, Measurement, Outcome
 from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, ZeroStage, layer_counts
 from trials.run.pool import WarmPool
 
-RANKS = (2, 4)
+PLANS = {2: 10, 4: 25}
+"""Plans for each number of ranks."""
+TENSOR = 2
+"""Greatest tensor degree: the model has two key heads."""
 SAMPLES = 400
 CALIBRATING = 5
 TIMED_STEPS = 6
@@ -115,7 +118,7 @@ def main() -> None:
     rows = Rows(arguments.rows)
     compared: list[dict[str, Any]] = []
     failed = 0
-    for ranks in RANKS:
+    for ranks, count in PLANS.items():
         with tempfile.TemporaryDirectory() as folder:
             prepared = example(Path(folder), SAMPLES, devices=ranks)
             prepared = replace(prepared, workload=replace(prepared.workload, memory_limit_bytes=AMPLE_BYTES))
@@ -123,7 +126,7 @@ def main() -> None:
                 if ranks not in rows.costs:
                     rows.keep(Profiled(ranks=ranks, costs=profile_layers(prepared, pool, Path(folder) / "ranks")))
                 predictor = Predictor(rows.costs[ranks], prepared.epoch, prepared.workload.model.element_bytes)
-                plans = list(_plans(prepared, predictor, arguments.plans, ranks))
+                plans = list(_plans(prepared, predictor, count, ranks))
                 runner = Runner(prepared, CalibratedPredictor(predictor), pool)
                 machine = partial(slowness, prepared, pool, predictor.costs)
                 _run_all(runner, plans, rows, arguments.rounds, machine)
@@ -141,20 +144,23 @@ def main() -> None:
 
 
 def _plans(prepared: Prepared, predictor: Predictor, count: int, ranks: int) -> Iterator[Plan]:
-    """Yield distinct plans that keep the global batch."""
+    """Yield distinct plans that keep the global batch, and in which ranks share packs or hold layers together."""
     chance, seen = random.Random(ranks), set[Plan]()
     while len(seen) < count:
         plan = _drawn(prepared, chance, ranks)
-        if plan in seen or predictor.predict(plan).batch_deviation > MOST_BATCH_DEVIATION:
+        if plan in seen or max(plan.layout.tensor, *plan.packing.degrees) == 1:
+            continue
+        if predictor.predict(plan).batch_deviation > MOST_BATCH_DEVIATION:
             continue
         seen.add(plan)
         yield plan
 
 
 def _drawn(prepared: Prepared, chance: random.Random, ranks: int) -> Plan:
-    model, data = prepared.workload.model, chance.choice([degree for degree in (2, 4) if degree <= ranks])
+    model, tensor = prepared.workload.model, chance.choice((1, TENSOR))
+    data = chance.choice([degree for degree in (1, 2, 4) if degree * tensor <= ranks])
     zero: ZeroStage = chance.choice((0, 1))
-    layout = Layout(pipeline=ranks // data, data=data, zero=zero)
+    layout = Layout(pipeline=ranks // (data * tensor), data=data, tensor=tensor, zero=zero)
     layers = model.vision_layers + model.language_layers
     ends = [*sorted(chance.sample(range(1, layers), layout.pipeline - 1)), layers]
     packing = _packing(prepared, chance, data)
@@ -164,8 +170,8 @@ def _drawn(prepared: Prepared, chance: random.Random, ranks: int) -> Plan:
 
 
 def _packing(prepared: Prepared, chance: random.Random, data: int) -> Packing:
-    """Return one level that ranks share, or two of which they share at most one."""
-    index, degrees = prepared.index, [degree for degree in (2, 4) if degree <= data]
+    """Return one level, or two of which ranks share at most one."""
+    index, degrees = prepared.index, [degree for degree in (1, 2, 4) if degree <= data]
     longest, samples = int(index.text_tokens.max()), chance.uniform(2, 6)
     units, mean = int(index.vision_units.max()), float(index.text_tokens.mean())
     whole = Packed(
@@ -181,7 +187,7 @@ def _packing(prepared: Prepared, chance: random.Random, data: int) -> Packing:
     short = replace(whole, qt=max(middle, round(samples * mean / 2)))
     if short.qt >= longest:
         short = replace(short, qt=middle)
-    return Levelled(levels=(short, replace(whole, sequence=chance.choice((1, *degrees)))))
+    return Levelled(levels=(short, replace(whole, sequence=chance.choice(degrees))))
 
 
 def _stage(vision: int, language: int, further: int, chance: random.Random) -> Stage:
@@ -264,7 +270,6 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ladders", action="store_true", help="search by analytic costs instead")
     parser.add_argument("--layouts", action="store_true", help="compare layouts by analytic costs instead")
-    parser.add_argument("--plans", type=int, default=15, help="on each number of ranks (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each plan (%(default)s)")
     parser.add_argument(
         "--rows", type=Path, default=Path("parallel-rows.jsonl"), help="what is done; goes on from there"

@@ -139,6 +139,11 @@ class CalibratedPredictor:
         return self._shares[plan]
 
     @property
+    def is_inherited(self) -> bool:
+        """Whether all that corrects the profile comes from a search on a similar workload."""
+        return self._initial_state is not None and self.trials == 0
+
+    @property
     def state(self) -> CalibrationState:
         """Calibration state for a search on a similar workload."""
         return self._calibration.state

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
@@ -39,9 +40,9 @@ class Counting(Predictor):
         return super().plans_step_seconds(plans, sizes)
 
 
-def advisor_of(predictor: Predictor) -> Advisor:
+def advisor_of(predictor: Predictor, state: CalibrationState | None = None) -> Advisor:
     space = Space(axes_of(devices=8), Solver(predictor, LIMITS))
-    return Advisor(space, CalibratedPredictor(predictor), LIMITS, SearchSection())
+    return Advisor(space, CalibratedPredictor(predictor, state), LIMITS, SearchSection())
 
 
 def test_before_the_first_trial_each_plan_is_simulated_once_and_like_plans_together() -> None:
@@ -85,3 +86,15 @@ def test_before_the_first_trial_packings_and_layouts_that_are_surely_slower_are_
     arranged = [epoch for epoch in lazily.epochs if "assignment" in vars(epoch)]
     assert 0 < len(arranged) < 0.5 * len(lazily.epochs)
     assert next(advisor_of(lazily).predicted(1.2)) == next(advisor.predicted(1.2))
+
+
+def test_after_an_earlier_search_the_first_plan_is_the_best_of_climbs_from_several_packings() -> None:
+    alone, informed = Counting(), Counting()
+    state = CalibratedPredictor(alone).state  # which corrects nothing
+    of_one, of_several = next(advisor_of(alone).predicted(1.2)), next(advisor_of(informed, state).predicted(1.2))
+    assert informed.epoch_seconds(of_several) < 0.95 * alone.epoch_seconds(of_one)
+    assert of_several.packing != of_one.packing
+    # Each pipeline degree has one plan, as without an earlier search.
+    degrees = [plan.layout.pipeline for plan in advisor_of(Counting(), state).predicted(math.inf)]
+    assert degrees == sorted(set(degrees), key=degrees.index)
+    assert len(degrees) > 1
