@@ -32,9 +32,9 @@ _USUAL = (0.03, 0.02, 0.02)
 """Prior of plan width, drift and noise: log-normal with a standard deviation of a factor of e."""
 _OWN = {0.1: 0.8, 0.5: 0.2}
 """Share of the plan variance that is independent of even the most similar plan, with its prior probability."""
-_PACKS_WIDTHS = {0.01: 0.3, 0.03: 0.7}
-"""Standard deviation of the error that plans with the same packs and layout share, with its prior probability. No width
-is less: a search tries few packs, and that it predicts them well says little about others."""
+_PACKS_WIDTHS = {0.003: 0.2, 0.01: 0.3, 0.03: 0.5}
+"""Standard deviation of the error that plans with the same packs and layout share, with its prior probability. Small
+ones are improbable: a search tries few packs, and that it predicts them well says little about others."""
 _PACKS_SCALE = 0.35
 """Distance in `pack_coordinates` over which half of this error falls to 1 / e; the other half is of one packing."""
 _LEAST_SHARE = 0.02
