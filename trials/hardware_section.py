@@ -36,7 +36,8 @@ class HardwareSection(Section):
     launcher: str = "local"
     """Module of `trials.sites`: the tool that starts the ranks."""
     nodes: Annotated[int, Field(gt=0)] | None = None
-    """Machines to use, this one included; those of `hosts` when absent, else this one alone."""
+    """Machines to use, this one included; when absent those of `hosts`, `hostfile` or Slurm's allocation, else this one
+    alone."""
     hosts: Annotated[tuple[Host, ...], Field(min_length=1)] | None = None
     """Names or addresses of all machines, this one first, which `torchrun` reaches by ssh."""
     hostfile: Path | None = None

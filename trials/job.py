@@ -277,7 +277,8 @@ class SpaceSection(Section):
     """The searched values of each axis; an axis that is not given has those that the data and the devices allow."""
 
     layouts: Annotated[tuple[str, ...], _Some] | None = None
-    """Pipeline and data degree, a tensor degree above 1, and the ZeRO stage, like p2-d4-z1, p1-d8-z3 or p2-d1-t4-z1."""
+    """Pipeline and data degree, a tensor degree above 1, the ZeRO stage, and the data ranks that average gradients
+    first if there are several, like p2-d4-z1, p2-d1-t4-z1 or p1-d8-z1-w4."""
     packers: Annotated[tuple[str, ...], _Some] | None = None
     """Modules of `trials.data.packers`."""
     qv: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None

@@ -47,7 +47,7 @@ def main(**_: Any) -> None:
 
 @main.command()
 @click.argument("model", required=False)
-@click.argument("data", metavar="DATA...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("data", metavar="[DATA...]", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--from",
     "trainer",
@@ -76,7 +76,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @click.option(
     "--time-limit", type=Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
-@click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure everything again.")
+@click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure every plan again.")
 @LAUNCHER
 @SUBMIT
 @common_with_ranks
@@ -317,7 +317,7 @@ def note(options: Options, name: str, text: str | None, remove: bool) -> None:
 
 @main.command()
 @_SUBJECT
-@click.argument("tags", metavar="TAG...", nargs=-1)
+@click.argument("tags", metavar="[TAG...]", nargs=-1)
 @click.option("--remove", metavar="TAG", multiple=True, help="Remove this tag; may be given several times.")
 @common
 def tag(options: Options, name: str, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:

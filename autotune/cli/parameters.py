@@ -110,7 +110,7 @@ def with_common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--db", metavar="URL", help="Database URL. Default: AUTOTUNE_DB_URL, else the job's, else your data folder."
         ),
         click.option("-v", "--verbose", count=True, help="Show more messages; -vv shows all."),
-        click.option("-q", "--quiet", is_flag=True, help="Show errors only."),
+        click.option("-q", "--quiet", is_flag=True, help="Show errors and the result only."),
     ):
         command = option(command)
     return command

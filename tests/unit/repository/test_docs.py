@@ -141,10 +141,10 @@ def test_the_arguments_of_each_command_are_documented() -> None:
     for usage, *_ in _command_rows():
         name, arguments = split(usage.strip("`").split()[1:])
         parameters = [each for each in commands()[name].params if isinstance(each, click.Argument)]
-        names = [each.human_readable_name.upper() for each in parameters]
-        assert arguments == [
-            name if each.required else f"[{name}]" for name, each in zip(names, parameters, strict=True)
-        ]
+        assert [argument.startswith("[") for argument in arguments] == [not each.required for each in parameters]
+        context = click.Context(commands()[name])
+        shown = [piece for each in parameters for piece in each.get_usage_pieces(context)]
+        assert arguments == ["SHELL" if "|" in piece else piece for piece in shown]
 
 
 def test_the_options_that_all_commands_share_are_documented() -> None:
