@@ -6,43 +6,39 @@ import shlex
 import signal
 import textwrap
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
 from configparser import ConfigParser
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 import pytest
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import Terminated
 from autotune.cli.parameters import DefaultGroup
-from autotune.job_file import load_job
 from benchmarks import chart
+from storage.database.tables import METADATA
 from storage.errors import StorageError
-from trials import strict_yaml
 from trials.errors import TrialsError
-from trials.job import Job
 
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 COMMANDS = ROOT / "docs" / "cli.md"
-JOB_FILE = ROOT / "docs" / "job-file.md"
 GLOSSARY = ROOT / "docs" / "glossary.md"
+STORAGE = ROOT / "docs" / "storage.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 DOCS = (README, CONTRIBUTING, *sorted((ROOT / "docs").rglob("*.md")))
-EXAMPLE_JOB = ROOT / "examples" / "tiny-internvl" / "job.yaml"
-SOURCES = "data.sources[]."
+PACKAGES = ("autotune", "storage", "trials")
 SHELL = ("|", ">", "&&", ";")
 PATH = re.compile(r"(?<![\w/])(?:autotune|storage|trials|tests|examples|docs|constraints|benchmarks)/[\w./-]*\w")
 BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
 COMMAND_LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?autotune (.+)$", flags=re.MULTILINE)
-MODULE = re.compile(r"\b(?:storage|trials)(?:\.[a-z_]+)+\b")
+MODULE = re.compile(r"\b(?:benchmarks|storage|trials)(?:\.[a-z_]+)+\b")
+BENCHMARK = re.compile(r"\bpython -m (benchmarks[\w.]+)((?: --?\w[^`#\n]*)?)")
 documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 
 
@@ -75,36 +71,6 @@ def rows_of(text: str, *header: str) -> list[list[str]]:
 def options_of(command: click.Command) -> set[str]:
     parameters = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     return {"-h", "--help"}.union(*({*option.opts, *option.secondary_opts} for option in parameters))
-
-
-def fields(section: type[BaseModel] = Job, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key of the job file that holds a value, dotted."""
-    for name, field in section.model_fields.items():
-        is_list = bool(get_args(field.annotation)) and get_args(field.annotation)[-1] is Ellipsis
-        inner = get_args(field.annotation)[0] if is_list else field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from fields(inner, f"{prefix}{name}{'[]' if is_list else ''}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
-def documented_defaults() -> dict[str, str]:
-    """Default by key, as the tables of the job file have it."""
-    return {key.strip("`"): default.strip("`") for key, default, _ in rows(JOB_FILE, "key", "default", "meaning")}
-
-
-def load(path: Path, values: Iterable[tuple[str, Any]]) -> Job:
-    """A job with these values, besides the ones that it needs."""
-    source: dict[str, Any] = {"path": "train.jsonl"}
-    document: dict[str, Any] = {"model": {"path": "model"}, "data": {"sources": [source]}}
-    for key, value in values:
-        *sections, name = key.split(".")
-        part = source if key.startswith(SOURCES) else document
-        for section in () if part is source else sections:
-            part = part.setdefault(section, {})
-        part[name] = value
-    path.write_text(json.dumps(document))
-    return load_job(path)
 
 
 def subclasses(kind: type[Exception]) -> set[type[Exception]]:
@@ -193,45 +159,6 @@ def _command_rows() -> list[list[str]]:
     return rows(COMMANDS, "command", "what it does", "options")
 
 
-# --- the job file ---
-
-
-def test_every_key_of_the_job_file_is_documented_once() -> None:
-    keys = [row[0].strip("`") for row in rows(JOB_FILE, "key", "default", "meaning")]
-    assert sorted(keys) == sorted(key for key, _ in fields())
-
-
-def test_each_key_of_the_job_file_stands_under_the_heading_of_its_section() -> None:
-    for part in JOB_FILE.read_text().split("\n## ")[1:]:
-        section = part.partition("\n")[0]
-        for cell, *_ in rows_of(part, "key", "default", "meaning"):
-            key = cell.strip("`").replace("[]", "").replace("data.sources.", "data.")
-            assert key.rpartition(".")[0] == section or key == section
-
-
-def test_required_and_optional_keys_are_documented_as_such() -> None:
-    documented = documented_defaults()
-    assert {key for key in documented if documented[key] == "required"} == {
-        key for key, field in fields() if field.is_required()
-    }
-    assert {key for key in documented if documented[key] == "absent"} == {
-        key for key, field in fields() if not field.is_required() and field.default is None
-    }
-
-
-def test_documented_defaults_are_those_of_the_job(tmp_path: Path) -> None:
-    documented = documented_defaults().items()
-    values = {
-        key: strict_yaml.read(text.encode()).value for key, text in documented if text not in ("required", "absent")
-    }
-    assert load(tmp_path / "job.yaml", values.items()) == load(tmp_path / "job.yaml", ())
-
-
-def test_the_example_job_can_be_loaded() -> None:
-    job = load_job(EXAMPLE_JOB)
-    assert job.data.sources[0].path == EXAMPLE_JOB.parent / "data" / "train.jsonl"
-
-
 # --- files and names ---
 
 
@@ -241,6 +168,25 @@ def test_files_and_modules_that_the_documents_name_exist(document: Path) -> None
     modules = [f"{name.replace('.', '/')}.py" for name in MODULE.findall(code)]
     missing = {name for name in (*PATH.findall(code), *modules) if not (ROOT / name).exists()}
     assert not missing
+
+
+@documents
+def test_options_of_benchmarks_in_the_documents_exist(document: Path) -> None:
+    code = "\n".join((*spans(document), blocks(document), *re.findall(r"^#+ .*", document.read_text(), re.MULTILINE)))
+    for module, arguments in BENCHMARK.findall(code):
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert not [option for option in re.findall(r"--[\w-]+", arguments) if f'"{option}"' not in source], module
+
+
+def test_the_architecture_names_every_folder() -> None:
+    folders = {module.parent for package in PACKAGES for module in (ROOT / package).rglob("*.py")}
+    named = {word for span in spans(ARCHITECTURE) for word in (span, span.rpartition("/")[2])}
+    assert not [folder for folder in folders if folder.name not in named]
+
+
+def test_every_table_of_the_database_is_documented() -> None:
+    listed = {name for cell, _ in rows(STORAGE, "table", "one row is") for name in re.findall(r"`(\w+)`", cell)}
+    assert listed == {name.removeprefix("autotune_") for name in METADATA.tables}
 
 
 @documents
