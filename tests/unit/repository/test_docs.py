@@ -8,6 +8,7 @@ import textwrap
 import xml.etree.ElementTree as ET
 from configparser import ConfigParser
 from contextlib import suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", flags=re.MULTILINE | re.DOTALL)
 COMMAND_LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?autotune (.+)$", flags=re.MULTILINE)
 MODULE = re.compile(r"\b(?:benchmarks|storage|trials)(?:\.[a-z_]+)+\b")
 BENCHMARK = re.compile(r"\bpython -m (benchmarks[\w.]+)((?: --?\w[^`#\n]*)?)")
+NAME = re.compile(r"(?=.*(?:[a-z]_|[a-z][A-Z]))\w+(?:\.\w+)*")
+FOREIGN = {"ByteSize", "pg_dump", "stage3_max_live_parameters", "wall_clock_breakdown"}
+"""Names of others that the documents mention and the code does not use."""
 documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
 
 
@@ -168,6 +172,26 @@ def test_files_and_modules_that_the_documents_name_exist(document: Path) -> None
     modules = [f"{name.replace('.', '/')}.py" for name in MODULE.findall(code)]
     missing = {name for name in (*PATH.findall(code), *modules) if not (ROOT / name).exists()}
     assert not missing
+
+
+@documents
+def test_names_in_the_documents_are_names_in_the_code(document: Path) -> None:
+    found = {span for span in spans(document) if NAME.fullmatch(span)}
+    files = {span for span in found if span.endswith(".py")}
+    assert files <= {file.name for file in sources()}
+    names = {name for span in found - files for name in span.split(".")} - FOREIGN
+    assert not [name for name in names if name not in code()]
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    folders = (*PACKAGES, "benchmarks", "examples", "tests")
+    return tuple(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+
+
+@cache
+def code() -> str:
+    return "\n".join((*(file.read_text() for file in sources()), (ROOT / "setup.cfg").read_text()))
 
 
 @documents
