@@ -1,6 +1,7 @@
 """docs/job-file.md matches the code: keys, defaults and values."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -9,13 +10,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from autotune.job_file import load_job
-from tests.unit.repository.test_docs import ROOT, rows, rows_of
+from tests.unit.repository.test_docs import ROOT, documents, rows, rows_of, spans
 from trials import plugins, strict_yaml
 from trials.job import Job
 
 JOB_FILE = ROOT / "docs" / "job-file.md"
 EXAMPLE_JOB = ROOT / "examples" / "tiny-internvl" / "job.yaml"
 SOURCES = "data.sources[]."
+SECTIONS = "|".join(Job.model_fields.keys() - {"database"})
 MODULES = {
     "search.sampler": "autotune.search.samplers",
     "training.loggers": "autotune.loggers",
@@ -105,3 +107,11 @@ def words(annotation: Any) -> Iterator[str]:
 def test_the_example_job_can_be_loaded() -> None:
     job = load_job(EXAMPLE_JOB)
     assert job.data.sources[0].path == EXAMPLE_JOB.parent / "data" / "train.jsonl"
+
+
+@documents
+def test_keys_that_the_documents_name_are_those_of_the_job(document: Path) -> None:
+    keys = {key.replace("[]", "") for key, _ in fields()}
+    known = {".".join(key.split(".")[:length]) for key in keys for length in range(1, 5)}
+    named = {key for span in spans(document) for key in re.findall(rf"^(?:{SECTIONS})\.[a-z_.]*[a-z]", span)}
+    assert named <= known
