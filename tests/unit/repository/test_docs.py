@@ -1,5 +1,6 @@
 """The documentation matches the code."""
 
+import ast
 import json
 import re
 import shlex
@@ -211,6 +212,27 @@ def test_the_architecture_names_every_folder() -> None:
 def test_every_table_of_the_database_is_documented() -> None:
     listed = {name for cell, _ in rows(STORAGE, "table", "one row is") for name in re.findall(r"`(\w+)`", cell)}
     assert listed == {name.removeprefix("autotune_") for name in METADATA.tables}
+
+
+def test_all_code_that_deletes_or_replaces_is_listed() -> None:
+    listed = STORAGE.read_text().partition("## What deletes or replaces something")[2]
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if "versions" not in file.parts]
+    deleting = [file.relative_to(ROOT) for file in files if any(map(deletes, ast.walk(ast.parse(file.read_text()))))]
+    assert deleting
+    assert not [file for file in deleting if f"`{file}`" not in listed]
+
+
+def deletes(node: ast.AST) -> bool:
+    """Return whether it is a call that deletes rows, or deletes or replaces a file or folder."""
+    match node:
+        case (
+            ast.Call(func=ast.Name(id="delete"))
+            | ast.Call(func=ast.Attribute(attr="unlink" | "rmdir" | "rmtree" | "rename" | "delete_study"))
+        ):
+            return True
+        case ast.Call(func=ast.Attribute(attr="replace"), args=[_], keywords=[]):  # of a path: texts take two
+            return True
+    return False
 
 
 @documents
