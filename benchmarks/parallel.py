@@ -1,4 +1,4 @@
-"""Plans with tensor degrees, shared packs or levels: predictions compared with real runs, or a search. Prints one JSON object.
+"""Plans with tensor degrees, shared packs or levels: predictions and real runs, or a search. Prints one JSON object.
 
     python -m benchmarks.parallel [--rounds 3] [--rows parallel-rows.jsonl]
     python -m benchmarks.parallel --ladders
@@ -9,9 +9,10 @@ With `--ladders`, searches on samples of mixed lengths are compared with HBP's r
 (`benchmarks/cases/layouts.py`). Without, predictions are compared with real runs on the model of
 examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (tensor and
 sequence degrees, of which one is above 1, levels, pipelines, splits, recomputation) and runs each of them in every
-round, each time on the same steps, of all costs. A plan's time is the median of its rounds, at the speed that the machine had in the profile. The first runs
-of the first five plans calibrate the prediction, with which the others are compared; the peak bytes of all plans are
-compared without calibration. What was run is kept in the file `--rows`, from which an ended benchmark goes on.
+round, each time on the same steps, of all costs. A plan's time is the median of its rounds, at the speed that the
+machine had in the profile. The first runs of the first five plans calibrate the prediction, with which the others are
+compared; the peak bytes of all plans are compared without calibration. What was run is kept in the file `--rows`, from
+which an ended benchmark goes on.
 """
 
 import argparse
