@@ -36,6 +36,8 @@ LONG = 8, 1_270_000
 """Devices, and samples of a long epoch."""
 SECONDS = {4: 2.0, 16: 2.0, 64: 10.0, 128: 10.0, 4096: 60.0}
 """At most before the first trial."""
+MEBIBYTES = 1024.0
+"""At most with the first proposal, however many devices there are; the modules that are imported take 400 of them."""
 NEARLY = 1.2
 """As in a search: the largest ratio to the best predicted time of the plans that are tried first."""
 _FEW = 128
@@ -57,6 +59,7 @@ def main() -> None:
         for row in rows
         if row["devices"] in SECONDS and row["samples"] != LONG[1]
     ]
+    checks.append(at_most("peak MiB on any number of devices", [row["peak_mebibytes"] for row in rows], MEBIBYTES))
     finish(rows, checks)
 
 

@@ -100,8 +100,8 @@ class Predictor:
         self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
-        epochs = lru_cache(maxsize=kept_epochs)(epoch_of)  # the same for every tensor degree
-        self._sizes = lru_cache(maxsize=kept_epochs)(lambda packing, data, tensor: sizes(epochs(packing, data), tensor))
+        alone = lru_cache(maxsize=kept_epochs)(lambda packing, data: sizes(epoch_of(packing, data)))
+        self._sizes = lru_cache(maxsize=kept_epochs)(lambda packing, data, tensor: alone(packing, data).held_by(tensor))
         self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
 

@@ -19,10 +19,20 @@ class EpochSizes:
         """Ranks that hold a copy of a stage together, and compute each of its packs."""
         self._heaviest: dict[tuple[int, tuple[int, ...]], Array] = {}
 
+    def held_by(self, tensor: int) -> "EpochSizes":
+        """Return the sizes of the same packs where so many ranks hold a copy of a stage together."""
+        if tensor == self.tensor:
+            return self
+        other = type(self)(self.epoch, tensor)
+        other.whole, other.degrees, other.levels = self.whole, self.degrees, self.levels
+        return other
+
     @cached_property
     def table(self) -> Array:
         """The part of each pack that the fullest of the ranks that share it computes, [packs, 4]."""
         whole, ranks = self.whole, self.ranks[:, None]
+        if (ranks == 1).all():
+            return whole
         # Units and tokens cannot be cut; attention is shared by heads.
         return np.concatenate([np.ceil(whole[:, :2] / ranks), whole[:, 2:3] / ranks, whole[:, 3:]], axis=1)
 
@@ -64,11 +74,15 @@ class EpochSizes:
         mean: Array = self.table.mean(axis=0, keepdims=True)
         return mean
 
-    @cached_property
+    @property
     def of_levels(self) -> tuple["EpochSizes", ...]:
         """The packs of each level by themselves; these sizes where there is one level."""
-        count = len(self.epoch.packing.degrees)
-        return (self,) if count == 1 else tuple(LevelSizes(self, level) for level in range(count))
+        # Sizes that hold themselves would be kept until the next collection of garbage.
+        return (self,) if len(self.epoch.packing.degrees) == 1 else self._levels_apart
+
+    @cached_property
+    def _levels_apart(self) -> "tuple[LevelSizes, ...]":
+        return tuple(LevelSizes(self, level) for level in range(len(self.epoch.packing.degrees)))
 
     @cached_property
     def degree(self) -> int:

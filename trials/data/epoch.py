@@ -181,7 +181,8 @@ class Epoch:
     @property
     def degrees(self) -> Ints:
         """Number of ranks that share each pack, [packs]."""
-        return np.array(self.packing.degrees, dtype=np.int64)[self.packs.level_of_pack]
+        degrees = np.array(self.packing.degrees, dtype=np.int64)
+        return np.broadcast_to(degrees, len(self.packs)) if len(degrees) == 1 else degrees[self.packs.level_of_pack]
 
     def part(self, pack: int, data_rank: int) -> PackPart:
         """Return the part of a pack that one of its data ranks computes."""

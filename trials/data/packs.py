@@ -40,7 +40,7 @@ class Packs:
     @property
     def level_of_pack(self) -> Ints:
         """[packs], from 0."""
-        return np.zeros(len(self), dtype=np.int64) if self.levels is None else self.levels
+        return np.broadcast_to(np.int64(0), len(self)) if self.levels is None else self.levels
 
     def of_level(self, level: int) -> Ints:
         """Return the numbers of the packs of a level."""

@@ -23,6 +23,8 @@ from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Layout, Packing, Plan
 
+_KEPT_SAMPLES = 6_000_000
+"""Samples of all excerpts that are kept together: their packs take less than 0.1 GB for a million."""
 _KEPT_WHOLE = 8
 """Whole epochs that are kept where they are long: one of a million samples takes about 0.2 GB."""
 _STEPS = 16
@@ -82,9 +84,10 @@ class CalibratedPredictor:
             return lambda packing, data: build_epoch(index, packing, settings, data_parallel=data)
 
         excerpt = Excerpt.of(index, settings)
+        kept = max(_KEPT_SAMPLES // len(excerpt.index), _KEPT_WHOLE)
         if excerpt.index is index:
-            return cls(Predictor(costs, epoch_of(index), element_bytes), state)
-        compared = Predictor(costs, epoch_of(excerpt.index), element_bytes, sizes=ExcerptSizes)
+            return cls(Predictor(costs, epoch_of(index), element_bytes, kept_epochs=kept), state)
+        compared = Predictor(costs, epoch_of(excerpt.index), element_bytes, sizes=ExcerptSizes, kept_epochs=kept)
         whole = Predictor(costs, epoch_of(index), element_bytes, kept_epochs=_KEPT_WHOLE)
         return cls(whole, state, excerpt=compared, share=excerpt.share)
 

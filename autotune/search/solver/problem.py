@@ -86,19 +86,23 @@ class Problem:
         """Those of the mean row, when the same layers are recomputed at every level."""
         return mean_seconds(self._of_levels, [sizes.row_share for sizes in self.sizes.of_levels])
 
-    @cached_property
+    @property
     def _alternatives(self) -> list[list[Level]]:
         """The levels with conditions that are enough to fit together; those of any alternative are."""
-        freed = [self._freed(sizes) for sizes in self.sizes.of_levels]
+        # Not kept: the conditions hold the problem, which would hold its sizes until the next collection of garbage.
         return [
             [
                 Level(excess=excess, freed=of_bytes, seconds=seconds, row_share=sizes.row_share)
                 for excess, of_bytes, seconds, sizes in zip(
-                    of_levels, freed, self._of_levels, self.sizes.of_levels, strict=True
+                    of_levels, self._freed_by_level, self._of_levels, self.sizes.of_levels, strict=True
                 )
             ]
             for of_levels in self._conditions
         ]
+
+    @cached_property
+    def _freed_by_level(self) -> list[Array]:
+        return [self._freed(sizes) for sizes in self.sizes.of_levels]
 
     # --- the parts of the chain ---
 

@@ -1,10 +1,13 @@
 """Excerpts of long epochs: what is in them, and that plans are compared on them as on whole epochs."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import autotune.search.learning.calibrated as calibrated_module
 import autotune.search.learning.excerpt as module
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
@@ -22,7 +25,7 @@ from tests.values.training import job_of
 from trials.data.epoch import EpochSettings
 from trials.data.order import epoch_order
 from trials.outcome import Completed, Rejected
-from trials.plan import Plan
+from trials.plan import Layout, Packed, Plan
 
 SAMPLES = 400
 LONG = index_of([*random_rows(3000), (9, 40), (0, 900)])
@@ -108,6 +111,30 @@ def test_the_plan_that_is_tried_first_is_as_fast_as_on_whole_epochs(tmp_path: Pa
         return whole.epoch_seconds(next(advisor.predicted(1.2)))
 
     assert first(calibrated) <= 1.01 * first(whole)
+
+
+@pytest.mark.parametrize("excerpt", [SAMPLES, len(LONG)])
+def test_sizes_of_packings_that_were_compared_are_dropped(
+    excerpt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, not when garbage is collected: a step of many devices has so many samples that memory would grow."""
+    monkeypatch.setattr(module, "_SAMPLES", excerpt)
+    monkeypatch.setattr(calibrated_module, "_KEPT_SAMPLES", 12 * excerpt)
+    predictor = calibrated_of(tmp_path).profiled
+    solver, layout = Solver(predictor, LIMITS), Layout(pipeline=2, data=2, zero=0)
+    gc.disable()
+    try:
+        compared, solved = [], 0
+        for qv in range(9, 49):
+            packing = Packed(qv=qv, qt=1000, qv_min=qv, qt_min=0, packer="best-fit")
+            solved += solver.solve(packing, layout) is not None
+            compared.append(weakref.ref(predictor.sizes(packing, layout)))
+        kept = [each for each in compared if each() is not None]
+    finally:
+        gc.enable()
+    assert solved > 20
+    assert 8 <= len(kept) <= 12
+    assert compared[-1] in kept
 
 
 def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(tmp_path: Path) -> None:
