@@ -105,7 +105,7 @@ class Advisor:
         limits = [
             replace(self._limits, memory_limit_bytes=round(share * self._limits.memory_limit_bytes)) for share in shares
         ]
-        solvers = [Solver(self._predictor.corrected, each) for each in limits]
+        solvers = [self.space.solver.within(self._predictor.corrected, each) for each in limits]
         self._solve: list[Solve] = [cache(solver.solutions) for solver in solvers]
         factor, least = self._predictor.epoch_factor, solvers[0].least_seconds
         self._least_seconds: Callable[[Packing, Layout], float] = lambda *packs: factor * least(*packs)

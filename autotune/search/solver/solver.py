@@ -41,6 +41,10 @@ class Solver:
         They are those of the closed form with unlimited memory, and take much less time than `solve`.
         """
 
+    def within(self, predictor: Predictor, limits: Limits) -> "Solver":
+        """Return a solver by this predictor within these limits: this one, which keeps what it solved, if it is."""
+        return self if predictor is self._predictor and limits == self._limits else Solver(predictor, limits)
+
     @property
     def layers(self) -> int:
         """Layers of the model."""

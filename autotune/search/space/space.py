@@ -84,6 +84,11 @@ class Space:
         """Whether levels of packs, or packs that ranks share, are searched."""
         return self._axes.ladders is not None
 
+    @property
+    def solver(self) -> Solver:
+        """Solver that decides which plans can be trained."""
+        return self._now.solver
+
     def widened(self, layouts: Sequence[Layout], solver: Solver) -> "Space":
         """Return the space with further layouts, which keeps what this one has solved by its only `solver`."""
         other = Space(replace(self._axes, layouts=(*self._axes.layouts, *layouts)), solver, self.allows)

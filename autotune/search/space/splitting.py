@@ -17,7 +17,7 @@ class Splitting:
 
     def __init__(self, solver: Solver, boundaries: tuple[int, ...] | None, recompute: Recompute) -> None:
         """`boundaries` are those of the stages; None where the solver splits."""
-        self._solver = solver
+        self.solver = solver
         # Under a limit the solver would choose its own recomputation, so a fixed one takes the split without limit.
         self._splitter = solver if recompute == "fit" else solver.ample
         self._boundaries, self._recompute = boundaries, recompute
@@ -44,7 +44,7 @@ class Splitting:
 
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the epoch seconds that the solver predicts for each plan."""
-        return self._solver.epoch_seconds(plans)
+        return self.solver.epoch_seconds(plans)
 
     def admits(self, plan: Plan) -> bool:
         """Return whether a plan can be trained."""
@@ -54,20 +54,20 @@ class Splitting:
         """Return those of the plans that can be trained."""
         given = [plan for plan in plans if plan is not None]
         new = [plan for plan in dict.fromkeys(given) if plan not in self._admits]
-        self._admits |= dict(zip(new, self._solver.admits_each(new), strict=True))
+        self._admits |= dict(zip(new, self.solver.admits_each(new), strict=True))
         return [plan for plan in given if self._admits[plan]]
 
     def least(self, packing: Packing, layout: Layout) -> tuple[float, int] | None:
         """Return (bytes, number) of the fullest stage of the leanest plan; None where none keeps the batch."""
-        if not self._solver.keeps_batch(packing, layout):
+        if not self.solver.keeps_batch(packing, layout):
             return None
         if self._boundaries is None:
-            return self._solver.fullest(self._solver.leanest(packing, layout, recompute=self._recompute != "none"))
+            return self.solver.fullest(self.solver.leanest(packing, layout, recompute=self._recompute != "none"))
         stages = self.stages(packing, layout, self._boundaries)
-        return self._solver.fullest(Plan(packing=packing, layout=layout, stages=stages))
+        return self.solver.fullest(Plan(packing=packing, layout=layout, stages=stages))
 
     def _anchor(self, packing: Packing, layout: Layout) -> Plan | None:
-        if not (self._solver.keeps_batch(packing, layout) and self._solver.fills_levels(packing, layout)):
+        if not (self.solver.keeps_batch(packing, layout) and self.solver.fills_levels(packing, layout)):
             return None
         if self._boundaries is not None:
             return self.fitted(packing, layout, self._boundaries)
@@ -77,19 +77,19 @@ class Splitting:
         given = self._recomputing(plan, self._recompute)
         if self.admits(given):
             return given
-        return self._solver.leanest(packing, layout, recompute=self._recompute == "all")
+        return self.solver.leanest(packing, layout, recompute=self._recompute == "all")
 
     def _usual_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         if self._boundaries is not None:
             return self._boundaries
-        plan = self.anchor(packing, layout) or self._solver.ample.solve(packing, layout)
+        plan = self.anchor(packing, layout) or self.solver.ample.solve(packing, layout)
         assert plan is not None  # with unlimited memory
         return plan.boundaries
 
     def _usual_stages(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> tuple[Stage, ...]:
         if (plan := self.fitted(packing, layout, boundaries)) is not None:
             return plan.stages
-        ample = self._solver.ample.fit(packing, layout, boundaries)
+        ample = self.solver.ample.fit(packing, layout, boundaries)
         assert ample is not None  # with unlimited memory
         return self._recomputing(ample, "all").stages
 

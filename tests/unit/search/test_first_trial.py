@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -29,10 +30,16 @@ class Counting(Predictor):
         super().__init__(COSTS, self._epoch, 4)
         self.simulations = 0
         self.plans: Counter[Plan] = Counter()
+        self.means = 0
+        """Times of mean packs, which bounds and solvers ask for."""
 
     def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
         self.epochs.append(self._built(packing, data_parallel))
         return self.epochs[-1]
+
+    def load_seconds(self, parts: Parts, sizes: Array) -> Array:
+        self.means += len(sizes) == 1
+        return super().load_seconds(parts, sizes)
 
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
         self.simulations += 1
@@ -98,3 +105,13 @@ def test_after_an_earlier_search_the_first_plan_is_the_best_of_climbs_from_sever
     degrees = [plan.layout.pipeline for plan in advisor_of(Counting(), state).predicted(math.inf)]
     assert degrees == sorted(set(degrees), key=degrees.index)
     assert len(degrees) > 1
+
+
+def test_bounds_are_computed_once_before_the_first_trial() -> None:
+    predictor = Counting(batch=120)
+    advisor = advisor_of(predictor)
+    advisor.space.fastest_seconds()
+    before = predictor.means
+    assert before >= len(advisor.space.origins)
+    assert next(advisor.predicted(1.2))
+    assert predictor.means - before < 0.5 * len(advisor.space.origins)
