@@ -85,6 +85,10 @@ class _Lattice:
         self._tokens = data.text_tokens / data.samples
         self._longest = data.longest_text_tokens
         self._sizes = _few(*np.array(data.histogram, dtype=np.int64).T)
+        self._shown = _chosen(self._sizes, self._sizes.units > 0)
+        """Samples with images."""
+        self._images = Sizes.of(self._shown.units, np.zeros_like(self._shown.units), self._shown.counts)
+        """The same without their text."""
 
     def pairs(self, samples: float) -> Iterator[Capacity]:
         """Yield capacities for packs of about this many mean samples."""
@@ -94,13 +98,10 @@ class _Lattice:
             return
         centre, share = samples * self._units, np.linspace(*_NEIGHBOURHOOD, _LOOKED_AT)
         around = np.unique(np.maximum(np.rint(centre * share), 1).astype(int)).tolist()
-        # Samples with images alone; qt is what the longest of their packs needs.
-        shown = _chosen(self._sizes, self._sizes.units > 0)
-        packed = [_Fill.of(shown, qv, _up((qv + 1) * self._longest)) for qv in around]
-        fills = [replace(fill, qt=_up(fill.token_quantile(1))) for fill in packed]
-        most = max(fill.units_share for fill in fills)
-        nearly = (fill for fill in fills if fill.units_share >= most - _NEARLY)
-        best = min(nearly, key=lambda fill: abs(fill.qv - centre))
+        # Where no qt binds, text only chooses among samples of equal units.
+        shares = [_Fill.of(self._images, qv, 1).units_share for qv in around]
+        nearly = (qv for qv, share in zip(around, shares, strict=True) if share >= max(shares) - _NEARLY)
+        best = self._fill_of_images(min(nearly, key=lambda qv: abs(qv - centre)))
         full_share = float(best.packs @ (best.units == best.qv)) / max(int(best.packs.sum()), 1)
         yield best.capacity(f"images fill {full_share:.0%} of packs, most often {best.most_often}")
         tighter = (self._fill(best.qv, _up(best.token_quantile(quantile))) for quantile in _QUANTILES)
@@ -109,6 +110,11 @@ class _Lattice:
         # Twice the mean units bind in hardly any pack.
         loose = max(best.qv, round(2 * centre))
         yield Capacity(qv=loose, qt=mean_tokens, reason=f"text fills, {samples:g} samples on average")
+
+    def _fill_of_images(self, qv: int) -> "_Fill":
+        """Return packs of samples with images alone; their qt is what the longest of them needs."""
+        fill = _Fill.of(self._shown, qv, _up((qv + 1) * self._longest))
+        return replace(fill, qt=_up(fill.token_quantile(1)))
 
     def _fill(self, qv: int, qt: int) -> "_Fill":
         return _Fill.of(self._sizes, qv, qt)
