@@ -163,10 +163,11 @@ def _knapsack(prices: Floats, classes: _Classes) -> Floats:
     # worth[u, t] is the highest total price of items within u and t cells.
     worth = np.zeros((most_units + 1, most_tokens + 1))
     for _, price, units, tokens in items:
+        # Blocks of cells that take one item more than those before: a class may be taken several times.
         if units:
-            # Rising rows read what this class has added already: it may be taken several times.
-            for row in range(units, most_units + 1):
-                np.maximum(worth[row, tokens:], worth[row - units, :-tokens] + price, out=worth[row, tokens:])
+            for start in range(units, most_units + 1, units):
+                block = worth[start : start + units, tokens:]
+                np.maximum(block, worth[start - units : start, :-tokens][: len(block)] + price, out=block)
         else:
             for start in range(tokens, most_tokens + 1, tokens):
                 block = worth[:, start : start + tokens]
