@@ -176,7 +176,10 @@ class Problem:
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
         bound, over = _FIRST_BOUND * fastest.slowest, np.inf
-        known_to_fit = is_raised = False
+        # Several levels have several conditions, which would all be searched in vain where no split meets any of them.
+        known_to_fit, is_raised = len(self.sizes.of_levels) > 1, False
+        if known_to_fit and not self._any_fits():
+            return []
         while True:
             fitting = self._fitting(kept, bound, over)
             found = best_splits([stage.choices for stage in fitting], self._limits.layers, others + 1, wanted)

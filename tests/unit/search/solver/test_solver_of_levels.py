@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import SHARES
 from autotune.search.solver.solver import Solver
@@ -21,7 +23,7 @@ from tests.unit.prediction.test_predictor import PACKED
 from tests.unit.prediction.test_shared_packs import levelled
 from tests.unit.search.solver.test_solver import HEADROOM, Ends, splits, stage_of
 from tests.values.data import index_of
-from tests.values.search import limits_of, predictor_of, random_rows
+from tests.values.search import epoch_of, limits_of, predictor_of, random_rows
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS
 from trials.model.cut import Cut, cut
@@ -192,3 +194,23 @@ def test_long_packs_that_are_recomputed_leave_room_for_short_ones_that_are_kept(
     assert len(found) > 25
     for limits, plan in found:
         assert max(stage.expected for stage in predictor.plans_memory((plan,))[0]) <= limits.usable_bytes
+
+
+class Counting(Predictor):
+    """Counts the parts of the chain whose heaviest packs are asked for."""
+
+    parts = 0
+
+    def heaviest_bytes(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
+        self.parts += len(parts)
+        return super().heaviest_bytes(parts, layout, sizes)
+
+
+def test_levels_that_no_split_fits_are_not_searched() -> None:
+    packing, layout = packing_of(1, 2), Layout(pipeline=2, data=4, zero=1)
+    predictor = Counting(PLAIN, epoch_of(index_of(random_rows(40)), 8), 4)
+    least = Solver(predictor, limits_of(1, 20, 20)).least_bytes(packing, layout)
+    predictor.parts = 0
+    assert Solver(predictor, limits_of(round(0.9 * least), 20, 20)).solve(packing, layout) is None
+    # Four pairs of recompute counts for each end of the two stages, each level and each alternative.
+    assert predictor.parts <= 4 * (40 + 39) * 2 * len(SHARES)
