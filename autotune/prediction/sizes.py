@@ -20,7 +20,7 @@ class EpochSizes:
         self._heaviest: dict[tuple[int, tuple[int, ...]], Array] = {}
 
     def held_by(self, tensor: int) -> "EpochSizes":
-        """Return the sizes of the same packs where so many ranks hold a copy of a stage together."""
+        """Return the sizes of the same packs where `tensor` ranks hold a copy of a stage together."""
         if tensor == self.tensor:
             return self
         other = type(self)(self.epoch, tensor)
