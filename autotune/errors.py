@@ -29,7 +29,7 @@ from storage.errors import (
     UnfinishedStudy,
     UnknownRecord,
 )
-from trials.errors import NodeRefused, OutputTaken, SiteError, UnknownName
+from trials.errors import NoCompiler, NodeRefused, OutputTaken, SiteError, UnknownName
 
 
 class AutotuneError(Exception):
@@ -107,6 +107,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     UnknownName: 2,
     OutputTaken: 2,
     SiteError: 2,
+    NoCompiler: 2,
     NodeRefused: 2,
     BadUrl: 2,
     BadBundle: 2,

@@ -17,6 +17,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import plugins
 from trials.job import Job
+from trials.model.refusals.compiling import check_compiler
 from trials.sites import SITES, Place, Site
 
 
@@ -42,11 +43,13 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
     read. Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
-    Raise HardwareError for devices on which no rank can run.
+    Raise HardwareError for devices on which no rank can run, and NoCompiler where layers cannot be compiled.
     """
     folder = work_folder(database_url)
     outline = look_at(job)
     check_devices(outline.hardware, job.search.parallel)
+    if job.training.compile:
+        check_compiler(outline.hardware.accelerator)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)
     module, show = plugins.load(SITES, job.hardware.launcher), lambda text: listener(Note(text=text))

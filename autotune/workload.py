@@ -26,11 +26,12 @@ from trials.errors import DataError, InvalidPlan
 from trials.job import Job, TrainingSection
 from trials.model.identity import path_digest
 from trials.model.inputs.encoders import load_encoder
+from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Levelled, Packing, Plan
+from trials.plan import Layout, Levelled, Packing, Plan
 from trials.tasks.request import Request, Task
 from trials.workload import Hardware, ModelShape, Part, Workload
 
@@ -288,7 +289,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
     settings, shape = prepared.job.model, prepared.workload.model
     try:
         plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
-        check_tensor_degree(prepared, plan.layout.tensor)
+        check_layout(prepared, plan.layout)
         if max(plan.layout.tensor, *plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
             check_degrees(config.get_text_config(), plan.packing.degrees, plan.layout.tensor)
@@ -298,9 +299,11 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
         raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error
 
 
-def check_tensor_degree(prepared: Prepared, degree: int) -> None:
-    """Raise InvalidPlan, with the arithmetic, for a tensor degree that the nodes, the model or LoRA do not allow."""
-    hardware, settings = prepared.workload.hardware, prepared.job.model
+def check_layout(prepared: Prepared, layout: Layout) -> None:
+    """Raise InvalidPlan, with the reason, for a layout that the nodes, the model or its training do not allow."""
+    hardware, settings, degree = prepared.workload.hardware, prepared.job.model, layout.tensor
+    if prepared.job.training.compile:
+        check_compilable(layout)
     if degree == 1:
         return
     if not hardware.has_groups(degree):

@@ -5,6 +5,7 @@ TrialsError
 |-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
 |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
 |-- ModelError         a model folder that cannot be used
+|-- NoCompiler         a tool without which layers cannot be compiled is missing
 |-- OutputTaken        a training's output folder holds results of something else
 |-- Unwritable         a checkpoint or a model cannot be written to the disk
 |-- NotFinite          a loss or gradient is NaN or infinite
@@ -35,6 +36,10 @@ class DataError(TrialsError):
 
 class ModelError(TrialsError):
     """The model folder cannot be used for training."""
+
+
+class NoCompiler(TrialsError):
+    """A tool is missing without which layers cannot be compiled."""
 
 
 class OutputTaken(TrialsError):

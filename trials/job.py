@@ -179,6 +179,8 @@ class TrainingSection(Section):
     """Parts of the model whose weights are not trained."""
     lora: LoraSection = LoraSection()
     """Adapters that train instead of the model's own weights."""
+    compile: bool = False
+    """Whether torch.compile compiles each vision and language layer by itself, in trials and in the training."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"

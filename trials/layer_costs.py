@@ -231,6 +231,8 @@ class LayerCosts:
     """Of all ranks in data parallel; none where layers were not profiled for ZeRO 2 and 3."""
     of_node: int = 0
     """Ranks on each of several nodes; 0 where all were on one."""
+    compile_seconds: Measured | None = None
+    """Seconds in which a rank compiles layers of all kinds; None for layers as they are."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
@@ -328,8 +330,8 @@ class LayerCosts:
 
     def knows_tensor(self, degree: int) -> bool:
         """Return whether layers that `degree` ranks hold together can be predicted."""
-        dealt = self["language"].dealt_parameters > 0
-        return degree == 1 or (dealt and (bool(self.tensor) or self._is_of_one_rank))
+        is_dealt = self["language"].dealt_parameters > 0 and self.compile_seconds is None
+        return degree == 1 or (is_dealt and (bool(self.tensor) or self._is_of_one_rank))
 
     def cut_in(self, degree: int) -> TensorCost:
         """Return the costs of layers that `degree` ranks hold together, as `shared_by` does for packs."""
@@ -342,7 +344,7 @@ class LayerCosts:
 
     def knows_zero(self, zero: ZeroStage) -> bool:
         """Return whether plans with this ZeRO stage can be predicted."""
-        return zero < 2 or bool(self.gathers)
+        return zero < 2 or (bool(self.gathers) and (zero == 2 or self.compile_seconds is None))
 
     def gathered_by(self, data: int) -> GatherCost:
         """Return the costs of ZeRO 3 on `data` data ranks: those that were timed, or 0 where none were."""
@@ -367,9 +369,8 @@ class LayerCosts:
             return self._update_alone(layout.zero, layout.data)
         if update.data_parallel == layout.data:
             return update.seconds_per_parameter
-        at_once = replace(layout, reduce_within=1)
-        of_all, reduction = self.reduce_seconds_per_byte, self.communication(at_once).reduce_seconds_per_byte
-        rest = self._update_exchange(update) * (reduction / of_all if of_all else 1.0)
+        of_all, at_once = self.reduce_seconds_per_byte, self.communication(replace(layout, reduce_within=1))
+        rest = self._update_exchange(update) * (at_once.reduce_seconds_per_byte / of_all if of_all else 1.0)
         return self._update_alone(layout.zero, layout.data) + rest
 
     def scaled_updates(self, computing: float, communication: float) -> tuple[UpdateCost, ...]:
@@ -384,8 +385,7 @@ class LayerCosts:
         )
 
     def _update_alone(self, zero: ZeroStage, data: int) -> float:
-        alone = self.updates[0].seconds_per_parameter
-        return alone / data if zero else alone
+        return self.updates[0].seconds_per_parameter / (data if zero else 1)
 
     def _update_exchange(self, update: UpdateCost) -> float:
         return max(0.0, update.seconds_per_parameter - self._update_alone(update.zero, update.data_parallel))

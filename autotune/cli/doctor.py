@@ -16,6 +16,7 @@ from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import wire
+from trials.model.refusals.compiling import INSTALL, missing_tool
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def examine(options: Options, file: "JobFile | None") -> None:
     url = options.database_url(job.database if job else None)
     groups = job.search.parallel if job else 1
     findings = [*problems(situation(hardware, groups)), *_spool_findings(spool_folder(work_folder(url)))]
+    if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
+        findings.append(Problem(what=f"training.compile needs {missing}", remedy=INSTALL))
     database, problem = None, None
     try:
         with open_store(url) as store:

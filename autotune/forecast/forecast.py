@@ -28,6 +28,7 @@ from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.layer_costs import LayerCosts
 from trials.model.inputs.encoders import load_measurer
+from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights
@@ -162,6 +163,8 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
+            if self.job.training.compile:
+                check_compilable(plan.layout)
             tensor = plan.layout.tensor
             if tensor > 1:
                 skeleton = build_skeleton(self._config, torch.float32)

@@ -119,7 +119,13 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
         ),
         gathers=(_gather_cost(reports, gathers, of_node),) if gathers else (),
         of_node=of_node,
+        compile_seconds=_slowest_compile(reports),
     )
+
+
+def _slowest_compile(reports: Sequence[ProfileReport]) -> float | None:
+    """Return the seconds of the rank that compiled longest; None where layers ran as they are."""
+    return max((report.compile_seconds for report in reports if report.compile_seconds is not None), default=None)
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int, frozen: int) -> LayerCost:

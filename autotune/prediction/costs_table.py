@@ -119,6 +119,8 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")
+    if costs.compile_seconds is not None:
+        lines.append(f"compiling  {costs.compile_seconds:.0f} s on each rank, before its first step")
     return "\n".join(lines)
 
 

@@ -31,6 +31,12 @@ from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.units import duration_text
 
+_COMPILED = (
+    "Layers are compiled. New ranks take longer for their first steps, {seconds:.0f} s in the profile: that counts in "
+    "search.trial_timeout and search.time_limit, and is never timed. ZeRO 3 and tensor degrees are not searched, since "
+    "they change what runs inside of a layer"
+)
+
 
 def assemble(
     bench: Workbench,
@@ -54,6 +60,8 @@ def assemble(
     costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks", listener)
     if current_plan is not None:
         _check_degrees(current_plan, costs)
+    if costs.compile_seconds is not None:
+        listener(Note(text=_COMPILED.format(seconds=costs.compile_seconds)))
     limit = duration_text(settings.time_limit)
     listener(PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {settings.trials} trials in {limit}"))
     calibrated = CalibratedPredictor.of_job(

@@ -2,11 +2,9 @@
 
     python -m benchmarks.cases.compiled [--dtype float32] [--repeats 15]
 
-Each layer is a region of its own for `torch.compile`, with dynamic shapes. The attention of packs is left out of its
-graphs, which would depend on the lengths of samples, numbers of the host. The layers are those of the example. Counted
-are the seconds of both passes, the bytes that a layer keeps in between, the seconds of the first passes, in which it is
-compiled, and the packs after which one layer has repaid them. A stage repays them as many times faster as it has
-layers.
+Layers are compiled as with `training.compile`, and are those of the example. Counted are the seconds of both passes,
+the bytes that a layer keeps between them, the seconds of the first passes, in which it is compiled, and the packs after
+which one layer has repaid them. A stage repays them as many times faster as it has layers.
 """
 
 import argparse
@@ -16,23 +14,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
-from torch._dynamo.utils import counters
-from transformers import AttentionInterface
 
 from benchmarks.output.result import Check, at_most, finish, show
 from benchmarks.prediction import EXAMPLE
+from trials.engine.compiled import compile_layers, compiled_graphs
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
 from trials.layer_costs import LayerKind
-from trials.model.attention.packed import PACKED_ATTENTION, packed_attention
-from trials.model.stage import StageModule
 from trials.tasks.profiling.layer_profile import Profiler, one_of_each
 from trials.tasks.profiling.probes import Probe, Run, probes
 from trials.tasks.request import ProbeSizes
@@ -40,7 +33,7 @@ from trials.tasks.request import ProbeSizes
 Row: TypeAlias = dict[str, Any]
 KINDS: tuple[LayerKind, ...] = ("vision", "language")
 SIZES = ProbeSizes(unit_counts=(4, 1, 10), sample_shapes=((4, 60), (1, 500), (4, 150)))
-"""A pack of one vision unit has a graph of its own: torch takes a size of 1 for a constant."""
+"""torch takes a size of 1 for a constant, where it is not told otherwise."""
 GRADIENT_ERROR = 1e-5
 
 
@@ -77,30 +70,30 @@ def rows(model: Path, dtype: str, device: torch.device, sizes: ProbeSizes, repea
     plain = [_plain(probe) for probe in probes(stage, sizes, device) if probe.layer in KINDS]
     compiled = [replace(probe, recomputed=None) for probe in probes(stage, sizes, device) if probe.layer in KINDS]
     profiler = Profiler(stage, dict.fromkeys(KINDS, True), device, repeats)
-    with _compiled(_layers(stage)):
-        warm_up: dict[LayerKind, float] = {}
-        for kind in KINDS:
-            # The last size is new to what was compiled.
-            pairs = [pair for pair in zip(plain, compiled, strict=True) if pair[0].layer == kind]
-            before, began = _graphs(), time.perf_counter()
-            for _, probe in pairs[:-1]:
-                _gradient(probe)
-            warm_up[kind] = time.perf_counter() - began
-            yield {"layer": kind, "warm_up_seconds": warm_up[kind], "graphs": _graphs() - before}
-        known = _graphs()
-        for one, other in zip(plain, compiled, strict=True):
-            seconds, ratio = _times(one, other, device, repeats)
-            yield {
-                "layer": one.layer,
-                "units": one.units,
-                "tokens": one.tokens,
-                "seconds": seconds,
-                "time": ratio,
-                "kept": profiler.sizes(other).kept / profiler.sizes(one).kept,
-                "gradient_error": _error(one, other),
-                "packs_to_repay": warm_up[one.layer] / (seconds * (1 - ratio)) if ratio < 1 else None,
-                "later_graphs": _graphs() - known,
-            }
+    compile_layers(stage)
+    warm_up: dict[LayerKind, float] = {}
+    for kind in KINDS:
+        # The last size is new to what was compiled.
+        pairs = [pair for pair in zip(plain, compiled, strict=True) if pair[0].layer == kind]
+        before, began = compiled_graphs(), time.perf_counter()
+        for _, probe in pairs[:-1]:
+            _gradient(probe)
+        warm_up[kind] = time.perf_counter() - began
+        yield {"layer": kind, "warm_up_seconds": warm_up[kind], "graphs": compiled_graphs() - before}
+    known = compiled_graphs()
+    for one, other in zip(plain, compiled, strict=True):
+        seconds, ratio = _times(one, other, device, repeats)
+        yield {
+            "layer": one.layer,
+            "units": one.units,
+            "tokens": one.tokens,
+            "seconds": seconds,
+            "time": ratio,
+            "kept": profiler.sizes(other).kept / profiler.sizes(one).kept,
+            "gradient_error": _error(one, other),
+            "packs_to_repay": warm_up[one.layer] / (seconds * (1 - ratio)) if ratio < 1 else None,
+            "later_graphs": compiled_graphs() - known,
+        }
 
 
 def _times(plain: Probe, compiled: Probe, device: torch.device, repeats: int) -> tuple[float, float]:
@@ -114,29 +107,6 @@ def _times(plain: Probe, compiled: Probe, device: torch.device, repeats: int) ->
         seconds.append(times["plain"])
         ratios.append(times["compiled"] / times["plain"])
     return statistics.median(seconds), statistics.median(ratios)
-
-
-def _layers(stage: StageModule) -> list[nn.Module]:
-    chain, cut = stage.chain, stage.cut
-    paths = [chain.vision_layers[number] for number in cut.vision]
-    return [stage.model.get_submodule(path) for path in (*paths, *(chain.language_layers[n] for n in cut.language))]
-
-
-@contextmanager
-def _compiled(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Compile the layers, when they run first, in this context."""
-    counters.clear()
-    AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))
-    for layer in layers:
-        layer.compile(dynamic=True)
-    try:
-        yield
-    finally:
-        AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-
-
-def _graphs() -> int:
-    return int(counters["stats"]["unique_graphs"])
 
 
 def _plain(probe: Probe) -> Probe:

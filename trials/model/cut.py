@@ -35,6 +35,13 @@ class Cut:
             return self.further_levels[level - 1]
         return Recomputed(vision=self.recompute_vision, language=self.recompute_language)
 
+    def layers(self, chain: "Chain") -> tuple[str, ...]:
+        """Return the module paths of this stage's vision and language layers."""
+        return (
+            *(chain.vision_layers[number] for number in self.vision),
+            *(chain.language_layers[number] for number in self.language),
+        )
+
     def paths(self, chain: "Chain") -> tuple[str, ...]:
         """Return the module paths of this stage's parameters."""
         return (

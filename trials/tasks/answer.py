@@ -170,6 +170,8 @@ class ProfileReport:
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""
+    compile_seconds: float | None = None
+    """Seconds in which the layers were compiled, at first passes of each kind; None for layers as they are."""
     kind: Literal["profile"] = "profile"
 
 

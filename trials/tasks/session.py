@@ -15,6 +15,7 @@ from trials.data.loader import MicroBatch, micro_batches
 from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
 from trials.data.records.sample import Encoder, Ints
+from trials.engine.compiled import compile_layers
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.errors import NotFinite
@@ -22,6 +23,7 @@ from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
+from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
@@ -129,6 +131,8 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     if grid.tensor > 1:
         attending = {degree: join_groups(grid.attending_ranks(degree), rank) for degree in sorted({*degrees})}
     stage = build_stage(request, where.stage, device, sharing[1])
+    if request.job.training.compile:
+        compile_layers(stage)
     stage.sharing = tuple(sharing[degree] for degree in degrees)
     stage.attending = tuple(attending[degree] for degree in degrees)
     engine = build_engine(request.plan, stage, where, device, request.job.training)
@@ -155,6 +159,8 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
         language_layers=len(skeleton.chain.language_layers),
         dtype=request.job.model.dtype,
     )
+    if request.job.training.compile:
+        check_compilable(request.plan.layout)
     degree = request.plan.layout.tensor
     config, layers = skeleton.model.config, skeleton.modules(skeleton.chain.language_layers)
     check_tensor(config, layers, degree, adapters=request.job.training.lora.rank is not None)

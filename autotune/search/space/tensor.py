@@ -5,17 +5,17 @@ from dataclasses import replace
 from autotune.search.solver.solver import Solver
 from autotune.search.space.layouts import layouts, named_layout, refused
 from autotune.search.space.offers import FurtherLayouts
-from autotune.workload import Prepared, check_tensor_degree
+from autotune.workload import Prepared, check_layout
 from trials.errors import InvalidPlan
 from trials.workload import Workload
 
 
 def check_named(prepared: Prepared) -> None:
-    """Raise JobError, with the arithmetic, for a named tensor degree that the model, LoRA or the nodes do not allow."""
+    """Raise JobError, with the reason, for a named layout that the model, its training or the nodes do not allow."""
     for name in prepared.job.search.space.layouts or ():
         if (layout := named_layout(name, prepared.workload)) is not None:
             try:
-                check_tensor_degree(prepared, layout.tensor)
+                check_layout(prepared, layout)
             except InvalidPlan as error:
                 raise refused(name, str(error)) from error
 

@@ -1,6 +1,7 @@
 """Timing of each kind of layer alone: one layer of each is enough, however large the model."""
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
+from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
@@ -55,6 +57,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         for kind, paths in paths_by_kind.items()
     }
     profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
+    compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
@@ -67,6 +70,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
             for kind, of_kind in parameters_of.items()
         ),
         dealt_parameters=dealt_parameters(stage),
+        compile_seconds=compile_seconds,
     )
     if task.exchange_seconds is None:
         return layers
@@ -89,6 +93,14 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         updates=time_updates(request, task, build, rates, pace),
         shortened=tuple(pace.shortened.items()),
     )
+
+
+def _compile(stage: StageModule, profiler: "Profiler", task: Profile, device: torch.device) -> float:
+    """Compile the layers of the stage; return the seconds until each kind has run at each size."""
+    began = time.perf_counter()
+    compile_layers(stage)
+    profiler.warm_up(probes(stage, task.sizes, device))
+    return time.perf_counter() - began
 
 
 def _takes_gradient(parameters_of: Mapping[LayerKind, Sequence[nn.Parameter]]) -> dict[LayerKind, bool]:
@@ -148,8 +160,7 @@ class Profiler:
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
         """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
-        for probe in probes:
-            self._times(probe)  # a warm-up, in which buffers are allocated and code is loaded
+        self.warm_up(probes)
         measured = [self.sizes(probe) for probe in probes]
 
         def measure(numbers: Sequence[int]) -> list[Times]:
@@ -157,6 +168,11 @@ class Profiler:
 
         times = measure_until_quiet(measure, len(probes), self._repeats)
         return tuple(_timing(*each) for each in zip(probes, times, measured, strict=True))
+
+    def warm_up(self, probes: Iterable[Probe]) -> None:
+        """Run each probe once, so that buffers are allocated, code is loaded, and layers are compiled."""
+        for probe in probes:
+            self._times(probe)
 
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run)

@@ -1,0 +1,45 @@
+"""What keeps layers from being compiled: layouts whose ranks exchange something inside of them, and missing tools."""
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from trials.errors import InvalidPlan, NoCompiler
+from trials.plan import Layout
+
+INSTALL = "install it, or remove training.compile from the job file"
+
+
+def check_compilable(layout: Layout) -> None:
+    """Raise InvalidPlan for a layout whose layers are not compiled as those of a profile."""
+    if layout.zero == 3:
+        raise InvalidPlan(
+            "training.compile does not work with ZeRO 3, whose hooks gather weights inside of a layer; use ZeRO 2, or "
+            "remove training.compile"
+        )
+    if layout.tensor > 1:
+        raise InvalidPlan(
+            f"training.compile does not work with tensor degree {layout.tensor}, whose ranks exchange states inside of "
+            "a layer; use tensor 1, or remove training.compile"
+        )
+
+
+def check_compiler(accelerator: str) -> None:
+    """Raise NoCompiler for a tool without which layers cannot be compiled for this kind of device."""
+    if (missing := missing_tool(accelerator)) is not None:
+        raise NoCompiler(f"training.compile needs {missing}; {INSTALL}")
+
+
+def missing_tool(accelerator: str) -> str | None:
+    """Return what torch.compile needs for `cpu` or `cuda` and does not find here; None where nothing is missing."""
+    if accelerator == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton, which is not installed"
+    # As torch and Triton look for them.
+    variable, usual = ("CC", ("gcc", "clang")) if accelerator == "cuda" else ("CXX", ("g++",))
+    given = os.environ.get(variable)
+    if not any(map(shutil.which, [given] if given else usual)):
+        return f"a compiler, and {variable}={given} is none" if given else f"a compiler ({' or '.join(usual)})"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return None if header.is_file() else f"Python's headers, and there is no {header}"
