@@ -27,7 +27,7 @@ def compile_layers(stage: StageModule) -> None:
     symbolic_shapes.backed_size_oblivious = True
     # Beyond its limit of 8, torch runs a function as it is.
     dynamo.recompile_limit = _MOST_GRAPHS
-    # Processes that compile for a rank would outlive it.
+    # Else a rank holds threads that compile, and for GPUs processes.
     inductor.compile_threads = 1
     for path in stage.cut.layers(stage.chain):
         stage.model.get_submodule(path).compile(dynamic=True)
