@@ -92,7 +92,7 @@ _WEIGHTS = {
     **_weighted(200, "another kind of machine", "hardware.accelerator"),
     **_weighted(100, "every measured second differs", "hardware.device_name"),
     **_weighted(40, "other layers", "model.family"),
-    **_weighted(20, "other kernels", "hardware.compute_capability model.dtype"),
+    **_weighted(20, "other kernels", "hardware.compute_capability model.dtype model.compiler"),
     **_weighted(20, "other packs", "data.histogram"),
     **_weighted(10, _SPLIT, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
     **_weighted(10, _SPLIT, "model.vision_layers model.language_layers model.parameters model.trained"),

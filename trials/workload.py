@@ -111,8 +111,9 @@ class ModelShape:
     gradient_dtype: str | None = None
     """Type in which gradients are summed; None for that of the weights."""
     trained: str | None = None
-    """Parts of the model that train, and whether layers are compiled; None for the whole model, with layers as they
-    are."""
+    """Parts of the model that train; None for the whole model."""
+    compiler: str | None = None
+    """What compiles the layers; None for layers as they are."""
 
     @property
     def element_bytes(self) -> int:

@@ -269,7 +269,8 @@ def show_text(
     sections.append(
         f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
         f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
-        f"{work.model.dtype}{f'; trained: {work.model.trained}' if work.model.trained else ''})\n"
+        f"{work.model.dtype}{f'; trained: {work.model.trained}' if work.model.trained else ''}"
+        f"{'; compiled layers' if work.model.compiler else ''})\n"
         f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
         f"Hardware {work.hardware}, limit {work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "

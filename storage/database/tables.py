@@ -130,6 +130,7 @@ MODEL = Table(
     _required("config_digest", Text),
     Column("gradient_dtype", Text),
     Column("trained", Text),
+    Column("compiler", Text),
 )
 
 DATA_PROFILE = Table(

@@ -48,15 +48,14 @@ def trains(model: nn.Module, paths: Iterable[str]) -> bool:
 
 
 def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
-    """Return what trains, and how, as text for the fingerprint; None for the whole model, with layers as they are."""
+    """Return the trained parts as text, for the model's fingerprint; None where the whole model is trained."""
     modes = {part: training.mode_of(part) for part in PARTS if chain.paths_of(part)}
-    if set(modes.values()) == {"whole"} and not training.compile:
+    if set(modes.values()) == {"whole"}:
         return None
     lora = training.lora
     targets = ", ".join(sorted(lora.targets)) if lora.targets else "all linear layers"
     described = {"whole": "", "adapters": f" with LoRA of rank {lora.rank} on {targets}"}
-    parts = [f"{part}{described[mode]}" for part, mode in modes.items() if mode != "frozen"]
-    return "; ".join((*parts, "compiled layers") if training.compile else parts)
+    return "; ".join(f"{part}{described[mode]}" for part, mode in modes.items() if mode != "frozen")
 
 
 def passes(training: TrainingSection, part: Part) -> int:

@@ -19,6 +19,7 @@ INVALID = {
     "model.square_flops",
     "model.config_digest",
     "model.trained",
+    "model.compiler",
     "hardware.accelerator",
     "hardware.device_name",
     "hardware.compute_capability",
