@@ -1,7 +1,6 @@
 """Layers that torch compiles: in trials, a profile and a training on real ranks, and what is refused."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from trials.channels.folder import FolderChannel, file_meeting
 from trials.data.epoch import Step
 from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
+from trials.model.refusals.compiling import missing_tool
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -35,7 +35,9 @@ from trials.tasks.trial import run_trial
 COMPILED: dict[str, Any] = {"compile": True}
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
 DATA = plan_of("0+4", data=2, zero=1)
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with a C++ compiler")
+needs_compiler = pytest.mark.skipif(
+    missing_tool("cpu") is not None, reason=f"torch.compile lacks {missing_tool('cpu')}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,7 @@ def kept_bytes(report: TrialReport) -> int:
 
 
 @needs_compiler
+@pytest.mark.long
 @pytest.mark.ranks
 def test_compiled_layers_have_the_losses_of_plain_ones_keep_less_and_leave_no_process(
     words: Path, pool: WarmPool, compiling_pool: WarmPool, tmp_path: Path
