@@ -1,15 +1,14 @@
 """What nodes that work together compare: the versions, the source files and the devices of each."""
 
-import hashlib
 import platform
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import autotune
 import trials
 from autotune.machine.hardware import software, whole_machine
 from trials.launchers.node_messages import NodeFacts
+from trials.source_code import code_digest
 
 
 def node_facts() -> NodeFacts:
@@ -17,19 +16,12 @@ def node_facts() -> NodeFacts:
     return NodeFacts(
         host=platform.node(),
         package=version("vlm-autotune"),
-        code=_code_digest(),
+        code=_code(),
         software=software(),
         hardware=whole_machine(),
     )
 
 
 @cache
-def _code_digest() -> str:
-    """Return a digest of the modules: between two releases, files differ under the same version."""
-    found = hashlib.sha256()
-    for package in (autotune, trials):
-        folder = Path(package.__path__[0])
-        for file in sorted(folder.rglob("*.py")):
-            found.update(f"{package.__name__}/{file.relative_to(folder)}\n".encode())
-            found.update(file.read_bytes())
-    return found.hexdigest()[:16]
+def _code() -> str:
+    return code_digest(autotune, trials)[:16]

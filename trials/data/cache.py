@@ -13,15 +13,14 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from trials import wire
+from trials import data, wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import COLUMNS, ChunkLengths
 from trials.data.records.sample import Measurer
+from trials.source_code import code_digest
 from trials.whole_file import whole_file
 
-_VERSION = 1
-"""Raised when records are read, measured or stored otherwise than before."""
 _DAMAGE = (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile, zlib.error, MemoryError, NotImplementedError)
 
 logger = logging.getLogger(__name__)
@@ -33,14 +32,22 @@ class LengthsCache:
 
     folder: Path | None
     _may_write: bool = field(default=True, init=False)
+    _code: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # A later version may refuse what this one takes.
+        self._code = code_digest(data)
 
     def key(self, file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> str:
-        """Return a digest of the chunk's content, how it is read, and the model. Raise DataError if unreadable."""
+        """Return a digest of the chunk's content, how and by which code it is read, and the model.
+
+        Raise DataError if it cannot be read.
+        """
         if self.folder is None:
             return ""
         # Where a file lies and how often it is shown changes no length.
         reading = wire.encode(replace(file, path=Path(), repeat=1.0, sampling="all"))
-        facts = [_VERSION, formats.digest(file, chunk), reading, measurer and measurer.digest, max_tokens]
+        facts = [self._code, formats.digest(file, chunk), reading, measurer and measurer.digest, max_tokens]
         return sha256(json.dumps(facts).encode()).hexdigest()
 
     def find(self, key: str) -> ChunkLengths | None:

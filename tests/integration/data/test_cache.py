@@ -1,6 +1,7 @@
 """Indexing a dataset again uses cached lengths, and measures only what has changed."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from PIL import Image
 
 from tests.programs.measurers import Words
 from tests.values.data import record, write_records
+from trials import data
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.indexing import IndexReport, build_index
 from trials.data.reading import Reading
@@ -43,8 +45,8 @@ def a_record(number: int) -> dict[str, Any]:
 
 
 def index_again(folder: Path, measurer: Words | None = None, **changes: Any) -> tuple[DatasetIndex, IndexReport]:
-    data = DataSection.model_validate({"sources": [{"path": "a.jsonl"}], **changes})
-    return build_index(data, measurer or Words(), folder, cache=folder / "cache", workers=1)
+    section = DataSection.model_validate({"sources": [{"path": "a.jsonl"}], **changes})
+    return build_index(section, measurer or Words(), folder, cache=folder / "cache", workers=1)
 
 
 def cached(folder: Path) -> list[Path]:
@@ -142,6 +144,19 @@ def test_what_lengths_depend_on_decides_what_is_measured(
     assert report.measured == measured
 
 
+def test_other_code_measures_again_since_it_may_refuse_what_was_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_again(folder)
+    code = folder / "code"
+    shutil.copytree(data.__path__[0], code)
+    with (code / "records" / "images.py").open("a") as file:
+        file.write("_DEEP = ()\n")
+    monkeypatch.setattr(data, "__path__", [str(code)])
+    assert index_again(folder)[1].measured == RECORDS
+    assert index_again(folder)[1].measured == 0
+
+
 def test_equal_content_under_another_name_is_known(folder: Path) -> None:
     index_again(folder)
     (folder / "a.jsonl").rename(folder / "b.jsonl")
@@ -213,8 +228,8 @@ def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, caplog: pytes
 def test_progress_grows_to_the_end(folder: Path) -> None:
     for known in (False, True):
         readings: list[Reading] = []
-        data = DataSection.model_validate({"sources": [{"path": "a.jsonl"}]})
-        build_index(data, Words(), folder, readings.append, cache=folder / "cache")
+        section = DataSection.model_validate({"sources": [{"path": "a.jsonl"}]})
+        build_index(section, Words(), folder, readings.append, cache=folder / "cache")
         assert [reading.records for reading in readings] == sorted(reading.records for reading in readings)
         assert readings[-1] == Reading(records=RECORDS, share=1.0)
         shares = [reading.share for reading in readings if reading.share is not None]

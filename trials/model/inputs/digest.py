@@ -12,6 +12,9 @@ import PIL
 import tokenizers
 import transformers
 
+from trials import model
+from trials.source_code import code_digest
+
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """End of the messages of Rust libraries for errors of the operating system."""
 
@@ -21,13 +24,14 @@ def model_digest(
 ) -> str:
     """Return the first 32 hexadecimal digits of a SHA-256.
 
-    It covers the measuring class, the model's configuration, all that its tokenizer and processor would save, the
-    limit, the settings of `videos`, and the libraries' versions. Raise OSError when the temporary folder is full or
-    read-only.
+    It covers the measuring class, the code for models, the model's configuration, all that its tokenizer and processor
+    would save, the limit, the settings of `videos`, and the libraries' versions. Raise OSError when the temporary
+    folder is full or read-only.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
-    facts = [f"{kind.__module__}.{kind.__qualname__}", config.to_dict(), processor.to_dict(), max_tokens, versions]
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    facts = [code_digest(model), name, config.to_dict(), processor.to_dict(), max_tokens, versions]
     if videos:
         facts.append(videos)
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
