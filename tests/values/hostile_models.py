@@ -73,6 +73,10 @@ def text(file: str, content: str) -> Spoil:
     return lambda folder: (folder / file).write_text(content)
 
 
+def without(file: str) -> Spoil:
+    return lambda folder: (folder / file).unlink()
+
+
 def pipe(file: str) -> Spoil:
     def spoil(folder: Path) -> None:
         (folder / file).unlink(missing_ok=True)

@@ -53,8 +53,25 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
     with refusing(f"the processor of model {path} cannot be loaded and asked", "save it there with save_pretrained"):
         settings, _ = kind.get_processor_dict(path)
         processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
+        _check_stated(processor, path, config)
         count_images(processor, (_PROBE,))
     return processor
+
+
+def _check_stated(processor: Any, path: str, config: PretrainedConfig) -> None:
+    """Raise ModelError where the folder does not state what the processor counts tokens by."""
+    of_model = {
+        "patch_size": getattr(getattr(config, "vision_config", None), "patch_size", None),
+        "vision_feature_select_strategy": getattr(config, "vision_feature_select_strategy", None),
+        "num_image_tokens": None,
+    }
+    if missing := [name for name in of_model if getattr(processor, name, "") is None]:
+        known = ", ".join(f"{name} is {of_model[name]}" for name in missing if of_model[name] is not None)
+        raise ModelError(
+            f"model {path} does not say how many tokens an image has: processor_config.json is not there, or lacks "
+            f"{', '.join(missing)}; take that of the published model, or write it"
+            + (f": by config.json, {known}" if known else "")
+        )
 
 
 def _kind(config: PretrainedConfig) -> Any:
@@ -113,7 +130,8 @@ def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> Non
             raise ModelError(
                 f"the processor shows an image of {width} x {height} pixels as {count.tokens} tokens but the model "
                 f"makes {expected} features of it; correct processor_config.json, where sizes and "
-                "vision_feature_select_strategy must be those of config.json"
+                "vision_feature_select_strategy must be those of config.json, and num_additional_image_tokens 1 for a "
+                "tower with a class token, such as CLIP's, else 0"
             )
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from tests.contracts.test_families import TINY
-from tests.values.hostile_models import Spoil, config, settings
+from tests.values.hostile_models import Spoil, config, settings, without
 from trials import plugins
 from trials.errors import ModelError
 from trials.job import ModelSection
@@ -109,6 +109,17 @@ PROCESSORS: dict[str, tuple[str, Spoil, str]] = {
         "llava-onevision",
         settings("processor_config.json", vision_aspect_ratio="anyres_max_9"),
         r"but the model",
+    ),
+    "no settings": (
+        "llava",
+        without("processor_config.json"),
+        r"does not say how many tokens an image has: processor_config.json is not there, or lacks patch_size, "
+        r"vision_feature_select_strategy; .*: by config.json, patch_size is 7, vision_feature_select_strategy is defa",
+    ),
+    "no number": (
+        "llava-onevision",
+        settings("processor_config.json", num_image_tokens=None),
+        r"processor_config.json is not there, or lacks num_image_tokens; take that of the published model, or write it",
     ),
 }
 
