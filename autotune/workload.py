@@ -3,6 +3,7 @@
 import logging
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
-from autotune.machine.device_problems import held_bytes
+from autotune.machine.device_problems import Problem, held_bytes, warn_of
 from autotune.machine.hardware import default_memory_limit, default_workers, software
 from autotune.machine.host import shared_memory_bytes
 from autotune.machine.job_hardware import hardware_of
@@ -80,6 +81,8 @@ class Outline:
     path_digest: str
     """Key of the model in this folder in older versions."""
     encoder: Encoder
+    problems: tuple[Problem, ...]
+    """Of the model, which do not keep it from being trained."""
 
 
 def look_at(job: Job) -> Outline:
@@ -99,7 +102,22 @@ def look_at(job: Job) -> Outline:
     shape = model_shape(job.model, job.training)
     _check_parts(job, shape)
     encoder = load_encoder(job.model, job.data)
-    return Outline(hardware=hardware, shape=shape, path_digest=path_digest(job.model), encoder=encoder)
+    return Outline(
+        hardware=hardware,
+        shape=shape,
+        path_digest=path_digest(job.model),
+        encoder=encoder,
+        problems=tuple(model_problems(encoder)),
+    )
+
+
+def model_problems(encoder: Encoder) -> Iterator[Problem]:
+    """Yield what makes a trained model worse without a fault in the training."""
+    if encoder.no_end:
+        yield Problem(
+            what=f"answers of the trained model will not end: {encoder.no_end}",
+            remedy="write {{ eos_token }} behind an answer in chat_template.jinja (or .json) of the model folder",
+        )
 
 
 def _check_parts(job: Job, shape: ModelShape) -> None:
@@ -153,6 +171,7 @@ def _read(
         job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
     index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
+    warn_of(outline.problems)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
         held_out = _read_held_out(job, index, outline.encoder, listener, cache)

@@ -56,7 +56,7 @@ def examine(options: Options, file: "JobFile | None") -> None:
     if job and outline:
         work, report = survey(options, job, outline)
         data = _data(work, report)
-        findings += _data_findings(report)
+        findings += [*_data_findings(report), *outline.problems]
     document = {
         "hardware": wire.to_document(hardware),
         "software": wire.to_document(software()),

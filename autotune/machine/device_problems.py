@@ -1,7 +1,7 @@
 """Problems of the devices that a search or training would meet, each with its remedy."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import HardwareError
@@ -60,6 +60,11 @@ def check_devices(hardware: Hardware, groups: int = 1) -> None:
     for problem in problems(situation(hardware, groups)):
         if problem.prevents:
             raise HardwareError(f"{problem.what}; {problem.remedy}")
+        warn_of([problem])
+
+
+def warn_of(found: Iterable[Problem]) -> None:
+    for problem in found:
         _log.warning("%s; %s", problem.what, problem.remedy)
 
 

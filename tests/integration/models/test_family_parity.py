@@ -111,7 +111,7 @@ class Case:
         if sample.videos:
             made = dict(processor.image_processor([pictures], return_tensors="pt")) if pictures else {}
             return made | filmed_inputs(self.config, sample, encoded)
-        text = self.encoder.measurer.rendered(sample.turns)
+        text = self.encoder.measurer.template.rendered(sample.turns)
         if not self.layers[0]:
             made = processor.tokenizer(text=[text], return_tensors="pt")
         else:

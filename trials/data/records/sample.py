@@ -147,6 +147,10 @@ class Encoder(Measurer, Protocol):
     def unit_shape(self) -> tuple[int, ...]:
         """Shape of one vision unit: (3, height, width) for a tile, (0,) where the model takes text alone."""
 
+    @property
+    def no_end(self) -> str | None:
+        """Why a trained model would not end its answers; None where each has an end among its targets."""
+
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.
 

@@ -146,6 +146,10 @@ class Encoder:
     def no_videos(self) -> str:
         return NO_VIDEOS
 
+    @property
+    def no_end(self) -> None:
+        return None
+
     def measure(
         self,
         sample: Sample,

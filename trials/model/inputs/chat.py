@@ -1,28 +1,24 @@
 """Lengths of conversations for any model with a chat template: its tokenizer, and its processor if it takes images."""
 
 import functools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import IMAGE, NO_VIDEOS, VIDEO, Clip, Ints, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
+from trials.model.inputs.chat_template import REFUSALS, ChatTemplate
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
+from trials.model.inputs.stop_tokens import stop_tokens
 from trials.model.inputs.videos import VideoCount, VideoInputs
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
-
-_REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
-"""Exceptions of a template for a conversation that it does not support."""
-_PROBE = "Hello", "World"
 
 
 class VideoLoader(Protocol):
@@ -57,7 +53,8 @@ def measurer(
                 filmed = f"the conversation shows a video, which this model folder cannot prepare: {error}"
         settings = filmed if isinstance(filmed, str) else dict(filmed.settings)
         digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens, videos=settings)
-        return ChatMeasurer(processor, digest, max_tokens, again, filmed)
+        stops = stop_tokens(model_path, config, processor.tokenizer)
+        return ChatMeasurer(processor, digest, max_tokens, again, filmed, stops=stops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,17 +117,18 @@ class ChatMeasurer:
         max_tokens: int | None,
         again: Callable[[], "ChatMeasurer"],
         videos: VideoInputs | str,
+        *,
+        stops: Set[int],
     ) -> None:
         """`again` makes another one, in another process: processors do not travel.
 
-        `videos` is a text where none are taken, and says why. Raise ModelError for a tokenizer without offsets or image
-        token, and for a template that shows no image. Where the processor's image token is None, the model takes text
-        alone.
+        `videos` is a text where none are taken, and says why; `stops` are the tokens at which an answer ends. Raise
+        ModelError for a tokenizer without offsets or image token, and for a template that shows no image. Where the
+        processor's image token is None, the model takes text alone.
         """
         self._again = again
         self._processor = processor
         self._tokenizer = processor.tokenizer
-        self._template = processor.chat_template or self._tokenizer.chat_template
         self._max_tokens = max_tokens
         self._digest = digest
         if not self._tokenizer.is_fast:
@@ -144,12 +142,17 @@ class ChatMeasurer:
         # Gemma 3 has one token in the place of an image, and others in the places of its features.
         names = self._tokenizer.convert_ids_to_tokens(processor.image_token_ids)
         self._image_tokens = tuple(dict.fromkeys((*self._placeholders, *names)))
-        self._in_parts = self._takes_parts()
-        self._system_in_parts = self._in_parts and self._takes_system_in_parts()
         self._videos = videos
         # Where the model has such a token it takes features, so that no text may spell it.
         self._video_token: str | None = getattr(processor, "video_token", None)
-        if not isinstance(videos, str) and not self._shows_videos():
+        self.template = ChatTemplate(
+            self._tokenizer,
+            processor.chat_template or self._tokenizer.chat_template,
+            image_tokens=tuple(self._placeholders),
+            video=self._video_token,
+        )
+        self._no_end = self._missing_end(stops)
+        if not isinstance(videos, str) and not self.template.shows_videos():
             self._videos = (
                 f"the chat template does not show a video as {self._video_token} once; save the model's own template "
                 "with its tokenizer or processor"
@@ -180,6 +183,10 @@ class ChatMeasurer:
     def no_videos(self) -> str | None:
         return self._videos if isinstance(self._videos, str) else None
 
+    @property
+    def no_end(self) -> str | None:
+        return self._no_end
+
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
     ) -> Lengths:
@@ -204,15 +211,24 @@ class ChatMeasurer:
         counts = count_images(self._processor, image_sizes)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:
-            rendered = self.rendered(sample.turns, videos=bool(sample.videos))
+            rendered = self.template.rendered(sample.turns, videos=bool(sample.videos))
             self._check_spelled(rendered, sample)
             _check_system_prompt(rendered, sample)
             written = _Written(turns=sample.turns, videos=videos)
             text = self._filled(rendered, videos)
             targets = list(self._target_spans(written, text))
-        except _REFUSALS as error:
+        except REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
         return self._tokenised(text, targets, counts, videos)
+
+    def _missing_end(self, stops: Set[int]) -> str | None:
+        """Return why a trained model would not end its answers, None where the template writes one of `stops`."""
+        written = self._tokenizer.encode(self.template.answer_end(), add_special_tokens=False)
+        if not stops.isdisjoint(written):
+            return None
+        # A configuration may name a token that the tokenizer does not have.
+        named = " or ".join(filter(None, self._tokenizer.convert_ids_to_tokens(sorted(stops))))
+        return f"the chat template does not end an answer with {named or 'a token'}, at which the model would stop"
 
     def _check_spelled(self, text: str, sample: Sample) -> None:
         """Raise DataError for a conversation that spells a token in whose place features are put."""
@@ -285,23 +301,9 @@ class ChatMeasurer:
                 # A template may write an earlier turn otherwise than it did while that turn was the last.
                 yield _common(prompt, text), _common(answered, text)
 
-    def rendered(
-        self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None, videos: bool = False
-    ) -> str:
-        """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer.
-
-        With `videos`, each `<video>` of a user's turn shows one.
-        """
-        in_parts = self._in_parts if in_parts is None else in_parts
-        messages = [{"role": turn.role, "content": self._content(turn, in_parts, videos)} for turn in turns]
-        text: str = self._tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, add_generation_prompt=asks
-        )
-        return text
-
     def _spaced(self, written: "_Written", *, asks: bool = False) -> str:
         """Return the conversation as the processor expands it, with one token for each image and layer of frames."""
-        text = self.rendered(written.turns, asks=asks, videos=bool(written.videos))
+        text = self.template.rendered(written.turns, asks=asks, videos=bool(written.videos))
         return self._filled(text, written.videos)
 
     def _filled(self, text: str, videos: tuple[VideoCount, ...]) -> str:
@@ -313,57 +315,6 @@ class ChatMeasurer:
         # The beginning of a conversation shows fewer.
         return first + "".join(f"{video.text}{other}" for video, other in zip(videos, others, strict=False))
 
-    def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
-        if in_parts and (turn.role != "system" or self._system_in_parts):
-            return list(_parts(turn, videos=videos))
-        text = turn.text
-        for token in self._placeholders if turn.role == "user" else ():
-            text = text.replace(IMAGE, token)
-        if videos and turn.role == "user" and self._video_token:
-            text = text.replace(VIDEO, self._video_token)
-        return text
-
-    def _shows_videos(self) -> bool:
-        """Return whether the template shows a video as one token, with the text of the turn."""
-        if not self._video_token:
-            return False
-        try:
-            text = self.rendered((Turn(role="user", text=VIDEO + _PROBE[0]),), videos=True)
-        except _REFUSALS:
-            return False
-        return text.count(self._video_token) == 1 == text.count(_PROBE[0]) and not any(
-            token in text for token in self._placeholders
-        )
-
-    def _takes_parts(self) -> bool:
-        """Return whether the template wants contents as lists of parts, as most for images do, or as texts."""
-        question, answer = _PROBE
-        asked = Turn(role="user", text=IMAGE * len(self._placeholders) + question)
-        turns = asked, Turn(role="assistant", text=answer)
-        # A template for text alone may print a list of parts, as Python writes it.
-        for in_parts in (True, False) if self._placeholders else (False,):
-            try:
-                text = self.rendered(turns, in_parts=in_parts)
-            except _REFUSALS:
-                continue
-            if all(text.count(each) == 1 for each in (*self._placeholders, *_PROBE)):
-                return in_parts
-        shown = "".join(f"an image as {token} once, with " for token in self._placeholders)
-        raise ModelError(
-            f"the chat template is missing or does not show {shown}the text of each turn once; save the model's own "
-            "template with its tokenizer or processor"
-        )
-
-    def _takes_system_in_parts(self) -> bool:
-        """Return whether the template wants a system prompt as the other turns; Pixtral's joins it to a text."""
-        self._system_in_parts = True
-        question, prompt = _PROBE
-        try:
-            text = self.rendered((Turn(role="system", text=prompt), Turn(role="user", text=question)))
-        except _REFUSALS:
-            return False
-        return text.count(prompt) == 1
-
 
 def _check_system_prompt(text: str, sample: Sample) -> None:
     """Raise DataError for a system prompt that the template leaves out, as some do where an answer is the last turn."""
@@ -372,16 +323,6 @@ def _check_system_prompt(text: str, sample: Sample) -> None:
             "the model's chat template leaves out the system prompt; take that out of the record, or save a template "
             "that writes it"
         )
-
-
-def _parts(turn: Turn, *, videos: bool = False) -> Iterator[dict[str, str]]:
-    marks = {IMAGE: "image", VIDEO: "video"} if videos else {IMAGE: "image"}
-    pieces = re.split(f"({'|'.join(marks)})", turn.text) if turn.role == "user" else [turn.text]
-    for number, piece in enumerate(pieces):
-        if number % 2:
-            yield {"type": marks[piece]}
-        elif piece or len(pieces) == 1:
-            yield {"type": "text", "text": piece}
 
 
 def _common(prefix: str, text: str) -> int:

@@ -105,6 +105,10 @@ class ChatEncoder:
     def no_videos(self) -> str | None:
         return self.measurer.no_videos
 
+    @property
+    def no_end(self) -> str | None:
+        return self.measurer.no_end
+
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
     ) -> Lengths:

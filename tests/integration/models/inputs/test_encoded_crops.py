@@ -57,7 +57,7 @@ def test_tokens_and_pixels_are_those_of_the_real_processor(
 ) -> None:
     sample = drawn(tmp_path, sizes)
     encoded = encoder.encode(sample, pixels=True)
-    text = chat.measurer(str(folder)).rendered(sample.turns)
+    text = chat.measurer(str(folder)).template.rendered(sample.turns)
     found = processor(images=[[Image.open(path) for path in sample.images]], text=[text], return_tensors="np")
     assert np.array_equal(encoded.input_ids, found["input_ids"][0])
     assert encoded.pixel_values is not None

@@ -14,7 +14,7 @@ from tests.tiny_models import gemma3, idefics3, qwen2_5_vl, smolvlm
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family
-from trials.model.inputs import chat
+from trials.model.inputs import chat_template
 from trials.model.inputs.processor import load_processor
 from trials.model.inputs.split_images import SplitImages, split_images
 from trials.model.skeleton import load_config
@@ -51,7 +51,7 @@ def conversation(folder: Path, shapes: list[tuple[int, int]], text: str = "{}\nW
 def processed(folder: Path, sample: Sample) -> Any:
     """What the real processor makes of the sample."""
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
-    messages = [{"role": turn.role, "content": list(chat._parts(turn))} for turn in sample.turns]
+    messages = [{"role": turn.role, "content": list(chat_template.parts(turn))} for turn in sample.turns]
     text = processor.tokenizer.apply_chat_template(messages, chat_template=processor.chat_template, tokenize=False)
     pictures = [[Image.open(str(path)) for path in sample.images]] if sample.images else None
     return processor(images=pictures, text=[text], return_tensors="np")

@@ -111,7 +111,7 @@ def own(folder: Path, name: str, case: str) -> dict[str, Any]:
     pictures = [Image.fromarray(pixels) for pixels, fps in shown(case) if not fps]
     measurer = load_family(load_config(str(folder))).encoder(str(folder))
     assert isinstance(measurer, ChatEncoder)
-    text = measurer.measurer.rendered(sample_of(folder, case).turns, videos=True)
+    text = measurer.measurer.template.rendered(sample_of(folder, case).turns, videos=True)
     of_llava = name == "llava-onevision"
     facts = [VideoMetadata(len(pixels), fps=fps, frames_indices=list(range(len(pixels)))) for pixels, fps in videos]
     made = processor(

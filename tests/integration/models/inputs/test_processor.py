@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
 from trials.job import DataSection, ModelSection
-from trials.model.inputs import chat
+from trials.model.inputs import chat, chat_template
 from trials.model.inputs.encoders import load_encoder, load_measurer, token_limit
 from trials.model.inputs.processor import load_processor
 from trials.model.skeleton import load_config
@@ -210,7 +210,7 @@ def test_a_conversation_has_the_tokens_that_the_real_processor_makes_of_it(
     template = (bos or "") * is_written + MODELS[name]["chat"]
     folder = save_model(tmp_path, name, bos=bos, chat=template)
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
-    messages = [{"role": turn.role, "content": list(chat._parts(turn))} for turn in TALK]
+    messages = [{"role": turn.role, "content": list(chat_template.parts(turn))} for turn in TALK]
     pictures = [Image.new("RGB", (width, height)) for height, width in SIZES]
     text = processor.apply_chat_template(messages, tokenize=False)
     found = processor(images=[pictures], text=[text], add_special_tokens=not is_written)
@@ -244,7 +244,7 @@ def test_a_system_prompt_is_a_text_for_a_template_that_joins_it_to_one(tmp_path:
         "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ).replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
     measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=joining)))
-    assert measurer.rendered(TALK).startswith("Be brief.\n<|im_start|>user\nFirst ")
+    assert measurer.template.rendered(TALK).startswith("Be brief.\n<|im_start|>user\nFirst ")
     assert measurer.measure(talk(*TALK), SIZES).target_tokens > 0
 
 

@@ -1,0 +1,78 @@
+"""Users are warned of a chat template that ends no answer, since the trained model would never stop."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.loop.samples import SampleDataset
+from tests.contracts.test_families import TINY
+from tests.tiny_models import CHATML, llava, qwen2_5_vl, text
+from tests.values.data import record, write_records
+from trials import plugins
+from trials.model.family import load_family
+from trials.model.skeleton import load_config
+
+WITHOUT_END = ["llava", "llava_next", "llava_siglip"]
+"""Models with the template that llava-hf publishes."""
+EVERY = plugins.names(TINY)
+REASON = "the chat template does not end an answer with <|endoftext|> or <|im_end|>, at which the model would stop"
+REMEDY = "write {{ eos_token }} behind an answer in chat_template.jinja"
+
+
+def no_end(folder: Path) -> str | None:
+    return load_family(load_config(str(folder))).encoder(str(folder)).no_end
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_template_without_an_end_is_seen_in_every_family(name: str, tmp_path: Path) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    assert no_end(tmp_path) == (REASON if name.replace("-", "_") in WITHOUT_END else None)
+
+
+def test_a_template_that_writes_the_end_behind_answers_is_as_it_should_be(tmp_path: Path) -> None:
+    llava.make(tmp_path)
+    ended = llava.CHAT.replace("{% endfor %} {% endfor %}", "{% endfor %} {{ eos_token }}{% endfor %}")
+    (tmp_path / "chat_template.jinja").write_text(ended)
+    assert no_end(tmp_path) is None
+
+
+@pytest.mark.parametrize("stops", ["<|im_start|>", ["<|im_start|>", "<|vision_end|>"]], ids=["one", "several"])
+def test_generation_settings_name_the_tokens_at_which_a_model_stops(stops: str | list[str], tmp_path: Path) -> None:
+    qwen2_5_vl.make(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(qwen2_5_vl.CHAT.replace("<|im_end|>", "<|im_start|>"))
+    assert no_end(tmp_path) is not None
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in tokens}
+    stated = ids[stops] if isinstance(stops, str) else [ids[each] for each in stops]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}))
+    assert no_end(tmp_path) is None
+
+
+def test_a_model_for_text_alone_needs_an_end_too(tmp_path: Path) -> None:
+    text.make(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(CHATML.replace("<|im_end|>", ""))
+    assert no_end(tmp_path) == REASON
+
+
+def test_the_warning_comes_with_the_remedy(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    llava.make(tmp_path / "model")
+    write_records(tmp_path / "data.jsonl", *(record("Who?", f"I, {number}.") for number in range(4)))
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"model: {{path: {tmp_path / 'model'}, weights: random, dtype: float32}}\n"
+        f"data: {{sources: [{{path: {tmp_path / 'data.jsonl'}}}]}}\n"
+        "hardware: {devices: 2}\n"
+        "training: {global_batch_samples: 2, learning_rate: 1.0e-4}\n"
+    )
+    run = CliRunner().invoke(main, ["doctor", str(job), "--json"])
+    (finding,) = (found for found in json.loads(run.stdout)["findings"] if "answer" in found["what"])
+    assert REASON in finding["what"]
+    assert REMEDY in finding["remedy"]
+    caplog.clear()
+    SampleDataset(str(job))
+    (message,) = caplog.messages
+    assert REASON in message
+    assert REMEDY in message

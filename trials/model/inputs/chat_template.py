@@ -1,0 +1,112 @@
+"""A model's own chat template, and the forms in which it wants the content of a turn."""
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from jinja2 import TemplateError
+
+from trials.data.records.sample import IMAGE, VIDEO, Turn
+from trials.errors import ModelError
+
+REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
+"""Exceptions of a template for a conversation that it does not support."""
+_PROBE = "Hello", "World"
+
+
+class ChatTemplate:
+    """Writer of conversations as the model's text."""
+
+    def __init__(self, tokenizer: Any, template: str | None, image_tokens: Collection[str], video: str | None) -> None:
+        """Probe the template: `image_tokens` are what it writes for an image, `video` for a video.
+
+        Raise ModelError for a template that shows no image or no text.
+        """
+        self._tokenizer = tokenizer
+        self._template = template
+        self._image_tokens = image_tokens
+        self._video_token = video
+        self._in_parts = self._takes_parts()
+        self._system_in_parts = self._in_parts and self._takes_system_in_parts()
+
+    def rendered(
+        self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None, videos: bool = False
+    ) -> str:
+        """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer.
+
+        With `videos`, each `<video>` of a user's turn shows one.
+        """
+        in_parts = self._in_parts if in_parts is None else in_parts
+        messages = [{"role": turn.role, "content": self._content(turn, in_parts, videos)} for turn in turns]
+        text: str = self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, tokenize=False, add_generation_prompt=asks
+        )
+        return text
+
+    def shows_videos(self) -> bool:
+        """Return whether the template shows a video as one token, with the text of the turn."""
+        if not self._video_token:
+            return False
+        try:
+            text = self.rendered((Turn(role="user", text=VIDEO + _PROBE[0]),), videos=True)
+        except REFUSALS:
+            return False
+        return text.count(self._video_token) == 1 == text.count(_PROBE[0]) and not any(
+            token in text for token in self._image_tokens
+        )
+
+    def answer_end(self) -> str:
+        """Return what the template writes behind an answer."""
+        return self.rendered(self._probe()).partition(_PROBE[1])[2]
+
+    def _probe(self) -> tuple[Turn, ...]:
+        question, answer = _PROBE
+        asked = Turn(role="user", text=IMAGE * len(self._image_tokens) + question)
+        return asked, Turn(role="assistant", text=answer)
+
+    def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
+        if in_parts and (turn.role != "system" or self._system_in_parts):
+            return list(parts(turn, videos=videos))
+        text = turn.text
+        for token in self._image_tokens if turn.role == "user" else ():
+            text = text.replace(IMAGE, token)
+        if videos and turn.role == "user" and self._video_token:
+            text = text.replace(VIDEO, self._video_token)
+        return text
+
+    def _takes_parts(self) -> bool:
+        """Return whether the template wants contents as lists of parts, as most for images do, or as texts."""
+        # A template for text alone may print a list of parts, as Python writes it.
+        for in_parts in (True, False) if self._image_tokens else (False,):
+            try:
+                text = self.rendered(self._probe(), in_parts=in_parts)
+            except REFUSALS:
+                continue
+            if all(text.count(each) == 1 for each in (*self._image_tokens, *_PROBE)):
+                return in_parts
+        shown = "".join(f"an image as {token} once, with " for token in self._image_tokens)
+        raise ModelError(
+            f"the chat template is missing or does not show {shown}the text of each turn once; save the model's own "
+            "template with its tokenizer or processor"
+        )
+
+    def _takes_system_in_parts(self) -> bool:
+        """Return whether the template wants a system prompt as the other turns; Pixtral's joins it to a text."""
+        self._system_in_parts = True
+        question, prompt = _PROBE
+        try:
+            text = self.rendered((Turn(role="system", text=prompt), Turn(role="user", text=question)))
+        except REFUSALS:
+            return False
+        return text.count(prompt) == 1
+
+
+def parts(turn: Turn, *, videos: bool = False) -> Iterator[dict[str, str]]:
+    """Yield the content of a turn in parts, as templates take them."""
+    marks = {IMAGE: "image", VIDEO: "video"} if videos else {IMAGE: "image"}
+    pieces = re.split(f"({'|'.join(marks)})", turn.text) if turn.role == "user" else [turn.text]
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            yield {"type": marks[piece]}
+        elif piece or len(pieces) == 1:
+            yield {"type": "text", "text": piece}
