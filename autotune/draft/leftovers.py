@@ -139,6 +139,8 @@ def _written(values: dict[str, Any], names: set[str]) -> str:
 def _is_usual(name: str, value: object) -> bool:
     """Return whether the value is that of a training which needs nothing for it."""
     text = str(value).lower()
+    if name == "assistant_only_loss":
+        return text in ("true", "1", "yes")
     if name in ("optim", "optimizer"):
         return text.startswith(_ADAMW) and "mini" not in text and "bit" not in text
     return text in ("", "none", "null", "false", "no", "0", "0.0", "16")

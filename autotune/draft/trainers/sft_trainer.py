@@ -15,6 +15,7 @@ _DEFAULTS = {
     "lora_alpha": 32,
     "lora_dropout": 0.05,
     "lora_target": ["q_proj", "v_proj"],
+    "assistant_only_loss": False,
 }
 _NAMES = {
     "use_peft": "lora_enable",
@@ -32,6 +33,6 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of TRL, which computes in bfloat16 by default."""
+    """Return the arguments of Trainer and of TRL, which computes in bfloat16 and learns prompts by default."""
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES | _NAMES)
     return {"bf16": str(found.get("fp16", "false")).lower() != "true"} | found

@@ -172,6 +172,11 @@ def test_defaults_of_trl_are_those_of_its_trainer() -> None:
     assert converted(TRL.replace("--use_peft", "--use_peft false"))[0].training.lora.rank is None
 
 
+def test_a_loss_on_prompts_is_named_since_a_job_has_none() -> None:
+    assert "so the training differs: assistant_only_loss: False" in converted(TRL)[1]
+    assert "differs" not in converted(TRL.replace("--use_peft", "--assistant_only_loss --use_peft"))[1]
+
+
 def test_the_global_batch_is_that_of_the_script_on_any_number_of_devices() -> None:
     job, notes = converted(TRAINER.replace("OPTIONS", ""), "--devices", "2")
     assert (job.hardware.devices, job.training.global_batch_samples) == (2, 64)

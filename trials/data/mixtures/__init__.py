@@ -33,13 +33,17 @@ class Entry:
 class Listing:
     """One entry of a mixture file as it is written there."""
 
-    where: str
-    """File and name, for messages."""
-    folder: Path
-    """Folder of the mixture file, to which names of annotation files are relative."""
+    file: Path
+    """The mixture file, to whose folder names of annotation files are relative."""
+    name: str
     images: Path
     """Folder that image folders are relative to."""
     values: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        """File and name, for messages."""
+        return f'{self.file}: "{self.name}"'
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return the text under a key. Raise DataError when there is neither a text nor a default."""
@@ -54,7 +58,7 @@ class Listing:
     def entry(self, file: str, images: str | None = None) -> Entry:
         """Return the entry whose annotation file and image folder stand under these keys. Raise DataError."""
         root = self.images / self.text(images, "") if images else self.images
-        path = self.folder / self.text(file)
+        path = self.file.parent / self.text(file)
         repeat = self.values.get("repeat_time", 1)
         if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= _MOST_REPEATS:
             raise DataError(
@@ -110,7 +114,7 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
         raise DataError(f"{where} is not listed; `names` of this source can be: {', '.join(listed)}")
     if not isinstance(listed[key], dict):
         raise DataError(f"{where}: expected an object, not {repr(listed[key])[:40]}")
-    entry = kind.entry(Listing(where=where, folder=path.parent, images=images, values=listed[key]))
+    entry = kind.entry(Listing(file=path, name=key, images=images, values=listed[key]))
     if share:
         if entry.sampling != "all":
             raise DataError(f"{where}: has the sampling {entry.sampling} already; remove the percentage from `names`")

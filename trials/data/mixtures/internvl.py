@@ -4,6 +4,8 @@ Source: internvl.readthedocs.io, "Chat Data Format".
 """
 
 import logging
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from trials.data.mixtures import Entry, Listing
@@ -22,5 +24,11 @@ def listed(document: dict[str, Any]) -> dict[str, Any] | None:
 def entry(listing: Listing) -> Entry:
     """Return the entry; `root` is the folder of the images."""
     if "max_dynamic_patch" in listing.values:
-        logger.warning("%s: max_dynamic_patch is ignored; the model's own processor sets the tiles", listing.where)
+        _warn_of_tiles(listing.file)
     return listing.entry("annotation", "root")
+
+
+@cache
+def _warn_of_tiles(file: Path) -> None:
+    """Warn once of a file, which commands read several times and whose entries may all say it."""
+    logger.warning("%s: max_dynamic_patch is ignored; the model's own processor sets the tiles", file)
