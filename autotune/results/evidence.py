@@ -47,6 +47,8 @@ class Evidence:
     searched_plans: int
     """Those of them that were measured."""
     corrected: tuple[Corrected, ...]
+    faster: tuple[str, ...] = ()
+    """Roles of the baselines that were faster than the winner in their own runs."""
 
     @property
     def warnings(self) -> Sequence[str]:
@@ -71,6 +73,11 @@ class Evidence:
                 f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
                 f"{self.winner_runs} of the winner ({self.disturbance}); measure again with `autotune tune --fresh` on "
                 "an idle machine"
+            )
+        if self.faster:
+            yield (
+                f"Faster than the best plan in its own runs: {', '.join(self.faster)}; predictions and all runs "
+                "together, or search.space, speak for the best plan"
             )
 
 
@@ -119,6 +126,7 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
         tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
+        faster=tuple(each.role for each in best.baselines if each.gain < 1 - _ROUNDING),
     )
 
 

@@ -34,14 +34,21 @@ def run(*seconds: float, role: str = "sampled") -> list[TrialSummary]:
     return [replace(completed(plan, each), plan=plan, role=role).summary for each in seconds]
 
 
-def default_of(seconds: float) -> Baseline:
+def default_of(seconds: float, gain: float = 1.2) -> Baseline:
     return Baseline(
         role="default",
         estimated_samples_per_second=SAMPLES / seconds,
         estimated_samples_per_second_error=0.1,
-        gain=1.2,
+        gain=gain,
         gain_error=0.1,
     )
+
+
+@pytest.mark.parametrize(("gain", "named"), [(0.8, True), (0.998, False), (1.2, False)])
+def test_a_baseline_that_ran_faster_than_the_winner_is_named(gain: float, named: bool) -> None:
+    best = replace(WINNER, baselines=(default_of(97.0, gain),))
+    found = " ".join(evidence_of(best, [*run(100.0), *run(97.0, role="default")]).doubts)
+    assert ("Faster than the best plan in its own runs: default; predictions and all runs" in found) == named
 
 
 @pytest.mark.parametrize(
