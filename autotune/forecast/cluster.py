@@ -167,10 +167,12 @@ def _profiles_of_model(
     if found:
         return found
     if profiles:
-        others = dict.fromkeys(f"{profile.model.name} with {difference}" for profile, difference in differences)
+        similar = [pair for pair in differences if pair[0].model.family == shape.family]
+        # What differs in a model of another family helps nobody.
+        others = dict.fromkeys(f"{profile.model.name} with {difference}" for profile, difference in similar)
         raise ProfileError(
             f"the layers of {shape.name} in {shape.dtype} were not profiled on {devices}, only those of "
-            f"{', '.join(others)}; {_MEASURES}"
+            f"{', '.join(others) or 'models of other families'}; {_MEASURES}"
         )
     known = dict.fromkeys(profile.hardware.device_name for profile in store.layer_profiles())
     stored = f"; profiles are stored for {', '.join(known)}" if known else ""

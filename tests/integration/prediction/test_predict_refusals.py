@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs.users import JobFile, refusal
+from tests.tiny_models import qwen2_5_vl
 from tests.values.forecast import PLAN, store_profile
 from tests.values.training import PACKED, plan_of
 from trials.layer_costs import LayerCosts, UpdateCost
@@ -136,6 +137,16 @@ def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFil
         "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16"
         in message
     )
+
+
+def test_profiles_of_other_families_are_not_listed(job: JobFile, costs: LayerCosts, tmp_path: Path) -> None:
+    store_profile(job, costs)
+    qwen2_5_vl.make(tmp_path / "qwen")
+    job.spoil(model__path=str(tmp_path / "qwen"))
+    code, message = refusal("predict", job.path)
+    assert code == 2
+    assert "the layers of qwen in float32 were not profiled on" in message
+    assert ", only those of models of other families; `autotune profile JOB`" in message
 
 
 def test_a_plan_without_packs_is_refused(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:
