@@ -7,8 +7,8 @@ from importlib.metadata import version
 import autotune
 import trials
 from autotune.machine.hardware import software, whole_machine
+from trials.data.source_code import code_digest
 from trials.launchers.node_messages import NodeFacts
-from trials.source_code import code_digest
 
 
 def node_facts() -> NodeFacts:

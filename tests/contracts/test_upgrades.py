@@ -39,8 +39,9 @@ FROZEN = sorted((Path(__file__).parents[1] / "assets" / "databases").glob("*.db"
 
 KEYED_BY_PATH = [path for path in FROZEN if path.stem < "0003"]
 keyed_by_path = pytest.mark.parametrize("frozen", KEYED_BY_PATH, ids=lambda path: path.stem)
-without_tensor = pytest.mark.parametrize(
-    "frozen", [path for path in FROZEN if path.stem < "0007"], ids=lambda path: path.stem
+without_tensor, with_old_names = (
+    pytest.mark.parametrize("frozen", [path for path in FROZEN if path.stem < first], ids=lambda path: path.stem)
+    for first in ("0007", "0009")
 )
 
 
@@ -251,6 +252,7 @@ def test_the_tensor_degree_of_a_plan_that_an_older_version_launched_gets_its_col
     assert set(degrees.values()) == {1}
 
 
+@with_old_names
 @pytest.mark.parametrize("opened", [open_store, repair])
 def test_the_current_plan_of_an_older_database_has_its_role_in_trials_and_winners(
     old_database: str, engine: Engine, opened: Callable[[str], object]

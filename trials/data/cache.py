@@ -18,7 +18,7 @@ from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import COLUMNS, ChunkLengths
 from trials.data.records.sample import Measurer
-from trials.source_code import code_digest
+from trials.data.source_code import code_digest
 from trials.whole_file import whole_file
 
 _DAMAGE = (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile, zlib.error, MemoryError, NotImplementedError)

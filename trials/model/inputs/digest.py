@@ -13,7 +13,7 @@ import tokenizers
 import transformers
 
 from trials import model
-from trials.source_code import code_digest
+from trials.data.source_code import code_digest
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 """End of the messages of Rust libraries for errors of the operating system."""
