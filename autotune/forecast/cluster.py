@@ -168,7 +168,7 @@ def _profiles_of_model(
         return found
     if profiles:
         similar = [pair for pair in differences if pair[0].model.family == shape.family]
-        # What differs in a model of another family helps nobody.
+        # A profile of another family cannot be used, whatever else differs.
         others = dict.fromkeys(f"{profile.model.name} with {difference}" for profile, difference in similar)
         raise ProfileError(
             f"the layers of {shape.name} in {shape.dtype} were not profiled on {devices}, only those of "

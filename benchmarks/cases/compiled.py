@@ -33,7 +33,7 @@ from trials.tasks.request import ProbeSizes
 Row: TypeAlias = dict[str, Any]
 KINDS: tuple[LayerKind, ...] = ("vision", "language")
 SIZES = ProbeSizes(unit_counts=(4, 1, 10), sample_shapes=((4, 60), (1, 500), (4, 150)))
-"""torch takes a size of 1 for a constant, where it is not told otherwise."""
+"""By default torch specializes graphs on a size of 1."""
 GRADIENT_ERROR = 1e-5
 
 

@@ -15,7 +15,7 @@ _RIGHTS = "+dac_read_search"
 
 
 def autotune(*arguments: str, **variables: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a command with these environment variables; tests that run as root run it as the user `nobody`."""
+    """Run a command with these environment variables: as the user `nobody` if the tests run as root."""
     command = [sys.executable, "-P", "-m", "autotune", *arguments]
     if os.geteuid() == 0:
         if _SETPRIV is None:

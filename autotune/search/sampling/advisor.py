@@ -45,7 +45,7 @@ _CLIMBS = 8
 _CLIMB_GAIN = 1.07
 """Most by which a climb is expected to be faster than its start; on 20 simulated workloads it was at most 1.06."""
 _INFORMED_CLIMBS = 8
-"""Climbs from different packings for each pipeline degree, where an earlier search has corrected the predictions."""
+"""Climbs from different packings, of all pipeline degrees, where an earlier search has corrected the predictions."""
 _LEAST_CHANCE = 1e-9
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
 """Changes of predicted bytes, and of the times of layers relative to each other, after which the space is renewed."""
@@ -189,7 +189,7 @@ class Advisor:
             degree = at.layout.pipeline
             if seconds > within * least or degree in yielded:
                 continue
-            may_climb = len(climbed[degree]) < climbs
+            may_climb = not climbed[degree] or sum(map(len, climbed.values())) < climbs
             if isinstance(at, Origin):
                 starts = self.space.solved(at) if may_climb else []
                 for start, takes, chance in zip(starts, self._seconds(starts), self._chances(starts), strict=True):
@@ -206,7 +206,8 @@ class Advisor:
                     found = seen[int(np.argmax(self._chance_over_time(seen)))]
                     takes = self._seconds([found])[0]
                     least = min(least, takes)
-                    heappush(waiting, (self._cost(found), next(number), takes, found, True))
+                    cost = self._cost(found) - math.log(max(self._chances([found])[0], _LEAST_CHANCE))
+                    heappush(waiting, (cost, next(number), takes, found, True))
 
     def _climbed(self, start: Plan) -> list[Plan]:
         """Return the plans that may fit, of those seen on a climb from `start` to ever better predicted neighbours."""

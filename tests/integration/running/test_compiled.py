@@ -67,6 +67,15 @@ def report_of(answer: object) -> TrialReport:
     return report
 
 
+def plain_and_compiled(
+    model: Path, plan: Plan, pool: WarmPool, compiling_pool: WarmPool, folder: Path
+) -> tuple[TrialReport, TrialReport]:
+    """Return the reports of trials without and with compiled layers."""
+    plain, compiled = prepared_of(model, folder), prepared_of(model, folder, training=COMPILED)
+    answers = pool.ask(plain.request(plan, SHORT), 180), compiling_pool.ask(compiled.request(plan, SHORT), 280)
+    return report_of(answers[0]), report_of(answers[1])
+
+
 def kept_bytes(report: TrialReport) -> int:
     return report.stage.peak_bytes - report.stage.static_bytes
 
@@ -77,9 +86,7 @@ def kept_bytes(report: TrialReport) -> int:
 def test_compiled_layers_have_the_losses_of_plain_ones_keep_less_and_leave_no_process(
     words: Path, pool: WarmPool, compiling_pool: WarmPool, tmp_path: Path
 ) -> None:
-    plain, compiled = prepared_of(words, tmp_path), prepared_of(words, tmp_path, training=COMPILED)
-    expected = report_of(pool.ask(plain.request(DATA, SHORT), 180))
-    found = report_of(compiling_pool.ask(compiled.request(DATA, SHORT), 280))
+    expected, found = plain_and_compiled(words, DATA, pool, compiling_pool, tmp_path)
     # A step that compiles is run again, and the losses of later ones would differ.
     assert found.losses == pytest.approx(expected.losses, rel=1e-5)
     assert kept_bytes(found) < 0.9 * kept_bytes(expected)
@@ -100,10 +107,8 @@ PLANS = {
 def test_both_kinds_of_layers_are_compiled_under_every_kind_of_plan(
     shallow: Path, pool: WarmPool, compiling_pool: WarmPool, tmp_path: Path
 ) -> None:
-    plain, compiled = prepared_of(shallow, tmp_path), prepared_of(shallow, tmp_path, training=COMPILED)
     for name, plan in PLANS.items():
-        expected = report_of(pool.ask(plain.request(plan, SHORT), 180))
-        found = report_of(compiling_pool.ask(compiled.request(plan, SHORT), 280))
+        expected, found = plain_and_compiled(shallow, plan, pool, compiling_pool, tmp_path)
         assert found.losses == pytest.approx(expected.losses, rel=1e-5), name
         assert kept_bytes(found) < kept_bytes(expected), name
 

@@ -117,7 +117,7 @@ def test_the_plan_that_is_tried_first_is_as_fast_as_on_whole_epochs(tmp_path: Pa
 def test_sizes_of_packings_that_were_compared_are_dropped(
     excerpt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, not when garbage is collected: a step of many devices has so many samples that memory would grow."""
+    """They are freed without waiting for the garbage collector."""
     monkeypatch.setattr(module, "_SAMPLES", excerpt)
     monkeypatch.setattr(calibrated_module, "_KEPT_SAMPLES", 12 * excerpt)
     predictor = calibrated_of(tmp_path).profiled

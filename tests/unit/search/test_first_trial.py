@@ -4,6 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+import pytest
+
 from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
@@ -115,3 +118,18 @@ def test_bounds_are_computed_once_before_the_first_trial() -> None:
     assert before >= len(advisor.space.origins)
     assert next(advisor.predicted(1.2))
     assert predictor.means - before < 0.5 * len(advisor.space.origins)
+
+
+def test_of_several_climbs_the_plan_that_probably_fits_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Advisor, "_climbed", lambda _, start: [start])
+    state = CalibratedPredictor(Counting()).state
+    fastest = next(advisor_of(Counting(), state).predicted(1.2))
+    chances = [1.0]
+    monkeypatch.setattr(
+        Advisor,
+        "_chances",
+        lambda _, plans: np.array([chances[0] if plan.packing == fastest.packing else 1.0 for plan in plans]),
+    )
+    assert next(advisor_of(Counting(), state).predicted(1.2)) == fastest
+    chances[0] = 0.5
+    assert next(advisor_of(Counting(), state).predicted(1.2)).packing != fastest.packing
