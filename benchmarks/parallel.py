@@ -9,10 +9,11 @@ With `--ladders`, searches on samples of mixed lengths are compared with HBP's r
 (`benchmarks/cases/layouts.py`). Without, predictions are compared with real runs on the model of
 examples/tiny-internvl, for 2 and for 4 ranks: profiles the layers and the exchanges, draws plans at random (tensor and
 sequence degrees, of which one is above 1, levels, pipelines, splits, recomputation) and runs each of them in every
-round, each time on the same steps, of all costs. A plan's time is the median of its rounds, at the speed that the
-machine had in the profile. The first runs of the first five plans calibrate the prediction, with which the others are
-compared; the peak bytes of all plans are compared without calibration. What was run is kept in the file `--rows`, from
-which an ended benchmark goes on.
+round, each time on the same steps, of all costs. Each rank has an equal share of the cores to itself
+(`benchmarks/cases/equal_cores.py`), for which Linux's control groups must be writable. A plan's time is the median of
+its rounds, at the speed that the machine had in the profile. The first runs of the first five plans calibrate the
+prediction, with which the others are compared; the peak bytes of all plans are compared without calibration. What was
+run is kept in the file `--rows`, from which an ended benchmark goes on.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.workload import Prepared
 from benchmarks.cases import ladders, layouts
 from benchmarks.cases.drift import at_profiled_speed, slowness
+from benchmarks.cases.equal_cores import equal_cores
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from trials import wire
@@ -123,7 +125,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             prepared = example(Path(folder), SAMPLES, devices=ranks)
             prepared = replace(prepared, workload=replace(prepared.workload, memory_limit_bytes=AMPLE_BYTES))
-            with WarmPool(LocalLauncher(Path(folder) / "ranks", ranks, "cpu")) as pool:
+            with (
+                equal_cores(LocalLauncher(Path(folder) / "ranks", ranks, "cpu")) as launcher,
+                WarmPool(launcher) as pool,
+            ):
                 if ranks not in rows.costs:
                     rows.keep(Profiled(ranks=ranks, costs=profile_layers(prepared, pool, Path(folder) / "ranks")))
                 predictor = Predictor(rows.costs[ranks], prepared.epoch, prepared.workload.model.element_bytes)

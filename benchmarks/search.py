@@ -1,4 +1,4 @@
-"""Comparison of searches on simulated machines and on a recorded surface. Prints one JSON object.
+"""Comparison of searches on simulated machines and on recorded surfaces. Prints one JSON object.
 
     python -m benchmarks.search [--workloads 50] [--rivals 50] [--processes 2] [--rows FILE]
 
@@ -38,7 +38,7 @@ from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.workloads import NOISY, SimulatedWorkload, workloads
 from benchmarks.output.result import Check, at_least, at_most, finish, show
-from benchmarks.output.rows import done_rows
+from benchmarks.output.rows import Task, done_rows
 from benchmarks.references.samplers import fastest_fitting, other_search
 from benchmarks.surfaces.replay import replayed
 from benchmarks.surfaces.surface import RECORDED, Surface, read_surface
@@ -179,21 +179,22 @@ def sequential_seconds(workload: SimulatedWorkload) -> float | None:
     return min(map(launcher.epoch_seconds, fitting), default=None)
 
 
-# --- on the recorded surface ---
+# --- on recorded surfaces ---
 
 
-def on_surface(seed: int) -> dict[str, Any]:
-    """Return a row of searches that begin with this seed."""
-    surface = Surface(*read_surface(RECORDED))
-    regrets = {name: replayed(name, surface, OTHERS_TRIALS, seed) for name in ("model", *OTHERS)}
-    show(f"surface, seed {seed}: {regrets['model'][TRIALS - 1]:.4f}")
+def on_surface(case: str) -> dict[str, Any]:
+    """Return a row of searches on a surface that begin with a seed: "pages-epyc 3"."""
+    name, seed = case.split()
+    surface = Surface(*read_surface(RECORDED[name]))
+    regrets = {sampler: replayed(sampler, surface, OTHERS_TRIALS, int(seed)) for sampler in ("model", *OTHERS)}
+    show(f"surface {case}: {regrets['model'][TRIALS - 1]:.4f}")
     return {
-        "surface": RECORDED.stem,
+        "surface": name,
         "plans": len(surface.epoch_seconds),
         "error_of_a_plan": surface.error,
-        "seed": seed,
-        "regret_after_12": {name: each[TRIALS - 1] for name, each in regrets.items()},
-        "trials_needed": {name: needed(each) for name, each in regrets.items()},
+        "seed": int(seed),
+        "regret_after_12": {sampler: each[TRIALS - 1] for sampler, each in regrets.items()},
+        "trials_needed": {sampler: needed(each) for sampler, each in regrets.items()},
     }
 
 
@@ -285,12 +286,12 @@ def main() -> None:
     arguments = _arguments()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     few = range(min(10, arguments.workloads))
-    tasks = [
+    tasks: list[tuple[Task, int | str]] = [
         *((compare, number) for number in range(arguments.workloads)),
         *((planted, number) for number in few),
         *((repeated, number) for number in list(few)[:3]),
         *((second, number) for number in few),
-        *((on_surface, seed) for seed in range(arguments.seeds)),
+        *((on_surface, f"{name} {seed}") for name in RECORDED for seed in range(arguments.seeds)),
         *((rival, number) for number in range(arguments.rivals)),
     ]
     rows = done_rows(tasks, arguments.rows, arguments.processes)
@@ -298,7 +299,9 @@ def main() -> None:
         [row for row in rows if row["task"] == task.__name__]
         for task in (compare, rival, planted, repeated, second, on_surface)
     )
-    finish(rows, [*_regret_checks(compared, rivals), *_surface_checks(recorded), *_other_checks(wrong, seconds, again)])
+    of_surfaces = {name: [row for row in recorded if row["surface"] == name] for name in RECORDED}
+    on_surfaces = [check for name, rows in of_surfaces.items() for check in _surface_checks(name, rows)]
+    finish(rows, [*_regret_checks(compared, rivals), *on_surfaces, *_other_checks(wrong, seconds, again)])
 
 
 def _regret_checks(compared: list[dict[str, Any]], rivals: list[dict[str, Any]]) -> list[Check]:
@@ -318,13 +321,13 @@ def _regret_checks(compared: list[dict[str, Any]], rivals: list[dict[str, Any]])
     ]
 
 
-def _surface_checks(recorded: list[dict[str, Any]]) -> list[Check]:
+def _surface_checks(name: str, recorded: list[dict[str, Any]]) -> list[Check]:
     last = [row["regret_after_12"]["model"] for row in recorded]
     return [
-        at_least("recorded plans", [row["plans"] for row in recorded], RECORDED_PLANS),
-        at_most("median regret after 12 trials, recorded", [float(np.median(last))], 0.01),
-        at_most("regret after 12 trials, 90th percentile, recorded", [float(np.quantile(last, 0.9))], 0.03),
-        at_least("trials of the best other sampler over ours, recorded", [_advantage(recorded)], 5),
+        at_least(f"plans of {name}", [row["plans"] for row in recorded], RECORDED_PLANS),
+        at_most(f"median regret after 12 trials, {name}", [float(np.median(last))], 0.01),
+        at_most(f"regret after 12 trials, 90th percentile, {name}", [float(np.quantile(last, 0.9))], 0.03),
+        at_least(f"trials of the best other sampler over ours, {name}", [_advantage(recorded)], 5),
     ]
 
 
@@ -358,7 +361,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rivals", type=int, default=ALL, help="workloads that other samplers search too")
     parser.add_argument("--rows", type=Path, default=Path("search-rows.jsonl"), help="what is done; goes on from there")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=10, help="searches on the recorded surface")
+    parser.add_argument("--seeds", type=int, default=10, help="searches on each recorded surface")
     return parser.parse_args()
 
 

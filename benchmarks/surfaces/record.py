@@ -1,6 +1,6 @@
 """Records a surface: plans of a job, each run for real on two ranks, appended to a file run by run.
 
-    python -m benchmarks.surfaces.record [--plans 210] [--rounds 20] [--fastest 16]
+    python -m benchmarks.surfaces.record FILE [--plans 210] [--rounds 20] [--fastest 16]
 
 The job is that of `pages`, with another model and other data than the example, on which the search was tuned.
 
@@ -31,7 +31,7 @@ from autotune.search.space.space import Space
 from autotune.workload import Prepared, prepare
 from benchmarks.cases import pages
 from benchmarks.output.result import show
-from benchmarks.surfaces.surface import RECORDED, Header, Run, lengths_of, read_surface
+from benchmarks.surfaces.surface import Header, Run, lengths_of, read_surface
 from trials import plugins, wire
 from trials.data.packers import PACKERS
 from trials.launchers.local import LocalLauncher
@@ -49,7 +49,7 @@ _SLACKS = {"qv_slack": (0, 1, 2), "qt_slack": (0, 32, 64, 128, 256)}
 def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as folder:
-        prepared, file = _prepared(Path(folder), arguments.samples), RECORDED
+        prepared, file = _prepared(Path(folder), arguments.samples), arguments.file
         with WarmPool(LocalLauncher(Path(folder) / "ranks", 2, "cpu")) as pool:
             if not file.exists():
                 file.write_text(wire.encode(_header(prepared, pool, Path(folder))) + "\n")
@@ -141,6 +141,7 @@ def _run(runner: Runner, plan: Plan) -> Run:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="in benchmarks/surfaces; one for each machine")
     parser.add_argument("--plans", type=int, default=210)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--fastest", type=int, default=16, help="plans of the rounds after the first")

@@ -28,7 +28,8 @@ from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Packed, Packing, Plan
 from trials.workload import Workload
 
-RECORDED = Path(__file__).parent / "pages.jsonl"
+RECORDED = {file.stem: file for file in sorted(Path(__file__).parent.glob("*.jsonl"))}
+"""Files by the job and the machine that they were recorded on."""
 REPLAYED_NOISE = 0.015
 """Of a trial, as a share: what the steps of one trial differ by on a machine that is left alone."""
 _BEGINNING, _TRIAL_SECONDS = datetime(2026, 1, 1, tzinfo=UTC), 7.0

@@ -157,7 +157,7 @@ def test_a_named_plan_of_another_model_of_the_same_size_is_refused(job: JobFile,
 def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_place(
     place: str, job: JobFile, model: Path, tmp_path: Path
 ) -> None:
-    surface = json.loads((ROOT / "benchmarks" / "surfaces" / "pages.jsonl").read_text().partition("\n")[0])
+    surface = json.loads((ROOT / "benchmarks" / "surfaces" / "pages-epyc.jsonl").read_text().partition("\n")[0])
     found = load_job(job.path)
     shape = model_shape(found.model)
     profiled = ProfiledCosts(
