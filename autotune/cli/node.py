@@ -69,9 +69,10 @@ def _token(environment: Mapping[str, str], file: Path | None) -> str:
     else:
         try:
             token = file.read_text().strip()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
             raise AutotuneError(
-                f"cannot read the token in {file} ({error.strerror}); copy the file from the node of the agent"
+                f"cannot read the token in {file} ({why}); copy the file from the node of the agent"
             ) from error
     if not token:
         raise AutotuneError(f"there is no token; give the agent's by --token-file, or in {TOKEN}")

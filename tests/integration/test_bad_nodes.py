@@ -1,5 +1,7 @@
 """Settings of several machines that cannot be meant: refused before anything starts on any of them."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.programs.users import JobFile, refusal
@@ -101,3 +103,13 @@ def test_a_launcher_is_chosen_on_the_command_line(job: JobFile) -> None:
         2,
         "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them",
     )
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file or directory"), (b"\xff\xfe", "it is no text")])
+def test_a_token_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, why: str) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    code, reported = refusal("node", "127.0.0.1:9", "--number", "1", "--token-file", file)
+    assert code == 1
+    assert reported == f"cannot read the token in {file} ({why}); copy the file from the node of the agent"
