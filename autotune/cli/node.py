@@ -18,7 +18,7 @@ from autotune.machine.node_folder import node_folder
 from trials.channels.store import split
 from trials.launchers.network import address_towards
 from trials.launchers.node_messages import TOKEN
-from trials.run.node import Agent, Surroundings, serve_agent
+from trials.run.node import AgentAccess, Surroundings, serve_agent
 
 _NUMBERS = ("GROUP_RANK", "CROSS_RANK")
 """Variables with the number of a node, by torchrun and DeepSpeed."""
@@ -33,7 +33,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
         return
     options.display.close()  # it would count the seconds, to the end of the agent's work
     own = _number(os.environ) if number is None else number
-    agent = Agent(address=address, token=_token(os.environ, token_file), number=own)
+    access = AgentAccess(address=address, token=_token(os.environ, token_file), number=own)
     facts = node_facts()
     with ExitStack() as stack:
         folder = stack.enter_context(node_folder())
@@ -51,7 +51,7 @@ def serve_node(options: Options, address: str, *, number: int | None, token_file
             stops=lambda: noted.number is not None,
         )
         try:
-            serve_agent(agent, around)
+            serve_agent(access, around)
         except ConnectionError as error:
             raise AutotuneError(f"{error}; start this node again once its agent waits for it") from error
     if noted.number is not None:

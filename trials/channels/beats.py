@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from trials.channels.store import Store
+from trials.channels.store import SignedStore
 
 BEAT_SECONDS = 1.0
 """Between two signs of life, and between two looks at those of others."""
@@ -14,7 +14,7 @@ and looks at nobody meanwhile, misses nothing."""
 class Heart:
     """Signs of life under one name, with a count of the looks since the last ones of others."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: SignedStore, name: str) -> None:
         self._store, self._name, self._count = store, name, 0
         self._heard: dict[str, int] = {}
         self._missed: dict[str, int] = {}

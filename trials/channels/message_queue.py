@@ -1,12 +1,12 @@
 """Messages of one writer to one reader, in order, through the agent's store."""
 
-from trials.channels.store import Store
+from trials.channels.store import SignedStore
 
 
 class Outbox:
     """The writer's end."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: SignedStore, name: str) -> None:
         self._store, self._name, self._sent = store, name, 0
 
     def send(self, text: str) -> None:
@@ -17,7 +17,7 @@ class Outbox:
 class Inbox:
     """The reader's end."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: SignedStore, name: str) -> None:
         self._store, self._name, self._read = store, name, 0
 
     def next(self) -> str | None:

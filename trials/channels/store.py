@@ -26,7 +26,7 @@ _CHUNK_BYTES = 4 << 20
 _CONNECT_SECONDS = 30.0
 
 
-class Store:
+class SignedStore:
     """A connection to the agent's TCPStore, with the token. Not for use by several threads: a call may wait.
 
     All methods raise ConnectionError once the agent has ended. While the network is cut, they wait.
@@ -115,7 +115,7 @@ class Store:
 class StoreChannel:
     """The messages of one request: keys of the store that begin with its name."""
 
-    def __init__(self, store: Store, name: str, files: Path) -> None:
+    def __init__(self, store: SignedStore, name: str, files: Path) -> None:
         """`files` is the folder of this node in which it keeps the agent's files."""
         self._store = store
         self._files = files
@@ -139,7 +139,7 @@ class StoreChannel:
         return self._store.take_file(path.name, self._files)
 
 
-def serve_store(address: str, token: str) -> Store:
+def serve_store(address: str, token: str) -> SignedStore:
     """Serve a new store at an address of this machine, on a port that the system chooses, and at no other address.
 
     Raise OSError when this machine does not have the address.
@@ -148,14 +148,14 @@ def serve_store(address: str, token: str) -> Store:
     listener = socket.create_server((address, 0), family=family)
     port = listener.getsockname()[1]
     # torch itself listens on every interface, whatever the address.
-    return Store(
+    return SignedStore(
         TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()), token
     )
 
 
-def join_store(agent: str, token: str) -> Store:
+def join_store(agent: str, token: str) -> SignedStore:
     """Connect to the store at `HOST:PORT`. Raise ConnectionError when it cannot be reached."""
-    return Store(connect(agent), token)
+    return SignedStore(connect(agent), token)
 
 
 def connect(agent: str) -> TCPStore:

@@ -10,7 +10,7 @@ from trials.channels.folder import FolderChannel
 from trials.launchers.node_messages import AGENT, FILES, TOKEN
 
 if TYPE_CHECKING:
-    from trials.channels.store import Store
+    from trials.channels.store import SignedStore
 
 
 def open_channel(line: str) -> Channel:
@@ -25,7 +25,7 @@ def _store_channel(name: str) -> Channel:
 
 
 @cache
-def _store() -> "Store":
+def _store() -> "SignedStore":
     """Return this process's connection to the store of its agent."""
     from trials.channels.store import join_store  # noqa: PLC0415
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from trials import wire
 from trials.channels.beats import BEAT_SECONDS, MISSED_BEATS, Heart, beat_key
 from trials.channels.message_queue import Inbox, Outbox
-from trials.channels.store import Store, join_store
+from trials.channels.store import SignedStore, join_store
 from trials.errors import NodeRefused, NotSigned
 from trials.launchers.commands import rank_environments
 from trials.launchers.node_messages import (
@@ -46,7 +46,7 @@ _LOG_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agent:
+class AgentAccess:
     """Where a node finds its agent, and what it has to present."""
 
     address: str
@@ -71,27 +71,27 @@ class Surroundings:
     """Returns whether the node was asked to end."""
 
 
-def serve_agent(agent: Agent, around: Surroundings) -> None:
+def serve_agent(access: AgentAccess, around: Surroundings) -> None:
     """Serve until the agent has no more work, or this node is asked to end.
 
     Then its ranks get SIGTERM, on which a training ends after its step, with a checkpoint, and the node ends with them.
     Raise ConnectionError when the agent cannot be reached or has ended, NotSigned for a wrong token, and NodeRefused.
     """
-    store, number = join_store(agent.address, agent.token), agent.number
+    store, number = join_store(access.address, access.token), access.number
     name = node_name(number, store.take_number(f"comings/{number}"))
     try:
         is_agent = store.read(beat_key(AGENT_NAME)) is not None
     except NotSigned as error:
         store.put(f"{name}/facts", "")  # so that the agent can say what has happened here
         raise NodeRefused(
-            f"the token of this node is not that of the agent at {agent.address}; take the agent's, which is new for "
+            f"the token of this node is not that of the agent at {access.address}; take the agent's, which is new for "
             "each command"
         ) from error
     if not is_agent:
-        raise ConnectionError(f"there is no agent of autotune at {agent.address}")
-    heart = _HeartBeat(agent, name, around.show)
+        raise ConnectionError(f"there is no agent of autotune at {access.address}")
+    heart = _HeartBeat(access, name, around.show)
     store.put(f"{name}/facts", wire.encode(around.facts))
-    around.show(f"Node {number} ({around.facts.host}) waits for the agent at {agent.address}")
+    around.show(f"Node {number} ({around.facts.host}) waits for the agent at {access.address}")
     with heart:
         while (answer := store.get(f"{name}/welcome")) is None:
             if around.stops():
@@ -100,7 +100,7 @@ def serve_agent(agent: Agent, around: Surroundings) -> None:
         if reason := wire.decode(Welcome, answer).refusal:
             raise NodeRefused(reason)
         around.show(f"Node {number} ({around.facts.host}) takes part")
-        node = _Node(agent, store, name, around)
+        node = _Node(access, store, name, around)
         heart.ranks = node
         try:
             node.serve()
@@ -136,8 +136,8 @@ class _Group:
 
 
 class _Node:
-    def __init__(self, agent: Agent, store: Store, name: str, around: Surroundings) -> None:
-        self._agent, self._store, self._around = agent, store, around
+    def __init__(self, access: AgentAccess, store: SignedStore, name: str, around: Surroundings) -> None:
+        self._access, self._store, self._around = access, store, around
         self._orders, self._news = Inbox(store, f"{name}/orders"), Outbox(store, f"{name}/news")
         self._groups: dict[str, _Group] = {}
 
@@ -182,7 +182,7 @@ class _Node:
             ranks=range(order.first_rank, order.first_rank + order.ranks),
             address=self._around.address,
         )
-        of_node = {AGENT: self._agent.address, TOKEN: self._agent.token, FILES: str(self._files)}
+        of_node = {AGENT: self._access.address, TOKEN: self._access.token, FILES: str(self._files)}
         return Processes([{**each, **of_node} for each in environments], self._logs(order.group))
 
     def _pass_on(self, order: ServeRequest) -> None:
@@ -220,8 +220,8 @@ class _HeartBeat:
     While the network is cut, calls of the store wait, also those of the node itself.
     """
 
-    def __init__(self, agent: Agent, name: str, show: Callable[[str], None]) -> None:
-        self._agent, self._name, self._show = agent, name, show
+    def __init__(self, access: AgentAccess, name: str, show: Callable[[str], None]) -> None:
+        self._access, self._name, self._show = access, name, show
         self._missed = 0
         self._stopped = threading.Event()
         self.ranks: _Node | None = None
@@ -235,7 +235,7 @@ class _HeartBeat:
 
     def _beat(self) -> None:
         try:
-            heart = Heart(join_store(self._agent.address, self._agent.token), self._name)
+            heart = Heart(join_store(self._access.address, self._access.token), self._name)
             while not self._stopped.wait(BEAT_SECONDS):
                 if heart.beat([AGENT_NAME])[AGENT_NAME] == 0:
                     self._missed = 0
@@ -249,7 +249,7 @@ class _HeartBeat:
                 self._give_up()
 
     def _give_up(self) -> None:
-        self._show(f"The agent at {self._agent.address} is not heard any more; this node ends its ranks")
+        self._show(f"The agent at {self._access.address} is not heard any more; this node ends its ranks")
         if self.ranks is not None:
             self.ranks.end()
         if _TORCHRUN in os.environ:  # while the network is cut, torchrun would wait for the others for minutes
