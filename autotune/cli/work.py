@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
@@ -82,6 +84,10 @@ def tune_job(
 
 
 def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
+    if wanted.dry_run and (wanted.certify or wanted.retune_on_drift):
+        raise click.UsageError(
+            "--dry-run prints commands that neither certify nor tune again; remove --certify and --retune-on-drift"
+        )
     job = with_values(file.load(), "hardware", {"launcher": wanted.launcher})
     if wanted.retune_on_drift:
         check_checkpoints(job)
@@ -95,10 +101,14 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         output = job.training.output
         chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display, output)
         if wanted.dry_run:
-            folder, prepared = bench.folder / "launch" / "dry-run", bench.prepared
+            prepared = bench.prepared
             check_plan(prepared, chosen.plan)
             check_first_steps(prepared, chosen.plan)
-            write_request(FolderChannel(folder), prepared.request(chosen.plan, Training(output=job.training.output)))
+            task = Training(output=job.training.output, max_steps=wanted.steps)
+            request = prepared.request(chosen.plan, task)
+            # The next dry run must not replace the request that printed commands will read.
+            folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"
+            write_request(FolderChannel(folder), request)
             commands = bench.site.commands(chosen.plan.layout.world_size, folder)
             document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
             options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)

@@ -1,0 +1,52 @@
+"""Requests that the commands of `launch --dry-run` read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from tests.programs.users import JobFile, refusal
+from tests.values.training import plan_of
+from trials import channels
+from trials.channels.folder import FolderChannel
+from trials.plan import Plan
+from trials.tasks.request import REQUEST, Request, Training
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def printed(*arguments: str | Path) -> Path:
+    """The folder of the request in the printed commands."""
+    answer = CliRunner().invoke(main, ["launch", *map(str, arguments), "--dry-run", "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    folders = {each["argv"][each["argv"].index("--request") + 1] for each in json.loads(answer.stdout)["commands"]}
+    (folder,) = folders
+    return Path(folder)
+
+
+def request_in(folder: Path) -> Request:
+    found = channels.receive(Request, FolderChannel(folder), REQUEST)
+    assert found is not None
+    return found
+
+
+def test_printed_commands_run_what_was_asked_for_after_other_dry_runs_too(
+    job: JobFile, plan_file: Callable[[Plan], Path]
+) -> None:
+    plan = plan_file(plan_of("12+8", data=2))
+    first = printed(job.path, "--plan", plan)
+    short = printed(job.path, "--plan", plan, "--steps", "3")
+    other = printed(job.spoil(training__epochs=7), "--plan", plan)
+    assert [request_in(each).job.training.epochs for each in (first, short, other)] == [1, 1, 7]
+    tasks = [request_in(each).task for each in (first, short)]
+    assert [task.max_steps for task in tasks if isinstance(task, Training)] == [None, 3]
+
+
+@pytest.mark.parametrize("option", ["--certify", "--retune-on-drift"])
+def test_what_printed_commands_cannot_do_is_refused(job: JobFile, option: str) -> None:
+    code, message = refusal("launch", job.path, "--dry-run", option)
+    assert code == 2
+    assert "prints commands that neither certify nor tune again; remove --certify and --retune-on-drift" in message
