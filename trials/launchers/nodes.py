@@ -231,8 +231,8 @@ class Nodes:
 
     def _listen(self, heart: Heart) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
-            with self._lock:
-                there = {node.name: node for node in self._present.values() if node.lost is None}
+            # Without the lock, which a large file to give may hold for longer than the nodes wait for a sign of life.
+            there = {node.name: node for node in tuple(self._present.values()) if node.lost is None}
             try:
                 missed = heart.beat(there)
             except NotSigned as error:

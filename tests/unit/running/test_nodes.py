@@ -1,0 +1,59 @@
+"""The agent's end of the nodes, without any."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from autotune.machine.node_facts import node_facts
+from tests.programs.processes import wait_for
+from trials.channels.beats import beat_key
+from trials.channels.store import SignedStore, join_store
+from trials.errors import NodesMissing
+from trials.launchers.commands import Command
+from trials.launchers.node_messages import AGENT_NAME
+from trials.launchers.nodes import Nodes
+
+
+class NoNodes:
+    """A starter of nodes that never come. It joins the agent's store in their place."""
+
+    store: SignedStore
+
+    def start(self, agent: str, token: str) -> None:
+        self.store = join_store(agent, token)
+
+    def revive(self, node: int) -> None:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+        raise NotImplementedError
+
+
+def test_nodes_hear_the_agent_while_it_gives_a_file_that_takes_long(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    os.mkfifo(slow := tmp_path / "index.npz")
+    starter = NoNodes()
+    with Nodes(1, 1, "127.0.0.1", node_facts(), starter, patience_seconds=0) as nodes:
+        with pytest.raises(NodesMissing):
+            nodes.require(1)
+        giving = Thread(target=nodes.give_file, args=(slow,))
+        giving.start()
+        with slow.open("wb") as stream:  # both ends are open, and the file has no end yet
+            first = beats(starter)
+            wait_for(lambda: beats(starter) > first + 1)
+            stream.write(b"the end")
+        giving.join()
+        assert starter.store.take_file(slow.name, tmp_path / "node").read_bytes() == b"the end"
+
+
+def beats(starter: NoNodes) -> int:
+    return int(starter.store.read(beat_key(AGENT_NAME)) or 0)
