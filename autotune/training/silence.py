@@ -3,6 +3,7 @@
 import logging
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ _START_SECONDS = 300.0
 """Until the first step: imports, and large weights or checkpoints to read."""
 _LEAST_SECONDS = 60.0
 _USUAL_STEPS = 20
+_KEPT_STEPS = 1000
+"""Last steps whose median is the usual one: it is computed once a second, and a training may have millions of steps."""
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -34,7 +37,7 @@ class Silence:
     def __init__(self, *, evaluates: bool = False) -> None:
         """Allow the first evaluation, with `evaluates`, as long as the start."""
         self._evaluation_seconds = _START_SECONDS / 2 if evaluates else 0.0
-        self._steps: list[float] = []
+        self._steps: deque[float] = deque(maxlen=_KEPT_STEPS)
         self._looked = time.monotonic()
         self._last_step = datetime.now(UTC)
         self._silent_seconds = 0.0
@@ -110,11 +113,11 @@ class Silence:
                 states.append(f"rank {rank} waits ({look.state})")
         usual = "" if usual_seconds is None else f"; a step usually takes {usual_seconds:.1f} s"
         _log.warning(
-            "no step since %s, for %.0f s%s: %s",
+            "no step since %s, for %.0f s%s%s",
             f"{self._last_step.astimezone():%H:%M:%S}",
             self._silent_seconds,
             usual,
-            ", ".join(states),
+            f": {', '.join(states)}" if states else "",  # ranks on other machines are not seen
         )
 
 

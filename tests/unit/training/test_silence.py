@@ -78,6 +78,25 @@ def test_a_steady_training_causes_no_report(ranks: list[psutil.Process], caplog:
     assert not caplog.messages
 
 
+@pytest.mark.usefixtures("impatient")
+def test_ranks_on_other_machines_are_not_described(caplog: pytest.LogCaptureFixture) -> None:
+    quiet = Silence()
+    quiet.step(0.01)
+    assert watch(quiet, [], caplog, "no step since").endswith("; a step usually takes 0.0 s")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_is_usual_follows_from_the_last_steps_alone(
+    ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = Silence()
+    for _ in range(5000):
+        quiet.step(600.0)
+    for _ in range(1000):
+        quiet.step(0.01)
+    assert "usually takes 0.0 s" in watch(quiet, ranks, caplog, "no step since")
+
+
 def test_a_rank_that_has_ended_is_left_to_the_pool(caplog: pytest.LogCaptureFixture) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
