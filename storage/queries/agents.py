@@ -79,7 +79,7 @@ def _taken(connection: Connection, agent_id: str, resource: str, gone: Collectio
     if holder == agent_id:
         return True
     if holder is not None:
-        if holder not in gone:
+        if holder not in gone and rows.get(connection, AGENT, holder)["ended"] is None:
             raise ResourceHeld(resource, holder)
         end(connection, holder)  # as the holder itself would do it: first its row, then what it holds
     try:

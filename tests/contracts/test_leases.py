@@ -62,6 +62,16 @@ def test_devices_are_free_when_their_agent_ends(store: Store) -> None:
     store.take_resources(other, ["GPU-a"])
 
 
+def test_a_lease_that_an_ended_agent_left_behind_holds_nothing(store: Store, engine: Engine) -> None:
+    one, other = elsewhere(store), elsewhere(store)
+    store.take_resources(one, ["GPU-a"])
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE autotune_agent SET ended = started WHERE id = :one"), {"one": one})
+    store.take_resources(other, ["GPU-a"])
+    with pytest.raises(ResourceHeld):
+        store.take_resources(elsewhere(store), ["GPU-a"])
+
+
 def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
     one, other = elsewhere(store), elsewhere(store)
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
