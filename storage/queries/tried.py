@@ -58,8 +58,8 @@ def subject(connection: Connection, name: str) -> Subject:
     if plan is not None:
         return Subject(kind="plan", id=plan, name=plan)
     raise UnknownRecord(
-        f"no study and no plan begins with {name!r}; `autotune studies` and `autotune plans` list them, "
-        "with --archived all"
+        f"no study and no plan begins with {name!r}; `autotune studies --archived` and `autotune plans --archived` "
+        "list all"
     )
 
 

@@ -172,7 +172,10 @@ def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: 
     ("arguments", "message"),
     [
         (["note", "tiny", "x"], "several studies"),
-        (["note", "no-such", "x"], "no study and no plan begins with 'no-such'"),
+        (
+            ["note", "no-such", "x"],
+            "begins with 'no-such'; `autotune studies --archived` and `autotune plans --archived`",
+        ),
         (["note", PLAN, ""], "--remove removes it"),
         (["note", PLAN, "\udcff"], "UTF-8"),
         (["note", PLAN, "x", "--remove"], "either a text or --remove"),
