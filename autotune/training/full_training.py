@@ -121,7 +121,7 @@ def launch(
         instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
         # another plan have other batches.
-        earlier = [] if instead_of else read_lines(output / PROGRESS_FILE)
+        earlier = [] if instead_of else list(read_lines(output / PROGRESS_FILE))
         opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)

@@ -56,7 +56,7 @@ def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Pat
 def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
     path = tmp_path / PROGRESS_FILE
     path.write_text('{"step": 1, "of": 6, "loss": 1.5, "seconds": 1, "samples": 8}\n')
-    assert read_lines(path) == [Progress(step=1, of=6, loss=1.5, seconds=1, samples=8, data_wait_seconds=0.0)]
+    assert list(read_lines(path)) == [Progress(step=1, of=6, loss=1.5, seconds=1, samples=8, data_wait_seconds=0.0)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_an_evaluation_that_there_cannot_be_is_passed_over(tmp_path: Path, chang
     append_line(path, found)
     with path.open("a") as file:
         file.write(json.dumps(asdict(found) | change) + "\n")
-    assert read_lines(path) == [found]
+    assert list(read_lines(path)) == [found]
 
 
 def test_a_full_disk_does_not_end_a_training_that_reports_a_step(
@@ -104,11 +104,11 @@ def test_evaluations_stand_between_the_steps_and_are_dropped_with_them(tmp_path:
     for line in written:
         append_line(path, line)
     reader.look()
-    assert seen == written == read_lines(path)
+    assert seen == written == list(read_lines(path))
     assert (reader.count, reader.steps) == (3, 3)
     assert reader.training_samples_per_second == 8
     drop_steps_after(path, 2)
-    assert read_lines(path) == written[:3]
+    assert list(read_lines(path)) == written[:3]
 
 
 RANKS = 4096

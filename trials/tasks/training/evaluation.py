@@ -32,6 +32,8 @@ class Evaluator:
 
     def catch_up(self, step: int, stops: Callable[[], bool]) -> bool:
         """Evaluate a training that resumes after `step` if an earlier launch ended before it could; see `run`."""
+        if self._epoch is None:
+            return True
         found = torch.zeros(1, device=self._session.device)
         if self._session.coordinates.rank == 0:
             found += any(isinstance(line, Evaluated) and line.step == step for line in read_lines(self._progress))

@@ -3,7 +3,7 @@
 import logging
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
@@ -127,19 +127,24 @@ def drop_steps_after(path: Path, done: int) -> None:
     if not path.exists():
         return
     with path.open("rb") as file:
-        lines = [(line, _decoded(line)) for line in file]
-    kept = [line for line, record in lines if record is None or record.step <= done]
-    if len(kept) < len(lines):
+        if not any(_is_after(line, done) for line in file):
+            return
+        file.seek(0)
         with whole_file(path) as stream:
-            stream.writelines(kept)
+            stream.writelines(line for line in file if not _is_after(line, done))
 
 
-def read_lines(path: Path) -> list[Line]:
-    """Return the lines of the file in their order, without those of something else; none where there is no file."""
+def _is_after(line: bytes, done: int) -> bool:
+    record = _decoded(line)
+    return record is not None and record.step > done
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield the lines of the file in their order, without those of something else; none where there is no file."""
     if not path.exists():
-        return []
+        return
     with path.open("rb") as file:
-        return [record for record in map(_decoded, file) if record is not None]
+        yield from (record for record in map(_decoded, file) if record is not None)
 
 
 def _decoded(line: bytes) -> Line | None:
