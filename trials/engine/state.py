@@ -1,5 +1,6 @@
 """Whole float32 weights and AdamW moments of single parameters, under every ZeRO stage."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,15 @@ from trials.model.stage import StageModule
 WEIGHT = "weight"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PARTS = (WEIGHT, *MOMENTS)
+
+
+def kept(tensors: Iterable[tuple[str, torch.Tensor]], *, keeps: bool) -> dict[str, torch.Tensor]:
+    """Take all tensors, one after the other, and return them on a rank that keeps them; nothing on others.
+
+    The ranks of a stage have to read its tensors together, and one of them uses them. If each kept them, a machine
+    would need memory for a stage as often as it has ranks of it.
+    """
+    return {name: tensor for name, tensor in tensors if keeps}
 
 
 class OptimizerState:

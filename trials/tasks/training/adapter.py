@@ -8,7 +8,7 @@ from deepspeed import comm
 from peft import LoraConfig
 from safetensors import safe_open
 
-from trials.engine.state import WEIGHT
+from trials.engine.state import WEIGHT, kept
 from trials.model.adapters import NAME
 from trials.tasks.session import Session
 from trials.tasks.training.checkpoint import add_processor, save_tensors, state_of, trained_parameters, writing
@@ -24,10 +24,11 @@ def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: 
 
     An existing `folder` is renamed. Raise TrialsError when the adapter cannot be written to the disk.
     """
-    tensors = {
-        peft_name(name): session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
+    weights = (
+        (peft_name(name), session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True))
         for name, parameter in trained_parameters(session)
-    }
+    )
+    tensors = kept(weights, keeps=session.coordinates.leads_stage)
     with writing(session, folder, record) as partial:
         if session.coordinates.leads_stage:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")

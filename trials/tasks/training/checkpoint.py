@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
 
-from trials.engine.state import PARTS, WEIGHT
+from trials.engine.state import PARTS, WEIGHT, kept
 from trials.errors import Unwritable
 from trials.model.conversion import stored_form
 from trials.model.paths import tensors_at
@@ -38,23 +38,26 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
     Raise Unwritable when it cannot be written to the disk, and NotFinite for a weight or moment that is not finite.
     Earlier checkpoints stay then.
     """
-    state = session.engine.state
-    tensors = {
-        f"{part}:{name}": state.read(parameter, part).to("cpu").clone()
-        for name, parameter in trained_parameters(session)
-        for part in PARTS
-    }
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise not_finite(name, tensor[~tensor.isfinite()][0].item())
+    leads = session.coordinates.leads_stage
+    tensors = kept(_finite_parts(session), keeps=leads)
     with writing(session, checkpoint_folder(output, steps), record) as partial:
-        if session.coordinates.leads_stage:
+        if leads:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
         comm.barrier()
         if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, state_of(partial, record, steps))
             remove_old_checkpoints(output, record, session.request.job.training.keep_checkpoints)
     comm.barrier()
+
+
+def _finite_parts(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of the weights and moments that train. Raise NotFinite for one that is not finite."""
+    for name, parameter in trained_parameters(session):
+        for part in PARTS:
+            tensor = session.engine.state.read(parameter, part).to("cpu", copy=True)
+            if not tensor.isfinite().all():
+                raise not_finite(f"{part}:{name}", tensor[~tensor.isfinite()][0].item())
+            yield f"{part}:{name}", tensor
 
 
 def state_of(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
@@ -109,23 +112,13 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     An existing `folder` is renamed. Raise Unwritable when the model cannot be written to the disk.
     """
     stage, stages = session.coordinates.stage, session.request.plan.layout.pipeline
-    model = session.engine.stage.model
-    file = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors"
-    tensors = {
-        name: session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
-        for name, parameter in model.named_parameters()
-        if name not in session.engine.stage.tied
-    }
-    # The buffers that belong to a model folder, such as a router's correction bias.
-    for path in session.engine.stage.paths:
-        for name, tensor in tensors_at(model, path).items():
-            if not isinstance(tensor, nn.Parameter):
-                tensors[name] = tensor.to("cpu", copy=True)
+    file, leads = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors", session.coordinates.leads_stage
+    tensors = kept(_weights(session), keeps=leads)
     if session.coordinates.rank == 0:
         tensors |= unused_tensors(session.request)
-    weights = stored_form(model, tensors)
     with writing(session, folder, record) as partial:
-        if session.coordinates.leads_stage:
+        if leads:
+            weights = stored_form(session.engine.stage.model, tensors)
             save_tensors(weights, partial / file, {"format": "pt"})
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
         comm.barrier()
@@ -133,6 +126,19 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
             _add_configuration(session, partial)
             publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
     comm.barrier()
+
+
+def _weights(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of the tensors of this rank's stage that belong to a model folder."""
+    stage = session.engine.stage
+    for name, parameter in stage.model.named_parameters():
+        if name not in stage.tied:
+            yield name, session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
+    # Buffers, such as a router's correction bias.
+    for path in stage.paths:
+        for name, tensor in tensors_at(stage.model, path).items():
+            if not isinstance(tensor, nn.Parameter):
+                yield name, tensor.to("cpu", copy=True)
 
 
 def _add_configuration(session: Session, folder: Path) -> None:
