@@ -16,6 +16,7 @@ from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset, encode
 from trials.data.loss_weights import sample_weights
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints
+from trials.engine.state import kept
 from trials.errors import DataError
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
@@ -32,11 +33,9 @@ class _Found:
     """A step under the plan, on one rank."""
 
     results: Results
-    """With the gradients of this rank's stage."""
+    """With the gradients of the stage on the first of the ranks that hold the same parameters; on others with none."""
     parts: dict[str, Part]
     tied: dict[str, str]
-    is_first: bool
-    """Whether this is the first of the ranks that hold the same parameters."""
     epoch: EpochCount
     step: Step
     index: DatasetIndex
@@ -73,7 +72,7 @@ def run_certification(request: Request, task: Certification, rank: int, device: 
         loss=found.results.loss,
         expected_loss=exact.loss,
         loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss),
-        parameters=tuple(_comparisons(found, exact, rounded)) if found.is_first else (),
+        parameters=tuple(_comparisons(found, exact, rounded)),
         epoch=found.epoch,
         samples=len(rows),
         blank_samples=int(blank_samples),
@@ -91,7 +90,6 @@ def _under_plan(request: Request, task: Certification, rank: int, device: torch.
             results=Results(loss=loss, gradients=_gradients(session)),
             parts=_parts(stage),
             tied=stage.tied,
-            is_first=session.coordinates.leads_stage,
             epoch=count_epoch(epoch),
             step=step,
             index=session.index,
@@ -109,14 +107,16 @@ def _session(request: Request, rank: int, device: torch.device) -> Iterator[Sess
 def _gradients(session: Session) -> dict[str, torch.Tensor]:
     """Return the gradients of the stage after its first step, as AdamW got them: from its first moment.
 
-    It is (1 - beta1) times the gradient then, whichever engine and ZeRO stage have averaged and split it.
+    It is (1 - beta1) times the gradient then, whichever engine and ZeRO stage have averaged and split it. Every rank
+    must call it; the first of those with the same parameters gets them.
     """
-    share = 1 - session.request.job.training.betas[0]
-    return {
-        name: session.engine.state.read(parameter, "exp_avg").float().cpu() / share
+    share, state = 1 - session.request.job.training.betas[0], session.engine.state
+    gradients = (
+        (name, state.read(parameter, "exp_avg").float().cpu() / share)
         for name, parameter in session.engine.stage.model.named_parameters()
         if parameter.requires_grad
-    }
+    )
+    return kept(gradients, keeps=session.coordinates.leads_stage)
 
 
 def _parts(stage: StageModule) -> dict[str, Part]:
@@ -161,7 +161,10 @@ def _summed(device: torch.device, *values: float) -> tuple[float, ...]:
 def _by_transformers(
     request: Request, found: _Found, samples: Sequence[Encoded], shares: Sequence[float], device: torch.device
 ) -> tuple[Results | None, Results]:
-    """Return the results in the type of the weights, unless that is float32, and in float32."""
+    """Return the results in the type of the weights, unless that is float32, and in float32.
+
+    They have the gradients that this rank has found itself.
+    """
     wanted = {found.tied.get(name, name) for name in found.results.gradients} | set(found.results.gradients)
     model = build_model(request.job.model, request.job.training, device)
     without_dropout(model)
