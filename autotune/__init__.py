@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trials.job import Job
     from trials.plan import Plan
 
+    __version__: str
+
 __all__ = [
     "Balanced",
     "BestPlan",
@@ -80,6 +82,8 @@ for _name in ("storage", "trials"):  # common names, which a folder of the user'
 if not TYPE_CHECKING:  # type checkers would take any name for one of the package
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("vlm-autotune")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
         value = getattr(import_module(_MODULES[name]), name)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ def test_importing_the_package_imports_no_library() -> None:
 def test_no_module_hides_a_public_name() -> None:
     assert not {module.name for module in pkgutil.iter_modules(autotune.__path__)} & set(autotune.__all__)
     assert all(getattr(autotune, name).__name__ == name for name in autotune.__all__)
+
+
+def test_the_package_tells_its_version() -> None:
+    assert autotune.__version__ == version("vlm-autotune")
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
