@@ -15,6 +15,7 @@ from pydantic_core import ErrorDetails
 from autotune.errors import JobError
 from trials import strict_yaml
 from trials.job import Job, Source
+from trials.model.folders.hub import folder_of
 from trials.strict_yaml import Document, NotYaml, Place, Problem, dotted
 
 _MOST_BYTES = 1 << 18
@@ -57,7 +58,8 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
     """Return the job that the file describes; relative paths are made absolute against the file's folder.
 
     `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
-    `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists.
+    `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists; of
+    a model in the hub's cache it becomes the folder there.
     Raise JobError, which lists every problem with its line or change, the key, the value and the remedy.
     """
     try:
@@ -286,7 +288,7 @@ def _absolute(job: Job, folder: Path) -> Job:
     found = os.path.isdir(model)  # noqa: PTH112 - false, not an error, for what cannot be a path
     return job.model_copy(
         update={
-            "model": job.model.model_copy(update={"path": model if found else job.model.path}),
+            "model": job.model.model_copy(update={"path": model if found else folder_of(job.model.path)}),
             "data": job.data.model_copy(update={"sources": sources}),
             "evaluation": job.evaluation.model_copy(update={"sources": evaluated}),
             "hardware": job.hardware.model_copy(update={"hostfile": hostfile}),

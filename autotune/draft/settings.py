@@ -13,6 +13,7 @@ from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
 from trials.job import PARTS, LossWeighting
+from trials.model.folders.hub import folder_of
 
 _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "learning_rate": ("training.learning_rate", number),
@@ -86,8 +87,11 @@ def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
 def _data(given: Given, draft: Draft) -> None:
     if model := given.take("model_name_or_path", text):
         draft.values["model.path"] = _local(model)
-        if not Path(_local(model)).is_dir():
-            draft.notes.append(f"{model} is not a folder here; download the model and give its folder as model.path")
+        if not Path(folder_of(_local(model))).is_dir():
+            draft.notes.append(
+                f"{model} is neither a folder nor in the hub's cache here; run `hf download {model}`, or give the "
+                "folder of the model as model.path"
+            )
     images, folder = given.take("images", text), given.take("dataset_dir", text)
     most = given.take("max_samples", count)
     for prefix, files, names in (

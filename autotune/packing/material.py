@@ -17,6 +17,7 @@ from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
 from trials.job import DataSection, Job, ModelSection, Source, TrainingSection
+from trials.model.folders.hub import folder_of, published_name
 
 DATA_PARALLEL = 8
 """Data ranks where the job names no devices; the papers measure their ratios on 8."""
@@ -120,11 +121,11 @@ def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Ma
     _check(wanted)
     data = DataSection(sources=(Source(path=path.absolute()),), oversize=wanted.oversize or "own-pack")
     _check_lengths(data.sources[0])
-    weights, name = paper_weights(), NAME
-    if wanted.model is not None:
-        weights, name = _model_weights(ModelSection(path=wanted.model), TrainingSection())
+    weights, name, model = paper_weights(), NAME, wanted.model and folder_of(wanted.model)
+    if model is not None:
+        weights, name = _model_weights(ModelSection(path=model), TrainingSection())
     if data.oversize == "truncate":
-        data = data.model_copy(update={"max_tokens": _context(data, wanted.model)})
+        data = data.model_copy(update={"max_tokens": _context(data, model)})
     index, found = build_index(data, None, Path(), listener)
     return Material(
         path=path,
@@ -175,7 +176,7 @@ def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[C
 
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     if not find_family(config):
-        return rough_weights(config), f"{Path(settings.path).name} (roughly, from its parameters)"
+        return rough_weights(config), f"{Path(published_name(settings.path)).name} (roughly, from its parameters)"
     # The shape follows from the configuration: a folder without weights is enough for packing.
     shape = model_shape(settings.model_copy(update={"weights": "random"}), training)
     return cost_weights(shape, training), shape.name

@@ -6,6 +6,7 @@ import torch
 
 from trials.data.epoch import CostWeights
 from trials.job import ModelSection, TrainingSection
+from trials.model.folders.hub import published_name
 from trials.model.identity import config_digest
 from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
@@ -36,7 +37,7 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
     parameters = sum(parameter.numel() for parameter in skeleton.model.parameters())
     choose_trained(skeleton, training)
     return ModelShape(
-        name=Path(settings.path).name,
+        name=Path(published_name(settings.path)).name,
         family=config.model_type,
         dtype=settings.dtype,
         vision_layers=len(chain.vision_layers),

@@ -19,6 +19,7 @@ from transformers.utils.hub import cached_file
 from trials.errors import ModelError
 from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
+from trials.model.folders import hub
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_folder, check_settings
@@ -92,7 +93,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
     """
     _check_place(path)
     is_folder = Path(path).is_dir()
-    remedy = _CORRECT if is_folder else "correct model.path, or copy the model to this machine"
+    remedy = _CORRECT if is_folder else hub.remedy(path)
     with refusing(f"cannot read the configuration of model {path}", remedy):
         if is_folder:
             check_folder(Path(path))
@@ -199,16 +200,14 @@ def _check_place(path: str) -> None:
     elif folder.is_absolute() or path.startswith("."):
         raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
     else:
-        nowhere, hub = f"model {path} is not a folder next to the job file", huggingface_hub.constants.ENDPOINT
+        nowhere, server = f"model {path} is not a folder next to the job file", huggingface_hub.constants.ENDPOINT
         try:
             cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
         except HFValidationError as error:
             raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
         # Asked here first: where nothing answers, the hub's client tries for minutes.
-        if not (cached or huggingface_hub.is_offline_mode() or _answers(hub)):
-            raise ModelError(
-                f"{nowhere}, and {hub} does not answer; correct model.path, or copy the model to this machine"
-            )
+        if not (cached or huggingface_hub.is_offline_mode() or _answers(server)):
+            raise ModelError(f"{nowhere}, and {server} does not answer; {hub.remedy(path)}")
 
 
 def _answers(url: str) -> bool:

@@ -187,7 +187,10 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
 
 def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
-        raise ModelError(f"the weights of model {folder} are not on this machine; download them and give their folder")
+        raise ModelError(
+            f"the weights of model {folder} are not on this machine as safetensors; run `hf download {folder}`, or "
+            "save them in a folder and give it as model.path"
+        )
     index, single = folder / _INDEX, folder / _SINGLE
     if not index.exists():
         if not single.exists():
