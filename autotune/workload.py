@@ -24,8 +24,9 @@ from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError, InvalidPlan
-from trials.job import Job, TrainingSection
+from trials.job import Job, ModelSection, TrainingSection
 from trials.model.identity import path_digest
+from trials.model.inputs.chat_template import template_file
 from trials.model.inputs.encoders import load_encoder
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
@@ -107,16 +108,17 @@ def look_at(job: Job) -> Outline:
         shape=shape,
         path_digest=path_digest(job.model),
         encoder=encoder,
-        problems=tuple(model_problems(encoder)),
+        problems=tuple(model_problems(encoder, job.model)),
     )
 
 
-def model_problems(encoder: Encoder) -> Iterator[Problem]:
+def model_problems(encoder: Encoder, model: ModelSection) -> Iterator[Problem]:
     """Yield what makes a trained model worse without a fault in the training."""
     if encoder.no_end:
         yield Problem(
+        file = template_file(Path(model.path))
             what=f"answers of the trained model will not end: {encoder.no_end}",
-            remedy="write {{ eos_token }} behind an answer in chat_template.jinja (or .json) of the model folder",
+            remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
         )
 
 

@@ -53,7 +53,7 @@ class SampleDataset(Dataset[Encoded]):
         self.weights = cost_weights(model_shape(self.job.model, self.job.training), self.job.training)
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
-        warn_of(model_problems(self.encoder))
+        warn_of(model_problems(self.encoder, self.job.model))
         self.index, _ = hold_out(index, self.job.evaluation)
         self.records = report.records
 

@@ -1,7 +1,9 @@
 """A model's own chat template, and the forms in which it wants the content of a turn."""
 
+import json
 import re
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -12,6 +14,19 @@ from trials.errors import ModelError
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions of a template for a conversation that it does not support."""
 _PROBE = "Hello", "World"
+_FILES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+"""Files that may hold a model's template; transformers takes the first that does."""
+
+
+def template_file(folder: Path) -> str:
+    """Return the name of the file in a model's folder that holds its chat template."""
+    return next((name for name in _FILES if _holds_template(folder / name)), "chat_template.jinja")
+
+
+def _holds_template(path: Path) -> bool:
+    return path.is_file() and (
+        path.suffix == ".jinja" or json.loads(path.read_bytes()).get("chat_template") is not None
+    )
 
 
 class ChatTemplate:

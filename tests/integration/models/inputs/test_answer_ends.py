@@ -13,13 +13,17 @@ from tests.tiny_models import CHATML, llava, qwen2_5_vl, text
 from tests.values.data import record, write_records
 from trials import plugins
 from trials.model.family import load_family
+from trials.model.inputs.chat_template import template_file
 from trials.model.skeleton import load_config
 
 WITHOUT_END = ["llava", "llava_next", "llava_siglip"]
 """Models with the template that llava-hf publishes."""
 EVERY = plugins.names(TINY)
 REASON = "the chat template does not end an answer with <|endoftext|> or <|im_end|>, at which the model would stop"
-REMEDY = "write {{ eos_token }} behind an answer in chat_template.jinja"
+REMEDY = "write {{ eos_token }} behind an answer in chat_template.jinja of the model folder"
+
+
+ENDED = llava.CHAT.replace("{% endfor %} {% endfor %}", "{% endfor %} {{ eos_token }}{% endfor %}")
 
 
 def no_end(folder: Path) -> str | None:
@@ -34,8 +38,20 @@ def test_a_template_without_an_end_is_seen_in_every_family(name: str, tmp_path: 
 
 def test_a_template_that_writes_the_end_behind_answers_is_as_it_should_be(tmp_path: Path) -> None:
     llava.make(tmp_path)
-    ended = llava.CHAT.replace("{% endfor %} {% endfor %}", "{% endfor %} {{ eos_token }}{% endfor %}")
-    (tmp_path / "chat_template.jinja").write_text(ended)
+    (tmp_path / "chat_template.jinja").write_text(ENDED)
+    assert no_end(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["processor_config.json", "chat_template.json", "tokenizer_config.json"])
+def test_the_file_of_the_template_is_the_one_that_transformers_reads(name: str, tmp_path: Path) -> None:
+    llava.make(tmp_path)
+    if name == "tokenizer_config.json":  # read only where there is no other
+        (tmp_path / "chat_template.jinja").unlink()
+    file = tmp_path / name
+    settings = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**settings, "chat_template": llava.CHAT}))
+    assert (template_file(tmp_path), no_end(tmp_path)) == (name, REASON)
+    file.write_text(json.dumps({**settings, "chat_template": ENDED}))
     assert no_end(tmp_path) is None
 
 
