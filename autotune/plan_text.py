@@ -3,6 +3,7 @@
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
 from trials.plan import Layout, Levelled, Packing, Padded, Plan
+from trials.units import number_of
 
 _MEBI = 1 << 20
 
@@ -38,7 +39,7 @@ def _recomputed(plan: Plan, level: int) -> str:
 
 def packing_text(packing: Packing) -> str:
     if isinstance(packing, Padded):
-        return f"{packing.samples} samples, padded"
+        return f"{number_of(packing.samples, 'sample')}, padded"
     if isinstance(packing, Levelled):
         levels = [f"level {number} {packing_text(each)}" for number, each in enumerate(packing.levels, start=1)]
         return "; ".join([*levels, *(["steps of one level"] if packing.whole_steps else [])])

@@ -35,6 +35,7 @@ from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Packing, Plan
 from trials.tasks.request import Request, Task
+from trials.units import number_of
 from trials.workload import Hardware, ModelShape, Part, Workload
 
 _log = logging.getLogger(__name__)
@@ -115,8 +116,8 @@ def look_at(job: Job) -> Outline:
 def model_problems(encoder: Encoder, model: ModelSection) -> Iterator[Problem]:
     """Yield what makes a trained model worse without a fault in the training."""
     if encoder.no_end:
-        yield Problem(
         file = template_file(Path(model.path))
+        yield Problem(
             what=f"answers of the trained model will not end: {encoder.no_end}",
             remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
         )
@@ -184,9 +185,9 @@ def _read(
     _check_curriculum(job.training, index)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
-            "an epoch has %d samples, fewer than training.global_batch_samples: %d, so each of its steps is smaller; "
-            "lower the setting or add data",
-            data.samples,
+            "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "
+            "the setting or add data",
+            number_of(data.samples, "sample"),
             job.training.global_batch_samples,
         )
     folder.mkdir(parents=True, exist_ok=True)
@@ -258,8 +259,8 @@ def _check_warmup(training: TrainingSection, samples: int) -> None:
     if training.warmup > steps:
         raise JobError(
             f"training.warmup: {training.warmup:.0f} steps are more than the training has, {steps} at most: "
-            f"{training.epochs} times {samples} samples in steps of about {training.global_batch_samples}; "
-            "lower it, give a share below 1, or train longer"
+            f"{training.epochs} times {number_of(samples, 'sample')} in steps of about "
+            f"{training.global_batch_samples}; lower it, give a share below 1, or train longer"
         )
 
 
@@ -280,8 +281,8 @@ def _check_curriculum(training: TrainingSection, index: DatasetIndex) -> None:
     short = math.ceil(index.repeats[tokens <= most].sum())
     if steps > math.ceil(1.5 * short / batch):
         raise JobError(
-            f"training.curriculum.steps: {steps} steps of about {batch} samples need more than the {short} samples of "
-            f"an epoch with at most {most} text tokens; lower it, or raise max_tokens"
+            f"training.curriculum.steps: {steps} steps of about {batch} samples need more than the "
+            f"{number_of(short, 'sample')} of an epoch with at most {most} text tokens; lower it, or raise max_tokens"
         )
 
 
@@ -294,9 +295,16 @@ def warn_of_bad_data(report: IndexReport) -> None:
             *(report.bad, report.records, shown, more),
         )
     if report.cut:
-        _log.warning("%d samples have %d tokens: longer ones are cut to that", report.cut, report.max_tokens)
+        _log.warning(
+            "%s %d tokens: longer ones are cut to that",
+            number_of(report.cut, "sample has", "samples have"),
+            report.max_tokens,
+        )
     if report.wrong_sizes:
-        _log.warning("%d images have another size than recorded; the size in the file is used", report.wrong_sizes)
+        _log.warning(
+            "%s another size than recorded; the size in the file is used",
+            number_of(report.wrong_sizes, "image has", "images have"),
+        )
 
 
 def check_plan(prepared: Prepared, plan: Plan) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from trials import wire
 from trials.errors import InvalidPlan
 from trials.grid import Grid
+from trials.units import number_of
 
 OMNIBAL_PACKER = "isf"
 """Packer of OmniBal's recipe, and of HBP's levels."""
@@ -239,13 +240,15 @@ class Plan(_Remembered):
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.layout.pipeline:
-            raise InvalidPlan(f"the plan describes {len(self.stages)} stages but pipeline is {self.layout.pipeline}")
+            raise InvalidPlan(
+                f"the plan describes {number_of(len(self.stages), 'stage')} but pipeline is {self.layout.pipeline}"
+            )
         levels = len(self.packing.degrees)
         for number, stage in enumerate(self.stages):
             if (given := 1 + len(stage.further_levels)) != levels:
                 raise InvalidPlan(
-                    f"stage {number} recomputes layers for {given} levels of packs but the packing has {levels}; give "
-                    f"its further_levels {levels - 1} entries"
+                    f"stage {number} recomputes layers for {number_of(given, 'level')} of packs but the packing has "
+                    f"{levels}; give its further_levels {number_of(levels - 1, 'entry', 'entries')}"
                 )
         seen_language = False
         for number, stage in enumerate(self.stages):
@@ -302,7 +305,7 @@ class Plan(_Remembered):
         ):
             if have != want:
                 change = f"add {want - have}" if have < want else f"remove {have - want}"
-                raise InvalidPlan(f"stages hold {have} {kind} layers but the model has {want}; {change}")
+                raise InvalidPlan(f"stages hold {number_of(have, f'{kind} layer')} but the model has {want}; {change}")
 
 
 def packing_document(packing: Packing) -> str:

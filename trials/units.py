@@ -1,4 +1,4 @@
-"""Quantities: texts with units such as `400MiB` and `10min`, and measured numbers."""
+"""Quantities: texts with units such as `400MiB` and `10min`, counts with their nouns, and measured numbers."""
 
 import math
 import re
@@ -35,6 +35,11 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def number_of(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun: `1 step` or `2 steps`; `plural` where it is more than an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from trials import wire
 from trials.certification import EpochCount, ParameterComparison, Reference
 from trials.errors import WireError
+from trials.units import number_of
 from trials.whole_file import whole_file
 from trials.workload import Part, Software
 
@@ -199,7 +200,9 @@ def faults(comparison: Comparison, global_batch_samples: int, epochs: Iterable[E
     if any(each != epoch for each in epochs):
         found.append("the ranks build different steps of the epoch")
     if epoch.wrong:
-        found.append(f"{epoch.wrong} samples are in the epoch more or less often than the data says")
+        found.append(
+            f"{number_of(epoch.wrong, 'sample is', 'samples are')} in the epoch more or less often than the data says"
+        )
     if epoch.steps > 1 and abs(epoch.mean_samples / global_batch_samples - 1) > _GLOBAL_BATCH:
         found.append(
             f"a step has {epoch.mean_samples:.1f} samples on average, which is not within {_GLOBAL_BATCH:.0%} of "

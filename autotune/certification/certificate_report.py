@@ -3,6 +3,7 @@
 from autotune.certification.certificate import Certificate, Comparison
 from autotune.results.text_table import table
 from trials.certification import EpochCount, Reference
+from trials.units import number_of
 
 _REFERENCES: dict[Reference, str] = {
     "transformers": "transformers' own model, samples one by one, without recomputation",
@@ -17,8 +18,8 @@ def certificate_text(certificate: Certificate) -> str:
     lines = [made, *(f"  {reason}" for reason in certificate.reasons)]
     if compared := certificate.comparison:
         lines[0] += (
-            f"; gradients of step {compared.step} with {compared.samples} samples, in {certificate.subject.dtype}, "
-            f"in {certificate.seconds:.1f} s"
+            f"; gradients of step {compared.step} with {number_of(compared.samples, 'sample')}, in "
+            f"{certificate.subject.dtype}, in {certificate.seconds:.1f} s"
         )
         lines += [
             f"Compared with {_REFERENCES[compared.reference]}",
@@ -49,7 +50,8 @@ def _parts_text(compared: Comparison) -> str:
 def _epoch_text(epoch: EpochCount) -> str:
     wrong = f"{epoch.wrong} of them wrong" if epoch.wrong else "each as often as the data says"
     return (
-        f"First epoch: {epoch.samples} samples in {epoch.steps} steps, {wrong}; {epoch.mean_samples:.1f} +- "
-        f"{epoch.samples_deviation:.1f} samples in a full step ({epoch.fewest_samples} to {epoch.most_samples}), "
-        f"{epoch.last_samples} in the last; {epoch.oversize} above a capacity, {epoch.skipped} skipped"
+        f"First epoch: {number_of(epoch.samples, 'sample')} in {number_of(epoch.steps, 'step')}, {wrong}; "
+        f"{epoch.mean_samples:.1f} +- {epoch.samples_deviation:.1f} samples in a full step ({epoch.fewest_samples} to "
+        f"{epoch.most_samples}), {epoch.last_samples} in the last; {epoch.oversize} above a capacity, {epoch.skipped} "
+        "skipped"
     )

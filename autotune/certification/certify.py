@@ -29,6 +29,7 @@ from trials.run.pool import Answers, WarmPool
 from trials.sites import Site
 from trials.tasks.answer import CertificationReport
 from trials.tasks.request import Certification
+from trials.units import number_of
 
 _log = logging.getLogger(__name__)
 
@@ -176,11 +177,13 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
         )
         if comparison.blank_samples:
             found.append(
-                f"{comparison.blank_samples} samples of the step cannot be read; blank samples replace them, and the "
-                "loss is still divided by their weights"
+                f"{number_of(comparison.blank_samples, 'sample of the step is', 'samples of the step are')} blank in "
+                "place of what cannot be read; the loss is still divided by the weights of all"
             )
         if epoch.skipped:
-            found.append(f"{epoch.skipped} samples of an epoch are above a capacity of the plan and skipped")
+            found.append(
+                f"{number_of(epoch.skipped, 'sample is', 'samples are')} above a capacity of the plan and skipped"
+            )
     curriculum = prepared.job.training.curriculum
     if curriculum.steps:
         found.append(

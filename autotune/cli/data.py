@@ -11,6 +11,7 @@ from autotune.packing.material import PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
 from autotune.packing.packs_file import check_pack_file, write_packs
 from autotune.packing.plot import check_plot, plot
+from trials.units import number_of
 
 
 def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path | None, picture: Path | None) -> None:
@@ -22,7 +23,7 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
     material = read_material(file, wanted, options.display)
     for target in filter(None, (out, picture)):
         check_no_input(target, (file.path, *(each.path for each in material.index.files)))
-    text = f"{len(material.index)} samples of {material.found.records} records; packing"
+    text = f"{number_of(len(material.index), 'sample')} of {number_of(material.found.records, 'record')}; packing"
     options.display(PhaseBegan(phase=Phase.PACKING, text=text))
     found = balanced(material, wanted)
     if out:

@@ -17,6 +17,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import wire
 from trials.model.refusals.compiling import INSTALL, missing_tool
+from trials.units import number_of
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ def _spool_findings(folder: Path) -> Iterator[Problem]:
 def _data_findings(report: "IndexReport") -> Iterator[Problem]:
     if report.bad:
         yield Problem(
-            what=f"{report.bad} of {report.records} dataset lines cannot be used, the first is {report.bad_lines[0]}",
+            what=f"{report.bad} of {number_of(report.records, 'dataset line')} cannot be used, the first is "
+            f"{report.bad_lines[0]}",
             remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
         )
 
@@ -140,7 +142,7 @@ def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Probl
     versions = software()
     link = f", {hardware.link} between them" if hardware.link else ""
     lines = [
-        f"Hardware  {hardware}{link}; {hardware.cpu_cores} cores",
+        f"Hardware  {hardware}{link}; {number_of(hardware.cpu_cores, 'core')}",
         f"Software  python {versions.python}, torch {versions.torch}, deepspeed {versions.deepspeed}, "
         f"transformers {versions.transformers}",
     ]
@@ -148,14 +150,14 @@ def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Probl
         studies, plans = database["studies"], database["best_plans"]
         lines.append(
             f"Database  {database['name']}, tables of revision {database['revision']}: "
-            f"{studies} {'study' if studies == 1 else 'studies'} ({database['unfinished_studies']} unfinished, "
+            f"{number_of(studies, 'study', 'studies')} ({database['unfinished_studies']} unfinished, "
             f"{database['imported_studies']} imported, {database['archived_studies']} archived), "
-            f"{plans} best plan{'s' * (plans != 1)}"
+            f"{number_of(plans, 'best plan')}"
         )
     if data:
         lines.append(
-            f"Data      {data['samples']} samples, {data['text_only_samples']} of them without images, for "
-            f"{data['model']}"
+            f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images, "
+            f"for {data['model']}"
         )
     if not findings:
         return "\n".join((*lines, "", "No problems found.") if database else lines)

@@ -33,6 +33,7 @@ from trials.job import Job
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Evaluated
+from trials.units import number_of
 
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
@@ -154,8 +155,8 @@ def _open(options: Options, job: Job) -> Iterator[Workbench]:
     with workbench(job, options.database_url(job.database), options.display) as bench:
         work = bench.prepared.workload
         options.display.show(
-            f"{work.data.samples} samples; {work.model.vision_layers} vision and {work.model.language_layers} language "
-            f"layers; {work.hardware}"
+            f"{number_of(work.data.samples, 'sample')}; {work.model.vision_layers} vision and "
+            f"{work.model.language_layers} language layers; {work.hardware}"
         )
         yield bench
 
@@ -222,8 +223,8 @@ def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
 
 
 def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
-    steps = f"{launched.report.steps} steps with plan {chosen.plan.id}"
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train: {steps} are done"]
+    steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         promised = (

@@ -14,6 +14,7 @@ from autotune.errors import JobError
 from trials import plugins
 from trials.job import PARTS, LossWeighting
 from trials.model.folders.hub import folder_of
+from trials.units import number_of
 
 _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "learning_rate": ("training.learning_rate", number),
@@ -161,14 +162,14 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
         product *= times
     if whole is not None and each and times and whole != product:
         raise JobError(
-            f"train_batch_size: {whole} is not {each} per device x {times} accumulation steps x {processes} devices = "
-            f"{product}; correct one, or give --devices"
+            f"train_batch_size: {whole} is not {each} per device x {number_of(times, 'accumulation step')} x "
+            f"{number_of(processes, 'device')} = {product}; correct one, or give --devices"
         )
     draft.values["training.global_batch_samples"] = whole or product
     if whole is None:
-        devices_text = f"{processes} device{'s' * (processes != 1)}"
         draft.notes.append(
-            f"A step has {product} samples: {each} per device x {times} accumulation steps x {devices_text}"
+            f"A step has {number_of(product, 'sample')}: {each} per device x {number_of(times, 'accumulation step')} x "
+            f"{number_of(processes, 'device')}"
         )
 
 

@@ -34,6 +34,7 @@ from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Padded, Plan
+from trials.units import number_of
 from trials.workload import ModelShape, Workload
 
 
@@ -192,8 +193,8 @@ class Forecaster:
         if degrees.sum() < plan.layout.data:
             each = f" for {degrees.max()} ranks each" if degrees.max() > 1 else ""
             raise PredictError(
-                f"the plan has {plan.layout.data} data ranks but the epoch only {len(degrees)} packs{each}; lower its "
-                "data degree"
+                f"the plan has {plan.layout.data} data ranks but the epoch only "
+                f"{number_of(len(degrees), 'pack')}{each}; lower its data degree"
             )
 
     def _check_profiled(self, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
+from trials.units import number_of
 
 _MEBI = 1 << 20
 
@@ -92,11 +93,12 @@ def _rounded(times: Array) -> Any:
 def _header(forecaster: Forecaster) -> str:
     cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
     trials = forecaster.trials
-    corrected = f"{trials} trial{'s' * (trials > 1)}" if trials else "no trials"
+    corrected = number_of(trials, "trial") if trials else "no trials"
     lines = [
         f"{shape.name} in {shape.dtype} on {replace(cluster.profiled.hardware, devices=cluster.devices)}, limit "
-        f"{cluster.memory_limit_bytes / _MEBI:,.0f} MiB per rank; {forecaster.workload.data.samples} samples an epoch, "
-        f"global batch {forecaster.job.training.global_batch_samples}",
+        f"{cluster.memory_limit_bytes / _MEBI:,.0f} MiB per rank; "
+        f"{number_of(forecaster.workload.data.samples, 'sample')} an epoch, global batch "
+        f"{forecaster.job.training.global_batch_samples}",
         f"Measured: {cluster.measured}; fitted with a median error of {cluster.costs.residual:.1%}",
         f"Corrected by {corrected}; +- is the standard error",
         *(f"Extrapolated: {what}" for what in cluster.extrapolated),
@@ -104,7 +106,7 @@ def _header(forecaster: Forecaster) -> str:
     if cluster.costs.noisy_kinds:
         lines.append(f"Noisy in the profile: {', '.join(cluster.costs.noisy_kinds)}; profile again on an idle machine")
     if report.bad:
-        lines.append(f"Left out: {report.bad} of {report.records} dataset lines, which cannot be used")
+        lines.append(f"Left out: {report.bad} of {number_of(report.records, 'dataset line')}, which cannot be used")
     return "\n".join(lines)
 
 
@@ -117,7 +119,7 @@ def _plan(forecast: Forecast) -> str:
     lines = [
         f"Plan {forecast.plan.id}",
         f"  {plan_text(forecast.plan)}",
-        f"  epoch {_epoch_seconds(forecast)} s in {len(prediction.step_seconds)} steps, "
+        f"  epoch {_epoch_seconds(forecast)} s in {number_of(len(prediction.step_seconds), 'step')}, "
         f"{forecast.predicted_samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
     ]
     if not forecast.fits:

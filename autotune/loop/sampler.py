@@ -12,6 +12,7 @@ from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.plan import Levelled, Packed, Packing, Padded, Plan, packing_document
+from trials.units import number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class PackSampler(Sampler[list[int]]):
         if first_step is None:
             first_step = self._first_step if loaded else 0
         if not 0 <= first_step <= built.steps:
-            raise PackError(f"epoch {epoch} has {built.steps} steps, so none begins after {first_step}")
+            raise PackError(f"epoch {epoch} has {number_of(built.steps, 'step')}, so none begins after {first_step}")
         self._epoch, self.epoch, self._first_step = built, epoch, first_step
 
     @property

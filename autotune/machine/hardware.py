@@ -12,6 +12,7 @@ from importlib.metadata import distribution
 from autotune.errors import HardwareError
 from autotune.machine.host import Machine, this_machine
 from autotune.machine.nvml import FROM_FAST_TO_SLOW, Accelerator, accelerators
+from trials.units import number_of
 from trials.workload import Hardware, Software
 
 DEFAULT_CPU_RANKS = 2
@@ -182,8 +183,8 @@ def _slowness(link: str) -> tuple[int, int]:
 
 def _asked(ranks: int, groups: int) -> str:
     if groups == 1:
-        return f"hardware.devices asks for {ranks} ranks"
-    return f"search.parallel asks for {groups} times {ranks} ranks"
+        return f"hardware.devices asks for {number_of(ranks, 'rank')}"
+    return f"search.parallel asks for {groups} times {number_of(ranks, 'rank')}"
 
 
 def _lower(most: int, groups: int) -> str:

@@ -15,6 +15,7 @@ from trials.data.metrics import NEAR, Balance, balance, mixing
 from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
+from trials.units import number_of
 
 UNPACKED = Padded(samples=4)
 """The packing to compare with: micro-batches of OmniBal's baseline."""
@@ -82,8 +83,9 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
         packs = len(_epoch(material, material.index, packing, number, data_parallel=1).packs)
         if packs < material.data_parallel:
             raise PackError(
-                f"{material.data_parallel} data-parallel ranks are more than the {packs} packs of qv={packing.qv} "
-                f"qt={packing.qt}; give at most --data-parallel {packs}, smaller capacities or more data"
+                f"{material.data_parallel} data-parallel ranks are more than the {number_of(packs, 'pack')} of "
+                f"qv={packing.qv} qt={packing.qt}; give at most --data-parallel {packs}, smaller capacities or more "
+                "data"
             )
     return Side(
         epoch=epoch,

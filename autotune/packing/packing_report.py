@@ -10,6 +10,7 @@ from autotune.plan_text import packing_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.data.metrics import Spread
+from trials.units import number_of
 
 _SHOWN = 5
 _SHOWN_IN_DOCUMENT = 1000
@@ -126,19 +127,26 @@ def _problems(found: Balanced) -> Iterator[str]:
     if len(above):
         rule = _RULES[found.material.settings.oversize]
         capacities = f"Qv {found.packing.qv}, Qt {found.packing.qt}"
-        title = f"{_count(len(above))} of {_count(len(index))} samples are above {capacities}; {rule}"
+        title = (
+            f"{_count(len(above))} of {_count(len(index))} samples {'is' if len(above) == 1 else 'are'} above "
+            f"{capacities}; {rule}"
+        )
         lines = [
             f"{index.where(int(row))}: {index.vision_units[row]} vision units, {index.text_tokens[row]} text tokens"
             for row in above[:_SHOWN]
         ]
         yield _listed(title, lines, len(above))
     if report.cut:
-        title = f"{_count(report.cut)} of {_count(len(index))} samples have {report.max_tokens:,} tokens"
+        title = (
+            f"{_count(report.cut)} of {_count(len(index))} samples {'has' if report.cut == 1 else 'have'} "
+            f"{report.max_tokens:,} tokens"
+        )
         # The index knows lengths after the cut alone; a sample of exactly this length looks the same.
         rows = np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]
         yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], report.cut)
     if report.wrong_sizes:
-        yield f"{_count(report.wrong_sizes)} images have another size than recorded; the size in the file is used"
+        images = number_of(report.wrong_sizes, "image has", "images have")
+        yield f"{images} another size than recorded; the size in the file is used"
     if report.bad:
         title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used"
         yield _listed(title, [str(line) for line in report.bad_lines[:_SHOWN]], report.bad)

@@ -1,6 +1,7 @@
 """Text about what a deletion of studies removes."""
 
 from storage.deletion import Deletion
+from trials.units import number_of
 
 
 def deletion_text(deletion: Deletion) -> str:
@@ -13,7 +14,7 @@ def deletion_text(deletion: Deletion) -> str:
         (deletion.notes, "note", ""),
         (deletion.tags, "tag", ""),
     )
-    counts = ", ".join(f"{count} {noun}{'s' * (count != 1)}{rest}" for count, noun, rest in parts if count)
+    counts = ", ".join(f"{number_of(count, noun)}{rest}" for count, noun, rest in parts if count)
     noun = "study" if len(deletion.studies) == 1 else "studies"
     lines = [f"{noun} {', '.join(deletion.studies)}, with {counts or 'nothing in it'}."]
     if deletion.trials:

@@ -7,6 +7,7 @@ from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
+from trials.units import number_of
 
 _MEBI = 1 << 20
 LEAST_SAVED = 0.001
@@ -72,7 +73,7 @@ def _losses(time: PlanTime) -> str:
     useful = time.part(IDEAL)
     text = (
         f"With {_named(time.role)} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in "
-        f"{time.steps} steps (measured in {runs}{doubt}), of which "
+        f"{number_of(time.steps, 'step')} (measured in {runs}{doubt}), of which "
         f"{useful.seconds / time.epoch_seconds:.1%} is useful work."
     )
     first, second, *_ = time.causes

@@ -6,6 +6,7 @@ from itertools import groupby
 from autotune.results.text_table import table
 from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord
+from trials.units import number_of
 
 _SLOW = 0.1
 """Share of the promised speed that a slow window lacks, at least."""
@@ -25,7 +26,7 @@ def _end_text(launch: LaunchRecord) -> str:
     measured = f", {speed:.1f} samples/s" if speed is not None else ""
     promised = launch.promised_samples_per_second
     expected = f" (promised {promised:.1f})" if promised is not None else ""
-    return f"{started}: {launch.result.status} after {launch.result.steps} steps{measured}{expected}"
+    return f"{started}: {launch.result.status} after {number_of(launch.result.steps, 'step')}{measured}{expected}"
 
 
 def _speed_text(windows: Sequence[LaunchWindow]) -> str:
@@ -35,7 +36,10 @@ def _speed_text(windows: Sequence[LaunchWindow]) -> str:
         return ""
     lines = [table(("steps", "samples/s", "promised", "change", "what grew most"), list(map(_row, shown)))]
     if rest := len(stretches) - len(shown):
-        lines.append(f"{rest} stretches that lost less are left out; --json has every window")
+        lines.append(
+            f"{number_of(rest, 'stretch that lost less is', 'stretches that lost less are')} left out; --json has "
+            "every window"
+        )
     return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
+from trials.units import number_of
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -271,7 +272,8 @@ def show_text(
         f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
         f"{work.model.dtype}{f'; trained: {work.model.trained}' if work.model.trained else ''}"
         f"{'; compiled layers' if work.model.compiler else ''})\n"
-        f"Data {work.data.samples} samples an epoch, {work.data.text_only_samples} of them without images\n"
+        f"Data {number_of(work.data.samples, 'sample')} an epoch, {work.data.text_only_samples} of them without "
+        "images\n"
         f"Hardware {work.hardware}, limit {work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
         f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"

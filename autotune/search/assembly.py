@@ -29,7 +29,7 @@ from storage.records import StudyRecord
 from trials.layer_costs import LayerCosts
 from trials.plan import Plan
 from trials.run.pool import WarmPool
-from trials.units import duration_text
+from trials.units import duration_text, number_of
 
 _COMPILED = (
     "Layers are compiled. New ranks take longer for their first steps, {seconds:.0f} s in the profile: that counts in "
@@ -63,7 +63,9 @@ def assemble(
     if costs.compile_seconds is not None:
         listener(Note(text=_COMPILED.format(seconds=costs.compile_seconds)))
     limit = duration_text(settings.time_limit)
-    listener(PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {settings.trials} trials in {limit}"))
+    listener(
+        PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {number_of(settings.trials, 'trial')} in {limit}")
+    )
     calibrated = CalibratedPredictor.of_job(
         prepared.job,
         prepared.index,

@@ -24,6 +24,7 @@ from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
+from trials.units import number_of
 
 _PREDICTED_PLANS = 3
 _NEARLY = 1.2
@@ -239,7 +240,8 @@ class Search:
         if self.ledger.is_closing:
             return "Another agent is repeating the finalists"
         if left <= 0:
-            return f"The {self.settings.trials} trials of search.trials are used up"
+            spent = number_of(self.settings.trials, "trial of search.trials is", "trials of search.trials are")
+            return f"The {spent} used up"
         if not self._budget.allows_trial(reserved):
             return "The remaining time or device hours are reserved for repeating the finalists"
         proposal, noise = self.advisor.propose(), self.advisor.surrogate.noise

@@ -46,6 +46,7 @@ from trials.tasks.training.progress import (
 )
 from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
+from trials.units import number_of
 from trials.workload import Hardware
 
 _LOOK_SECONDS = 60.0
@@ -192,9 +193,9 @@ def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
     epoch = prepared.epoch(plan.packing, plan.layout.data, order=short)
     if curriculum.steps > epoch.steps:
         raise JobError(
-            f"training.curriculum.steps: {curriculum.steps} are more than the {epoch.steps} steps that plan {plan.id} "
-            f"makes of the {len(short)} samples of an epoch with at most {training.curriculum.max_tokens} text tokens; "
-            "lower it, or raise max_tokens"
+            f"training.curriculum.steps: {curriculum.steps} are more than the {number_of(epoch.steps, 'step')} that "
+            f"plan {plan.id} makes of the {number_of(len(short), 'sample')} of an epoch with at most "
+            f"{training.curriculum.max_tokens} text tokens; lower it, or raise max_tokens"
         )
     if epoch.batch_deviation > MOST_BATCH_DEVIATION:
         _log.warning(
@@ -273,7 +274,13 @@ def _train(
     blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
     if blanks:
         _log.warning(
-            "%d samples could not be read and were replaced by blank ones; the logs in %s name them", blanks, logs
+            "%s; the logs in %s name them",
+            number_of(
+                blanks,
+                "sample could not be read and was replaced by a blank one",
+                "samples could not be read and were replaced by blank ones",
+            ),
+            logs,
         )
     return report, blanks, disturbance(machine.conditions, hardware)
 

@@ -21,7 +21,7 @@ from trials.job import Job
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.tasks.training.progress import Progress
-from trials.units import duration_text
+from trials.units import duration_text, number_of
 from trials.whole_file import whole_file
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,8 @@ def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retun
     search = f"a search took {duration_text(took)}"
     if limit >= took:
         search = f"a search may take {duration_text(limit)} (search.time_limit)"
-    return f"it is not tuned again: the {left} steps after the next checkpoint lose {duration_text(lost)}, and {search}"
+    steps = number_of(left, "step after the next checkpoint loses", "steps after the next checkpoint lose")
+    return f"it is not tuned again: the {steps} {duration_text(lost)}, and {search}"
 
 
 def tune_again(

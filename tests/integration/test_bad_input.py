@@ -133,7 +133,7 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
     [
         ({"steps": 2, "max_tokens": 4}, "max_tokens: 4 is less than the {shortest} text tokens of the shortest sample"),
         ({"steps": 2, "max_tokens": 9999}, "max_tokens: 9999 leaves no sample for later: the longest has {longest} "),
-        ({"steps": 10, "max_tokens": 0}, "steps: 10 steps of about 8 samples need more than the 1 samples of an epoch"),
+        ({"steps": 10, "max_tokens": 0}, "steps: 10 steps of about 8 samples need more than the 1 sample of an epoch"),
     ],
 )
 def test_a_curriculum_that_the_data_cannot_have_is_refused_before_anything_is_measured(

@@ -63,7 +63,7 @@ def test_a_name_that_is_too_long_is_reported(
         ({"search__space": {"packers": [LONG]}}, 2, "search.space.packers"),
         ({"database": f"sqlite:///{LONG}"}, 4, "File name too long"),
         ({"search__space": {"split": [12, 8], "recompute": [[1]]}}, 2, "recompute[0][1]: missing"),
-        ({"search__space": {"split": [12, 8], "recompute": [[1, 1]]}}, 2, "counts for 1 stages but split has 2"),
+        ({"search__space": {"split": [12, 8], "recompute": [[1, 1]]}}, 2, "counts for 1 stage but split has 2"),
     ],
 )
 def test_a_job_with_an_impossible_name_or_shape_is_refused(

@@ -10,6 +10,7 @@ from trials.data.order import epoch_order
 from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.job import EvaluationSection
+from trials.units import number_of
 
 
 def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[DatasetIndex, DatasetIndex | None]:
@@ -27,8 +28,8 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
     count = math.ceil(Decimal(str(wanted)) * len(shown)) if wanted < 1 else int(wanted)
     if count >= len(shown):
         raise DataError(
-            f"evaluation.samples: {wanted:g} of the {len(shown)} samples of data.sources leave none to train on; "
-            "lower it, or name other files in evaluation.sources"
+            f"evaluation.samples: {wanted:g} of the {number_of(len(shown), 'sample')} of data.sources leave none to "
+            "train on; lower it, or name other files in evaluation.sources"
         )
     # Another stream than those of the order and of the repeats.
     chosen = np.random.default_rng([evaluation.seed, 0, 2]).permutation(shown)[:count]

@@ -20,6 +20,7 @@ from trials.data.records.sample import BadLine, Measurer
 from trials.errors import DataError
 from trials.job import DataSection
 from trials.sampling import taken
+from trials.units import number_of
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
@@ -94,8 +95,8 @@ def build_index(
         sources = ", ".join(str(file.path) for file in files)
         first = f"; the first fault is {report.bad_lines[0]}" if report.bad_lines else ""
         raise DataError(
-            f"no sample of {sources} can be used, of {report.records} records{first}; correct the lines, or `images` "
-            "and `format` of the source"
+            f"no sample of {sources} can be used, of {number_of(report.records, 'record')}{first}; correct the lines, "
+            "or `images` and `format` of the source"
         )
     return index, report
 

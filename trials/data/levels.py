@@ -8,6 +8,7 @@ from trials.data.index import DatasetIndex
 from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Levelled, Packed
+from trials.units import number_of
 
 
 def lowest_levels(units: Ints, tokens: Ints, levels: Sequence[Packed]) -> Ints:
@@ -40,7 +41,7 @@ def check_levels(index: DatasetIndex, packing: Levelled, *, skips: bool) -> None
         last, longest_row = packing.levels[-1], int(above[np.argmax(tokens[above])])
         enough = max(last.qv, int(units[above].max())), max(last.qt, int(tokens[above].max()))
         raise InvalidPlan(
-            f"{len(above)} samples are above the last level with qv={last.qv} qt={last.qt}, such as "
-            f"{index.where(longest_row)} with {units[longest_row]} vision units and {tokens[longest_row]} text tokens; "
-            f"raise the level to qv={enough[0]} qt={enough[1]}, or set data.oversize: skip"
+            f"{number_of(len(above), 'sample is', 'samples are')} above the last level with qv={last.qv} qt={last.qt}, "
+            f"such as {index.where(longest_row)} with {units[longest_row]} vision units and {tokens[longest_row]} text "
+            f"tokens; raise the level to qv={enough[0]} qt={enough[1]}, or set data.oversize: skip"
         )

@@ -14,6 +14,7 @@ from trials.data.packers import PACKERS
 from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Levelled, Packed, Packing, Padded
+from trials.units import number_of
 
 Oversize: TypeAlias = Literal["own-pack", "truncate", "skip", "fail"]
 """`data.oversize` of the job. `truncate` cuts samples before packs are built, and is `own-pack` here."""
@@ -104,8 +105,8 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
         lengths, samples = index.lengths(first), len(np.unique(order[~fits]))
         raise DataError(
             f"{index.where(first)}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are "
-            f"above the pack's qv={last.qv} qt={last.qt}, as in {samples} samples; raise the capacities or set "
-            "data.oversize to own-pack or skip"
+            f"above the pack's qv={last.qv} qt={last.qt}, as in {number_of(samples, 'sample')}; raise the capacities "
+            "or set data.oversize to own-pack or skip"
         )
     if oversize == "skip" and not fits.any():
         raise DataError(f"every sample is above qv={last.qv} qt={last.qt} and skipped; raise them")

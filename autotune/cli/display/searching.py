@@ -7,7 +7,7 @@ from autotune.events import BestSoFar, Event, Phase, PhaseBegan, SearchStatus, T
 from autotune.plan_text import plan_text, trial_line
 from storage.records import FinishedTrial, RunningTrial
 from trials.outcome import Completed, Failed
-from trials.units import duration_text
+from trials.units import duration_text, number_of
 
 
 class Searching:
@@ -51,7 +51,7 @@ class Searching:
         # A status comes with each trial, and the time goes on in between.
         left = self._status.seconds_left - (now - self._heard)
         parts = [
-            f"{self._status.spent} of at most {self._status.trials} trials" if is_search else "",
+            f"{self._status.spent} of at most {number_of(self._status.trials, 'trial')}" if is_search else "",
             *(
                 f"trial {trial.number} ({trial.plan.id}) for {duration_text(now - began)}"
                 for trial, began in self._running.values()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.events import Event
 from trials.tasks.training.progress import Evaluated, Progress
-from trials.units import duration_text
+from trials.units import duration_text, number_of
 
 _SHOWN_STEPS = 12
 """Steps of a training that last as lines, about."""
@@ -46,7 +46,7 @@ class Training:
                 self._heard, self._evaluated = now, event
                 if self._best is None or event.evaluation_loss < self._best.evaluation_loss:
                     self._best = event
-                took = f"{event.samples} samples in {event.seconds:.1f} s"
+                took = f"{number_of(event.samples, 'sample')} in {event.seconds:.1f} s"
                 return f"  step {event.step}/{event.of}  evaluation loss {event.evaluation_loss:.3f}  {took}"
             case _:
                 return ""

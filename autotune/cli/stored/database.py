@@ -15,6 +15,7 @@ from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
 from storage.store import Store, open_store
 from trials import wire
+from trials.units import number_of
 
 _SHOWN = 20
 _MEBI = 1 << 20
@@ -46,7 +47,7 @@ def repair_database(options: Options) -> None:
     url = options.database_url()
     done = repair(url, check=lambda: _check_unused(url, "repair"))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
-    read = f", {sum(done.read.values())} rows were read" if done.read else ""
+    read = f", {number_of(sum(done.read.values()), 'row was', 'rows were')} read" if done.read else ""
     options.give(
         lambda: wire.to_document(done),
         lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.",
@@ -83,7 +84,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
             file.writelines(store.export_studies(tuple(ids), _name(store)))
     options.give(
         lambda: {"studies": list(ids), "file": str(out)},
-        lambda: f"Wrote {len(ids)} {'study' if len(ids) == 1 else 'studies'} to {out}",
+        lambda: f"Wrote {number_of(len(ids), 'study', 'studies')} to {out}",
     )
 
 
@@ -93,8 +94,9 @@ def import_bundle(options: Options, bundle: Path) -> None:
     options.give(
         lambda: wire.to_document(done),
         lambda: (
-            f"Imported {done.new} rows from {done.source}; {done.known} were here already. Imported plans were "
-            "measured elsewhere: run `autotune tune` to measure them here."
+            f"Imported {number_of(done.new, 'row')} from {done.source}; "
+            f"{number_of(done.known, 'row was', 'rows were')} here already. Imported plans were measured elsewhere: "
+            "run `autotune tune` to measure them here."
         ),
     )
 

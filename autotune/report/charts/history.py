@@ -25,6 +25,7 @@ from autotune.report.source import StudySource, is_whole
 from autotune.search.roles import BASELINES, REPEATS, Role
 from storage.records import FinishedTrial, TrialRecord
 from trials.outcome import Completed
+from trials.units import number_of
 
 _KINDS = {
     "baseline": "var(--orange)",
@@ -60,7 +61,7 @@ def history(source: StudySource) -> Chart:
             "of its plan."
         ),
         summary=(
-            f"{len(trials)} finished trials, {len(timed)} of them measured to the end"
+            f"{number_of(len(trials), 'finished trial')}, {len(timed)} of them measured to the end"
             + ("" if fastest is None else f", the fastest with {seconds_text(fastest)} an epoch")
         ),
         basis="measured",

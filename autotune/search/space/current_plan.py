@@ -8,6 +8,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import InvalidPlan, UnknownName
 from trials.plan import Padded, Plan
+from trials.units import number_of
 
 
 def current_plan(prepared: Prepared) -> Plan | None:
@@ -28,7 +29,9 @@ def current_plan(prepared: Prepared) -> Plan | None:
         raise JobError(f"search.current_plan: {error}") from error
     devices = workload.hardware.devices
     if plan.layout.world_size != devices:
-        raise JobError(f"search.current_plan: {path} is a plan for {plan.layout.world_size} devices, not {devices}")
+        raise JobError(
+            f"search.current_plan: {path} is a plan for {number_of(plan.layout.world_size, 'device')}, not {devices}"
+        )
     try:
         check_plan(prepared, plan)
     except PlanNotValid as error:
@@ -41,7 +44,7 @@ def current_plan(prepared: Prepared) -> Plan | None:
         lost = 0
     if lost:
         raise JobError(
-            f"search.current_plan: {path} has packs that are too small for {lost} samples, which data.oversize: "
-            f"{workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
+            f"search.current_plan: {path} has packs that are too small for {number_of(lost, 'sample')}, which "
+            f"data.oversize: {workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
         )
     return plan

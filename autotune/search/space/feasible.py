@@ -24,6 +24,7 @@ from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
 from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Padded, Plan, layer_counts
+from trials.units import number_of
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -106,18 +107,20 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     possible |= {name: layout for name in names if (layout := named_layout(name, workload)) is not None}
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
-            f"search.space.layouts: {unknown[0]!r} is not a layout of {devices} devices and a model of "
+            f"search.space.layouts: {unknown[0]!r} is not a layout of {number_of(devices, 'device')} and a model of "
             f"{layers} layers in {model.dtype}: {', '.join(possible)}"
         )
     chosen = [possible[name] for name in names]
     if wanted.split is None:
         return chosen
     if sum(wanted.split) != layers:
-        raise JobError(f"search.space.split: the stages hold {sum(wanted.split)} layers but the model has {layers}")
+        raise JobError(
+            f"search.space.split: the stages hold {number_of(sum(wanted.split), 'layer')} but the model has {layers}"
+        )
     found = [layout for layout in chosen if layout.pipeline == len(wanted.split)]
     if not found:
         raise JobError(
-            f"search.space.split: it has {len(wanted.split)} stages, but no layout has: {_names(chosen)}; "
+            f"search.space.split: it has {number_of(len(wanted.split), 'stage')}, but no layout has: {_names(chosen)}; "
             "give a split for one of them, or another number of devices"
         )
     return found
@@ -180,7 +183,7 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
         return
     if wanted.split is None or len(wanted.split) != len(wanted.recompute):
         raise JobError(
-            f"search.space.recompute: it has counts for {len(wanted.recompute)} stages but split has "
+            f"search.space.recompute: it has counts for {number_of(len(wanted.recompute), 'stage')} but split has "
             f"{len(wanted.split or ())}; give as many, or one of fit, all and none"
         )
     held = layer_counts(tuple(accumulate(wanted.split)), workload.model.vision_layers)
@@ -282,8 +285,11 @@ def _longest(workload: Workload) -> tuple[int, int]:
 
 def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> str:
     # Every layout fits with one sample at a time, so the packs are too large, or what the space fixes does not fit.
-    batch = f"the global batch of {workload.global_batch_samples} samples"
-    searched = f"layouts {_names(axes.layouts)}, {len(axes.capacities)} pairs of capacities, recompute {axes.recompute}"
+    batch = f"the global batch of {number_of(workload.global_batch_samples, 'sample')}"
+    searched = (
+        f"layouts {_names(axes.layouts)}, {number_of(len(axes.capacities), 'pair')} of capacities, recompute "
+        f"{axes.recompute}"
+    )
     miss = space.nearest_miss()
     if miss is None:
         return (

@@ -162,7 +162,7 @@ def test_jobs_with_other_data_leave_each_others_index_alone(example: Path, tmp_p
 
 
 def test_a_dataset_without_a_usable_sample_is_refused_with_its_first_fault(folder: Path, encoder: Encoder) -> None:
-    with pytest.raises(DataError, match=r"no sample of .* of 1 records; the first fault is .*a\.jsonl:1: no target"):
+    with pytest.raises(DataError, match=r"no sample of .* of 1 record; the first fault is .*a\.jsonl:1: no target"):
         index_lines(folder, encoder, record("Only a question"))
 
 

@@ -163,7 +163,7 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     assert found["cut"] == {"max_tokens": longest, "samples": 1}
     asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
     output = CliRunner().invoke(main, asked).stdout
-    assert f"1 of 2 samples have {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
+    assert f"1 of 2 samples has {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
 
 
 @pytest.mark.usefixtures("home")
@@ -175,7 +175,7 @@ def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example
     asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
     assert document(job.path, *asked)["wrong_sizes"] == 1
     output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
-    assert "1 images have another size than recorded; the size in the file is used" in output
+    assert "1 image has another size than recorded; the size in the file is used" in output
 
 
 def test_the_choices_for_oversize_are_the_jobs() -> None:

@@ -180,7 +180,7 @@ def test_a_loss_on_prompts_is_named_since_a_job_has_none() -> None:
 def test_the_global_batch_is_that_of_the_script_on_any_number_of_devices() -> None:
     job, notes = converted(TRAINER.replace("OPTIONS", ""), "--devices", "2")
     assert (job.hardware.devices, job.training.global_batch_samples) == (2, 64)
-    assert "A step has 64 samples: 4 per device x 1 accumulation steps x 16 devices" in notes
+    assert "A step has 64 samples: 4 per device x 1 accumulation step x 16 devices" in notes
     assert job.training.learning_rate == 1e-5
 
 

@@ -51,7 +51,7 @@ FAULTS: list[tuple[object, str]] = [
     (record("a", "b", image={"image": {"image": {"image": {"image": "a.png"}}}}), "neither a file name nor an image"),
     (record("a", "b", image="a.png", images=["b.png"]), "images are given under `image` and `images`; keep one"),
     (record("<image>a", "b"), "1 <image> but the record names 0 images"),
-    (record("<image><image>a", "b", image="a.png"), "2 <image> but the record names 1 images"),
+    (record("<image><image>a", "b", image="a.png"), "2 <image> but the record names 1 image"),
     (record("a", "<image>b", image=["a.png", "b.png"]), "0 <image> but the record names 2 images"),
     (record("a", "b", audio="a.wav"), "`audio` is not supported; remove it, or leave the record out"),
     (record("a", "b", tools="[]"), "`tools` is not supported; describe them in the system turn"),

@@ -84,7 +84,7 @@ def test_bfloat16_weights_need_the_float32_copies_of_zero_1() -> None:
 
 
 def test_stages_and_pipeline_must_agree() -> None:
-    with pytest.raises(InvalidPlan, match="describes 1 stages but pipeline is 2"):
+    with pytest.raises(InvalidPlan, match="describes 1 stage but pipeline is 2"):
         Plan(packing=PACKED, layout=Layout(pipeline=2, data=1, zero=0), stages=(Stage(vision=1, language=1),))
 
 

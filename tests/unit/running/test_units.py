@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.units import duration_text, parse_bytes, parse_seconds
+from trials.units import duration_text, number_of, parse_bytes, parse_seconds
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,8 @@ def test_what_is_no_time_is_refused_with_the_units(written: object) -> None:
 @given(st.integers(0, 10**9), st.sampled_from(["B", "KiB", "MiB", "GiB", "kb", "mB"]))
 def test_a_size_grows_with_its_number(number: int, unit: str) -> None:
     assert parse_bytes(f"{number}{unit}") < parse_bytes(f"{number + 1}{unit}")
+
+
+def test_a_count_of_one_has_its_noun_in_the_singular() -> None:
+    assert [number_of(count, "step") for count in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [number_of(count, "study", "studies") for count in (1, 2)] == ["1 study", "2 studies"]

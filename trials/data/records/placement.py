@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 from trials.data.records.record import RecordError
 from trials.data.records.references import Images
 from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Turn, Video
+from trials.units import number_of
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 Medium = TypeVar("Medium", Image, Video)
@@ -42,9 +43,9 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
     if not any(turn.images for turn in turns) and 0 < len(images.images) <= unplaced:
         turns = _before_first(turns, IMAGE, len(images.images))
     shown = [image for turn in turns for image in turn.images]
-    pictures = _filled(shown, images.images, f"{IMAGE} but the record names {len(images.images)} images")
+    pictures = _filled(shown, images.images, f"{IMAGE} but the record names {number_of(len(images.images), 'image')}")
     filmed = [video for turn in turns for video in turn.videos]
-    clips = _filled(filmed, videos, f"{VIDEO} but the record names {len(videos)} videos")
+    clips = _filled(filmed, videos, f"{VIDEO} but the record names {number_of(len(videos), 'video')}")
     sizes = iter(images.sizes)
     return Sample(
         turns=tuple(Turn(role=turn.role, text=turn.text) for turn in turns),

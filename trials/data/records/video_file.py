@@ -12,6 +12,7 @@ from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import Clip
 from trials.errors import DataError
 from trials.regular_file import check_regular
+from trials.units import number_of
 
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif"
 """Formats that consist of one file. Others, such as playlists, name further files or addresses that would be opened."""
@@ -60,7 +61,8 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
             if number is None:
                 return
     raise DataError(
-        f"video {path} ends after {seen} frames, before frame {number}; it was cut off, or its header is wrong"
+        f"video {path} ends after {number_of(seen, 'frame')}, before frame {number}; it was cut off, or its header is "
+        "wrong"
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from trials.errors import TrialsError
 from trials.job import ScheduleName, TrainingSection
+from trials.units import number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def schedule_of(training: TrainingSection, epochs: Sequence[int]) -> Schedule:
     warmup = math.ceil(Decimal(str(training.warmup)) * total) if share else int(training.warmup)
     if warmup > total:
         raise TrialsError(
-            f"training.warmup: {warmup} steps are more than the {total} steps of the training; lower it, give a share "
-            "below 1, or train longer"
+            f"training.warmup: {number_of(warmup, 'step is', 'steps are')} more than the {number_of(total, 'step')} of "
+            "the training; lower it, give a share below 1, or train longer"
         )
     return Schedule(name=training.schedule, warmup=warmup, total=total)

@@ -34,6 +34,7 @@ from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.rank_clock import RankClock
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
+from trials.units import number_of
 
 _URGENCY = (None, Stop.AT_CHECKPOINT, Stop.NOW)
 
@@ -108,8 +109,8 @@ def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: C
     if done > total:
         end = "epochs" if total == course.steps else "max_steps"
         raise TrialsError(
-            f"{checkpoint} is beyond the {total} steps of training.{end}: {getattr(training, end)}; raise it, or name "
-            "another training.output"
+            f"{checkpoint} is beyond the {number_of(total, 'step')} of training.{end}: {getattr(training, end)}; raise "
+            "it, or name another training.output"
         )
 
 

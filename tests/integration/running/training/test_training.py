@@ -108,7 +108,7 @@ def test_a_training_ends_after_max_steps_and_continues_when_they_are_raised(
     assert (first.steps, first.finished) == (2, True)
     refused = pool.ask(to(1).request(PIPELINE, Training(output=prepared.job.training.output)), 120)
     assert isinstance(refused, Crash)
-    assert "checkpoint-2 is beyond the 1 steps of training.max_steps: 1; raise it, or name" in refused.detail
+    assert "checkpoint-2 is beyond the 1 step of training.max_steps: 1; raise it, or name" in refused.detail
     assert train(pool, to(4), PIPELINE).steps == 4
     assert learning_rates(prepared) == pytest.approx({1: 5e-3, 2: 2.5e-3, 3: 2.5e-3, 4: 1.25e-3})
     state = json.loads((prepared.job.training.output / "model" / "autotune.json").read_text())
