@@ -16,10 +16,10 @@ _SHOWN = 5
 _SHOWN_IN_DOCUMENT = 1000
 _RULES = {
     "own-pack": "each has a pack of its own",
-    "truncate": "each has a pack of its own, after it was cut",
-    "skip": "they are left out",
+    "truncate": "each has a pack of its own",
+    "skip": "left out",
 }
-"""Handling of over-size samples; under `fail` there is no report."""
+"""Handling of samples above the capacities; under `fail` there is no report. `truncate` cuts to the model's length."""
 
 _Entry: TypeAlias = Callable[[Side], str]
 

@@ -166,6 +166,14 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     assert f"1 of 2 samples has {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
 
 
+def test_samples_above_the_capacities_are_not_called_cut(tmp_path: Path, example: Path) -> None:
+    path = write_lengths(tmp_path / "lengths.json", [(1, 100), (2, 1000)] * 8)
+    asked = ("--model", str(example / "model"), "--oversize", "truncate", "--qt", "800", "--data-parallel", "2")
+    output = CliRunner().invoke(main, ["pack", str(path), *asked]).stdout
+    assert re.search(r"8 of 16 samples are above Qv \d+, Qt 800; each has a pack of its own:", output)
+    assert "cut" not in output.partition("8 of 16")[2]
+
+
 @pytest.mark.usefixtures("home")
 def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example: Path, tmp_path: Path) -> None:
     records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()]
