@@ -3,16 +3,15 @@
 import hashlib
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path
-
 from storage.database.url import default_url, masked, parse
+from storage.user_folders import cache_folder, data_folder
 
 
 def work_folder(database_url: str | None) -> Path:
     """Return the folder for files of ranks and waiting results; each database, which knows the trials, has one."""
     url = parse(default_url() if database_url is None else database_url)
     # Without its password, which may change.
-    return user_data_path("autotune") / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
+    return data_folder() / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
 
 
 def spool_folder(folder: Path) -> Path:
@@ -27,9 +26,9 @@ def certificates_folder(folder: Path) -> Path:
 
 def lengths_folder() -> Path:
     """Return the cache of measured lengths, for all jobs of this user."""
-    return user_cache_path("autotune") / "lengths"
+    return cache_folder() / "lengths"
 
 
 def architectures_folder() -> Path:
     """Return the folder that records which architectures were found equal to transformers' own."""
-    return user_cache_path("autotune") / "architectures"
+    return cache_folder() / "architectures"

@@ -5,6 +5,7 @@ StorageError
 |-- DatabaseUnavailable    the database cannot be opened, read or written just now
 |   |-- DatabaseDamaged    it has content that no version of this software writes
 |   `-- SpoolUnavailable   results cannot be put on disk to wait for their database
+|-- NoHome                 the user's own folders cannot be found
 |-- DatabaseTooNew         a newer version of this software wrote the database; nothing was changed
 |-- NotStorable            a number that no column takes: not finite, or of more than 64 bits
 |-- BadBundle              a file of exported results cannot be imported; nothing was stored
@@ -39,6 +40,10 @@ class DatabaseDamaged(DatabaseUnavailable):
 
 class SpoolUnavailable(DatabaseUnavailable):
     """The folder where results wait for their database cannot be written."""
+
+
+class NoHome(StorageError):
+    """The user has no home folder, and the variables that name others are not set."""
 
 
 class DatabaseTooNew(StorageError):

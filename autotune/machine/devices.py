@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from platformdirs import user_data_path
 
 from autotune.errors import AutotuneError, DeviceBusy
 from autotune.machine.agent import machine
 from autotune.machine.hardware import accelerators_of
+from storage.user_folders import data_folder
 from trials.workload import Hardware
 
 _CPU = "cpu"
@@ -34,7 +34,7 @@ def resource(name: str) -> str:
 
 def lock_file(name: str = _CPU) -> Path:
     """Return the file that the user of the device locks; the folder may be shared between hosts."""
-    return user_data_path("autotune") / f"devices-{platform.node()}-{name}.lock"
+    return data_folder() / f"devices-{platform.node()}-{name}.lock"
 
 
 @contextmanager

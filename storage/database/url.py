@@ -4,11 +4,11 @@ import re
 from itertools import chain
 from pathlib import Path
 
-import platformdirs
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from storage.errors import BadUrl
+from storage.user_folders import data_folder
 
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgresql+psycopg": "postgresql+psycopg"}
 _EXAMPLES = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
@@ -18,8 +18,11 @@ _STARS = "***"
 
 
 def default_url() -> str:
-    """Return the URL of the user's own `autotune.db`, in the platform's data directory (`XDG_DATA_HOME` on Linux)."""
-    return of_file(Path(platformdirs.user_data_dir("autotune"), "autotune.db"))
+    """Return the URL of the user's own `autotune.db`, in the platform's data directory (`XDG_DATA_HOME` on Linux).
+
+    Raise NoHome.
+    """
+    return of_file(data_folder() / "autotune.db")
 
 
 def of_file(path: Path) -> str:

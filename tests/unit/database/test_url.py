@@ -1,11 +1,14 @@
 """Database URLs: which are accepted, and what messages show of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from autotune.folders import lengths_folder, work_folder
+from autotune.machine.devices import lock_file
 from storage.database.url import default_url, masked, parse, secrets, sqlite_path
-from storage.errors import BadUrl
+from storage.errors import BadUrl, NoHome
 
 CANARY = "c4nary"
 
@@ -13,6 +16,15 @@ CANARY = "c4nary"
 def test_the_default_is_a_file_in_the_users_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert sqlite_path(parse(default_url())) == tmp_path / "autotune" / "autotune.db"
+
+
+@pytest.mark.parametrize("find", [default_url, lambda: work_folder(None), lengths_folder, lock_file])
+def test_without_a_home_the_remedy_is_named(find: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container may give its user a number without a name
+    with pytest.raises(NoHome, match="set HOME, or XDG_DATA_HOME and XDG_CACHE_HOME"):
+        find()
 
 
 def test_a_relative_sqlite_file_stays_the_same_file_after_a_change_of_directory(
