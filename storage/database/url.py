@@ -46,7 +46,13 @@ def parse(url: str) -> URL:
     driver = _DRIVERS.get(parsed.drivername)
     if driver is None:
         raise BadUrl(f"no database driver {parsed.drivername!r}; {_EXAMPLES}")
-    return _sqlite(parsed) if driver == "sqlite" else parsed.set(drivername=driver)
+    if driver != "sqlite":
+        return parsed.set(drivername=driver)
+    if parsed.host or "?" in url:  # SQLAlchemy drops a query without values
+        raise BadUrl(
+            f"{masked(url)} has a host or a query, which SQLite does not use; write sqlite:///FILE, and a ? as %3F"
+        )
+    return _sqlite(parsed)
 
 
 def masked(url: str | URL) -> str:
@@ -80,8 +86,6 @@ def _split(url: str) -> URL | None:
 
 
 def _sqlite(url: URL) -> URL:
-    if url.host or url.query:
-        raise BadUrl(f"{masked(url)} has a host or a query, which SQLite does not use; write sqlite:///FILE")
     if not url.database or url.database == ":memory:":
         raise BadUrl(f"{masked(url)} names no file, so nothing would be remembered; use sqlite:///FILE")
     try:

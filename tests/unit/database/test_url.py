@@ -60,6 +60,7 @@ def test_postgresql_uses_psycopg(scheme: str) -> None:
         ("sqlite:///file:results.db?uri=true", "has a host or a query"),
         ("sqlite://results.db", "has a host"),
         ("sqlite:///results.db?mode=ro", "has a host or a query"),
+        ("sqlite:///what?.db", "has a host or a query"),
     ],
 )
 def test_any_other_url_is_refused_with_the_ones_that_work(url: str, message: str) -> None:
