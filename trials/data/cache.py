@@ -105,7 +105,7 @@ def _decoded(content: bytes) -> ChunkLengths:
     return ChunkLengths(
         columns=dict(zip(COLUMNS, columns, strict=True)),
         records=facts["records"],
-        bad=tuple((line, reason) for line, reason in facts["bad"]),
+        bad=tuple(((offset, line), reason) for (offset, line), reason in facts["bad"]),
         wrong_sizes=facts["wrong_sizes"],
         images=tuple(zip(paths, image_facts, strict=True)) if image_facts else (),
     )

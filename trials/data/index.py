@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile
+from trials.data.records.file_chunk import where
 from trials.data.records.sample import Ints, Lengths, Sample
 from trials.errors import DataError, WireError
 from trials.whole_file import whole_file
@@ -83,8 +84,8 @@ class DatasetIndex:
         return replace(self, files=tuple(replace(file, repeat=1.0) for file in self.files))
 
     def where(self, row: int) -> str:
-        """Return `file:line` of a sample, for messages."""
-        return f"{self.files[self.file[row]].path}:{self.line[row]}"
+        """Return the place of a sample, for messages."""
+        return where(self.files[self.file[row]].path, (int(self.offset[row]), int(self.line[row])))
 
     def sample(self, row: int) -> Sample:
         """Read the record again. Raise DataError when the file has changed so that none stands there."""

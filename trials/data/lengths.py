@@ -28,17 +28,17 @@ class ChunkLengths:
     columns: dict[str, Ints]
     """COLUMNS of each usable sample, [samples]."""
     records: int
-    bad: tuple[tuple[int, str], ...]
-    """Line and reason of each record that cannot be used."""
+    bad: tuple[tuple[Place, str], ...]
+    """Place and reason of each record that cannot be used."""
     wrong_sizes: int
     """Images whose size in the record is not the file's."""
     images: tuple[tuple[str, Fact], ...]
     """Every image file and video that was asked for its size; one that is not there counts, too."""
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
-        """Yield its unusable records with their lines in the file."""
-        for line, reason in self.bad:
-            yield BadLine(path=file.path, line=chunk.line + line, reason=reason)
+        """Yield its unusable records with their places in the file."""
+        for (offset, line), reason in self.bad:
+            yield BadLine(path=file.path, place=(chunk.start + offset, chunk.line + line), reason=reason)
 
     def holds(self) -> bool:
         """Return whether no image has changed since it was measured."""
@@ -70,7 +70,7 @@ class _Work:
     max_tokens: int | None
     rows: list[tuple[int, ...]] = field(default_factory=list)
     records: int = 0
-    bad: list[tuple[int, str]] = field(default_factory=list)
+    bad: list[tuple[Place, str]] = field(default_factory=list)
     wrong_sizes: int = 0
     images: dict[str, Fact] = field(default_factory=dict)
     sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class _Work:
         try:
             lengths = self._lengths(record)
         except DataError as error:
-            self.bad.append((line, str(error)))
+            self.bad.append(((offset, line), str(error)))
         else:
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
             self.rows.append((offset, line, self.records, *sizes))

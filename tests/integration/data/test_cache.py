@@ -93,7 +93,7 @@ def test_lines_and_records_are_counted_from_where_a_known_chunk_stands_now(folde
     assert report.measured == 2
     assert index.record.tolist() == list(range(2, 12))
     assert index.line.tolist() == list(range(3, 13))
-    assert [line.line for line in report.bad_lines] == [1, 2]
+    assert [line.place[1] for line in report.bad_lines] == [1, 2]
     assert [index.sample(row).turns[-1].text for row in (0, 9)] == ["word ", "word " * 6]
 
 
@@ -118,7 +118,7 @@ def test_an_image_that_is_removed_or_added_is_noticed(folder: Path) -> None:
     index_again(folder)
     (folder / "4.png").rename(folder / "hidden.png")
     without, report = index_again(folder)
-    assert (len(without), report.measured, report.bad_lines[0].line) == (RECORDS - 1, 2, 5)
+    assert (len(without), report.measured, report.bad_lines[0].place[1]) == (RECORDS - 1, 2, 5)
     assert index_again(folder)[1].measured == 0
     (folder / "hidden.png").rename(folder / "4.png")
     whole, report = index_again(folder)

@@ -102,7 +102,7 @@ def test_an_image_without_a_usable_header_is_reported(
 ) -> None:
     (folder / "b.png").write_bytes(content(folder))
     _, report = index_lines(folder, encoder, GOOD, {**PICTURE, "image": "b.png"})
-    assert [line.line for line in report.bad_lines] == [2]
+    assert [line.place[1] for line in report.bad_lines] == [2]
     assert "b.png has no readable header" in report.bad_lines[0].reason
 
 
@@ -120,7 +120,7 @@ def test_a_bad_line_is_skipped_and_listed_or_ends_indexing_as_the_job_says(
 ) -> None:
     index, report = index_lines(folder, encoder, GOOD, line, PICTURE)
     assert (index.line.tolist(), index.record.tolist(), report.records, report.bad) == ([1, 3], [0, 2], 3, 1)
-    assert (report.bad_lines[0].line, reason in report.bad_lines[0].reason) == (2, True)
+    assert (report.bad_lines[0].place[1], reason in report.bad_lines[0].reason) == (2, True)
     with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{reason}.*; correct the line, or set data.on_error to skip"):
         index_lines(folder, encoder, GOOD, line, PICTURE, on_error="fail")
 

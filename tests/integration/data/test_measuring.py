@@ -53,7 +53,7 @@ def test_several_processes_give_the_results_of_one_in_the_same_order(folder: Pat
     (alone, report), (together, reports) = (index(folder, encoder, workers) for workers in (1, 2))
     assert_equal(alone, together)
     assert report == reports
-    assert [line.line for line in report.bad_lines] == [11, 20]
+    assert [line.place[1] for line in report.bad_lines] == [11, 20]
     assert not multiprocessing.active_children()
 
 

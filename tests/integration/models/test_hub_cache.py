@@ -71,8 +71,8 @@ def test_the_commands_take_the_id_of_a_cached_model(
     for command in (
         f"init {ID} {shallow / 'data' / 'train.jsonl'} --devices 1",
         "doctor job.yaml --json",
-        "pack job.yaml --dp 2 --json",
-        f"pack lengths.json --model {ID} --dp 2 --json",
+        "pack job.yaml --data-parallel 2 --json",
+        f"pack lengths.json --model {ID} --data-parallel 2 --json",
     ):
         answer = CliRunner().invoke(main, command.split())
         assert answer.exit_code == 0, answer.stderr

@@ -19,3 +19,12 @@ def test_an_archive_is_refused_with_what_it_is(tmp_path: Path, kind: str, name: 
     archive = Path(shutil.make_archive(str(tmp_path / "shard-000"), kind, records))
     with pytest.raises(DataError, match=rf"shard-000.* is a {name}.*extract it"):
         recognise(archive)
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv"])
+def test_text_of_another_encoding_is_refused_with_what_it_is(tmp_path: Path, encoding: str, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('[{"messages": []}]', encoding=encoding)
+    with pytest.raises(DataError, match=f"is text in {encoding}; write it in UTF-8, as by `iconv -f {encoding} -t"):
+        recognise(path)

@@ -22,6 +22,12 @@ _ARCHIVES = {
 }
 """Place and value of the bytes by which an archive is known."""
 
+_OTHER_TEXTS = {
+    "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
+"""Byte order marks; that of UTF-32 may begin like the other."""
+
 
 class Container(Protocol):
     """What a container's module offers. All functions raise DataError for a missing or unreadable file."""
@@ -54,6 +60,11 @@ def recognise(path: Path) -> str:
         return "table"
     with open_annotations(path) as stream:
         start = stream.read(BLOCK_BYTES)
+        for name, marks in _OTHER_TEXTS.items():
+            if start.startswith(marks):
+                raise DataError(
+                    f"annotation file {path} is text in {name}; write it in UTF-8, as by `iconv -f {name} -t UTF-8`"
+                )
         for name, (place, mark) in _ARCHIVES.items():
             if start.startswith(mark, place):
                 raise DataError(

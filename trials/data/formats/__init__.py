@@ -25,6 +25,7 @@ __all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "reco
 
 _LOOKED_AT = 64
 """Records that are tried before a file's format counts as unknown."""
+_SHOWN_KEYS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +96,9 @@ def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
     try:
         found = _said(file, place, containers.load(file.container).read(file.path, place))
     except RecordError as error:
-        return BadLine(path=file.path, line=place[1], reason=str(error))
+        return BadLine(path=file.path, place=place, reason=str(error))
     if isinstance(found, Lengths):
-        return BadLine(path=file.path, line=place[1], reason="lengths alone, without a conversation to train on")
+        return BadLine(path=file.path, place=place, reason="lengths alone, without a conversation to train on")
     return found
 
 
@@ -121,16 +122,18 @@ def detect(path: Path, container: str) -> str:
         return found[0]
     if not looked_at:
         raise DataError(f"annotation file {path} is empty; write the dataset again, or remove it from data.sources")
-    what = f"looks like {' and '.join(found)}" if found else f"is in no format known here{_seen(looked_at[0])}"
     choices = ", ".join(found or plugins.names(FORMATS))
-    raise DataError(f"annotation file {path} {what}; set `format` of this source to one of: {choices}")
-
-
-def _seen(first: Record | RecordError) -> str:
-    """Return what the first record is, so that a file that is not JSON is not taken for an unknown format."""
+    remedy = f"set `format` of this source to one of: {choices}"
+    if found:
+        raise DataError(f"annotation file {path} looks like {' and '.join(found)}; {remedy}")
+    first = looked_at[0]
     if isinstance(first, RecordError):
-        return f" (its first record: {first})"
-    return f" (its first record has {', '.join(first) or 'no keys'})"
+        remedy = "write one JSON object on each line, or a list of them, in UTF-8"
+        seen = f"its first record: {first}"
+    else:
+        keys = [*islice(first, _SHOWN_KEYS), *(["more"] if len(first) > _SHOWN_KEYS else [])]
+        seen = f"its first record has {', '.join(keys) or 'no keys'}"
+    raise DataError(f"annotation file {path} is in no format known here ({seen}); {remedy}")
 
 
 def _records(path: Path, container: str) -> Iterator[Record | RecordError]:
@@ -145,7 +148,7 @@ def _said(file: AnnotationFile, place: Place, record: Record | RecordError) -> S
             raise record
         return load(file.format).read(record, file)
     except RecordError as error:
-        return BadLine(path=file.path, line=place[1], reason=str(error))
+        return BadLine(path=file.path, place=place, reason=str(error))
 
 
 def _listed(source: Source, entry: Entry, usual: str | None) -> AnnotationFile:

@@ -21,6 +21,12 @@ Place: TypeAlias = tuple[int, int]
 """Where a record begins: byte or row, and line counted from 1. A table's line is its row + 1."""
 
 
+def where(path: Path, place: Place) -> str:
+    """Return `file:line` for messages; `file:1:column`, in bytes, where records share the first line."""
+    offset, line = place
+    return f"{path}:{line}" + (f":{offset + 1}" if line == 1 and offset else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Bytes, or rows of a table, from `start` up to and without `end`."""

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.data.records.file_chunk import Place, where
 from trials.errors import DataError
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -77,12 +78,11 @@ class BadLine:
     """A line that cannot be trained on, and why."""
 
     path: Path
-    line: int
-    """Counted from 1."""
+    place: Place
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.reason}"
+        return f"{where(self.path, self.place)}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
