@@ -168,8 +168,8 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
     draft.values["training.global_batch_samples"] = whole or product
     if whole is None:
         draft.notes.append(
-            f"A step has {number_of(product, 'sample')}: {each} per device x {number_of(times, 'accumulation step')} x "
-            f"{number_of(processes, 'device')}"
+            f"A step has {number_of(product, 'sample')}: {each} per device x "
+            f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}"
         )
 
 
