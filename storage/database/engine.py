@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ _REMEDIES = (
     ("lock timeout", "another program holds it: close that program, or wait and try again"),
     ("full", "free some space and try again"),
     ("disk i/o error", "free some space, look whether the disk is sound, and try again"),
+    ("read-only file system", "name another database, on a disk that can be written"),
     ("readonly", "make the file and its folder writable, or name another database"),
     ("unable to open", "make the file and its folder writable, or name another database"),
     ("is a directory", "name a file, also one that is not there yet"),
@@ -213,5 +215,7 @@ def explain(what: str, error: BaseException, hidden: tuple[str, ...] = ()) -> st
     reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
     for secret in hidden:
         reason = reason.replace(secret, "***")
-    remedy = next((remedy for sign, remedy in _REMEDIES if sign in reason.lower()), _OTHER_REMEDY)
+    # Names of files, servers and databases may hold any of the signs.
+    words = (isinstance(error, OSError) and error.strerror) or re.sub('"[^"]*"', '""', reason)
+    remedy = next((remedy for sign, remedy in _REMEDIES if sign in words.lower()), _OTHER_REMEDY)
     return f"cannot use {what}: {reason}; {remedy}"

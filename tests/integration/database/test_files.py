@@ -1,5 +1,6 @@
 """The SQLite file: its modes and settings, and what a user reads when it cannot be used."""
 
+import errno
 import re
 import sqlite3
 import sys
@@ -14,7 +15,7 @@ import filelock
 import pytest
 from sqlalchemy import text
 
-from storage.database.engine import Database
+from storage.database.engine import Database, explain
 from storage.database.url import parse
 from storage.errors import DatabaseTooNew, DatabaseUnavailable, StorageError
 from storage.store import open_store
@@ -111,6 +112,19 @@ def test_a_path_below_a_file_is_named_with_the_remedy(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named_with_the_remedy() -> None:
     with pytest.raises(DatabaseUnavailable, match=r"/proc/autotune/store\.db.*name another database"):
         open_store("sqlite:////proc/autotune/store.db")
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "/data/full/a.db"), "grant the right to write there"),
+        (OSError(errno.EROFS, "Read-only file system", "/data/full/a.db"), "name another database"),
+        (OSError('connection to server at "full.example" failed: timeout expired'), "check that it exists and can be"),
+        (OSError('could not write to file "pg_wal": No space left: disk full'), "free some space"),
+    ],
+)
+def test_a_remedy_follows_from_the_error_and_not_from_a_name(error: OSError, remedy: str) -> None:
+    assert f"; {remedy}" in explain("it", error)
 
 
 @pytest.mark.parametrize("arguments", ["plans", "studies", "doctor", "db check", "db import x.jsonl", "note x y"])
