@@ -211,7 +211,7 @@ def test_files_of_lengths_need_no_model(folder: Path) -> None:
     assert (index.vision_units.tolist(), index.text_tokens.tolist(), report.bad) == ([3, 0], [70, 9], 1)
     cut, _ = index_lengths(folder, *cached, oversize="truncate", max_tokens=50)
     assert cut.text_tokens.tolist() == [50, 9]
-    with pytest.raises(DataError, match=r"lengths\.json:1: lengths alone, without a conversation to train on"):
+    with pytest.raises(DataError, match=r"lengths\.json:1:2: lengths alone, without a conversation to train on"):
         index.sample(0)
 
 

@@ -18,7 +18,7 @@ from trials.errors import NodeRefused, NodesMissing
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher
 from trials.launchers.nodes import Nodes
-from trials.model.folders.copies import copy_digest
+from trials.model.copies import copy_digest
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool

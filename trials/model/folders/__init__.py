@@ -1,1 +1,0 @@
-"""Where the files of a model lie: folders, copies on nodes, and the cache of the Hugging Face hub."""
