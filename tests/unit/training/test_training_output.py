@@ -51,7 +51,7 @@ def write_checkpoint(output: Path, opened: OpenedOutput, steps: int, keep: int =
     partial = partial_folder(final, opened.record)
     partial.mkdir()
     (partial / "stage-0.safetensors").write_bytes(b"tensors of step %d" % steps)
-    files = (describe_file(partial / "stage-0.safetensors"),)
+    files = (describe_file(partial, "stage-0.safetensors"),)
     state = TrainingState(steps=steps, plan="p", data="d", training=opened.record.id, files=files)
     publish(partial, final, STATE_FILE, state)
     remove_old_checkpoints(output, opened.record, keep)

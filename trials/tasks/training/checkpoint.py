@@ -62,8 +62,10 @@ def _finite_parts(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
 
 def state_of(partial: Path, record: TrainingRecord, steps: int) -> TrainingState:
     """Return the state of a training with the files of the folder, which are on the disk then."""
-    files = tuple(describe_file(file) for file in sorted(partial.iterdir()))
-    sync(*(partial / file.name for file in files))
+    paths = sorted(partial.rglob("*"))  # a tokenizer writes its further chat templates to a folder
+    names = (path.relative_to(partial).as_posix() for path in paths if path.is_file())
+    files = tuple(describe_file(partial, name) for name in names)
+    sync(*paths)
     kept = record.settings
     return TrainingState(steps=steps, plan=kept.plan, data=kept.data, training=record.id, files=files)
 
@@ -162,7 +164,7 @@ def add_processor(session: Session, folder: Path) -> None:
     settings = session.request.job.model
     AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(folder)
     for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
-        for extra in Path(settings.path).glob(pattern):
+        for extra in filter(Path.is_file, Path(settings.path).glob(pattern)):
             shutil.copy(extra, folder / extra.name)
 
 

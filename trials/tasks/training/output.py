@@ -66,7 +66,8 @@ class TrainingRecord:
 class StoredFile:
     """A file of a checkpoint or a model, with its size and checksum when it was written."""
 
-    name: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)*$")]
+    name: Annotated[str, Field(pattern=r"^[^/.][^/]*(/[^/.][^/]*)*$")]
+    """Path in the folder of the checkpoint or the model."""
     size: int
     """Bytes."""
     sha256: str
@@ -264,13 +265,14 @@ def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
 def _fault(folder: Path, state: TrainingState) -> str | None:
     """Describe the first file that is not as it was written; None when all are."""
     with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-        faults = pool.map(lambda file: _file_fault(folder / file.name, file), state.files)
+        faults = pool.map(lambda file: _file_fault(folder, file), state.files)
         return next((fault for fault in faults if fault), None)
 
 
-def _file_fault(path: Path, then: StoredFile) -> str | None:
+def _file_fault(folder: Path, then: StoredFile) -> str | None:
+    path = folder / then.name
     try:
-        now = describe_file(path)
+        now = describe_file(folder, then.name)
     except OSError as error:
         return f"{path} cannot be read ({error.strerror})"
     if now.size != then.size:
@@ -278,11 +280,10 @@ def _file_fault(path: Path, then: StoredFile) -> str | None:
     return None if now.sha256 == then.sha256 else f"{path} has changed since it was written: its checksum differs"
 
 
-def describe_file(path: Path) -> StoredFile:
+def describe_file(folder: Path, name: str) -> StoredFile:
+    path = folder / name
     with path.open("rb") as file:
-        return StoredFile(
-            name=path.name, size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest()
-        )
+        return StoredFile(name=name, size=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def partial_folder(final: Path, record: TrainingRecord) -> Path:

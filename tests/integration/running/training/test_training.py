@@ -181,6 +181,9 @@ def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
     shutil.copytree(shallow / "model", tmp_path / "model")
     generation = {"temperature": 0.25, "do_sample": True, "transformers_version": "5.0.0"}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
+    further = tmp_path / "model" / "additional_chat_templates"
+    further.mkdir()
+    (further / "tool_use.jinja").write_text("{{ messages }}")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = tied
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
@@ -193,7 +196,7 @@ def test_the_final_model_is_the_trained_one_as_transformers_saves_it(
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert model.generation_config.temperature == 0.25
-    AutoTokenizer.from_pretrained(report.model)
+    assert AutoTokenizer.from_pretrained(report.model).chat_template["tool_use"] == "{{ messages }}"
     checkpoint = prepared.job.training.output / f"checkpoint-{report.steps}"
     trained = model.state_dict()
     found = 0
