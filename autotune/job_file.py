@@ -14,8 +14,8 @@ from pydantic_core import ErrorDetails
 
 from autotune.errors import JobError
 from trials import strict_yaml
-from trials.hub import folder_of
 from trials.job import Job, Source
+from trials.model.hub import folder_of
 from trials.strict_yaml import Document, NotYaml, Place, Problem, dotted
 
 _MOST_BYTES = 1 << 18

@@ -12,8 +12,8 @@ from autotune.draft.leftovers import notes_on
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
-from trials.hub import folder_of
 from trials.job import PARTS, LossWeighting
+from trials.model.hub import folder_of
 from trials.units import number_of
 
 _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -16,8 +16,8 @@ from trials.data.indexing import IndexReport, build_index
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
-from trials.hub import folder_of, published_name
 from trials.job import DataSection, Job, ModelSection, Source, TrainingSection
+from trials.model.hub import folder_of, published_name
 
 DATA_PARALLEL = 8
 """Data ranks where the job names no devices; the papers measure their ratios on 8."""

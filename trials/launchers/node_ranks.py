@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from trials.launchers.channel_ranks import ChannelRanks
 from trials.launchers.commands import Command
+from trials.launchers.copies import copy_digest
 from trials.launchers.node_messages import EndRanks, ServeRequest, StartRanks
 from trials.launchers.nodes import Nodes
-from trials.model.copies import copy_digest
 from trials.outcome import Crash
 from trials.tasks.answer import Answer, FailureReport, error_name
 from trials.tasks.request import Request

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from trials.data.epoch import CostWeights
-from trials.hub import published_name
 from trials.job import ModelSection, TrainingSection
+from trials.model.hub import published_name
 from trials.model.identity import config_digest
 from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config

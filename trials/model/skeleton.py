@@ -16,8 +16,8 @@ from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from trials import hub
 from trials.errors import ModelError
+from trials.model import hub
 from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at

@@ -16,7 +16,7 @@ from trials.engine.allocator import AllocatorPeaks, needed_bytes
 from trials.engine.group import env_meeting, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import TrialsError, Unwritable, WireError
-from trials.model.copies import check_copy
+from trials.launchers.copies import check_copy
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_name, error_name, write_report
 from trials.tasks.certifying.certifying import run_certification

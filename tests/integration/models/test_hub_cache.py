@@ -14,7 +14,7 @@ from autotune.workload import prepare
 from tests.programs.users import JobFile, refusal
 from tests.values.saved_models import saved_model
 from tests.values.training import job_of, plan_of, train
-from trials.hub import folder_of, published_name
+from trials.model.hub import folder_of, published_name
 from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
 

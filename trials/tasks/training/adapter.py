@@ -9,8 +9,8 @@ from peft import LoraConfig
 from safetensors import safe_open
 
 from trials.engine.state import WEIGHT, kept
-from trials.hub import published_name
 from trials.model.adapters import NAME
+from trials.model.hub import published_name
 from trials.tasks.session import Session
 from trials.tasks.training.checkpoint import add_processor, save_tensors, state_of, trained_parameters, writing
 from trials.tasks.training.output import RECORD_FILE, TrainingRecord, publish

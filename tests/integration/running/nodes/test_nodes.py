@@ -15,10 +15,10 @@ from tests.machines.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
 from tests.programs.processes import children, has_ended, ranks, wait_for_the_end
 from tests.values.training import plan_of, prepared_of, variant_of
 from trials.errors import NodeRefused, NodesMissing
+from trials.launchers.copies import copy_digest
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher
 from trials.launchers.nodes import Nodes
-from trials.model.copies import copy_digest
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
