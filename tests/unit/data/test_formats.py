@@ -362,29 +362,6 @@ def test_a_file_in_no_known_format_is_refused_with_the_formats(tmp_path: Path, c
         file_at(path)
 
 
-@pytest.mark.parametrize("content", [b"hello\n", b"\xff", b'{\n"a": 1\n}', b"{'a': 1}\n"])
-def test_a_file_that_is_no_json_is_refused_with_how_to_write_it(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"its first record: .*; write one JSON object on each line, or a list of them"):
-        file_at(path)
-
-
-def test_of_many_keys_of_a_record_the_first_are_named(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "a.jsonl", {f"sample {number}": TEXT for number in range(99)})
-    with pytest.raises(DataError, match=r"has sample 0, .*, sample 9, more\); set"):
-        file_at(path)
-
-
-def test_records_of_a_list_on_one_line_are_told_apart_by_their_columns(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    content = json.dumps([TEXT, {"conversations": []}, TEXT])
-    path.write_text(content)
-    (bad,) = (found for found in samples(path) if isinstance(found, BadLine))
-    column = content.index('{"conversations": []}') + 1
-    assert str(bad) == f"{path}:1:{column}: `conversations` is empty"
-
-
 def test_a_file_in_two_formats_is_refused_with_both(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.jsonl", {"messages": [TURN], "query": "a", "response": "b"})
     with pytest.raises(
