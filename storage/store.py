@@ -15,6 +15,7 @@ from storage.records import (
     AbandonedTrial,
     AgentRecord,
     BestPlan,
+    CompileDecision,
     FinishedTrial,
     LayerProfile,
     RunningTrial,
@@ -123,6 +124,16 @@ class Store(Trainings, Housekeeping):
         """Store a JSON text, replacing an earlier one. Hardware and model must belong to a stored workload."""
         with self._database.transaction(write=True) as connection:
             workloads.save_layer_profile(connection, hardware_fingerprint, model_fingerprint, software, document)
+
+    def compile_decisions(self, workload_fingerprint: str) -> tuple[CompileDecision, ...]:
+        """Return the decisions for trainings on a workload with layers as they are, newest first."""
+        with self._database.transaction() as connection:
+            return workloads.compile_decisions(connection, workload_fingerprint)
+
+    def keep_compile_decision(self, decision: CompileDecision, *, anew: bool = False) -> CompileDecision:
+        """Store the decision, and return it. Where one is stored for this length, that stays, unless `anew`."""
+        with self._database.transaction(write=True) as connection:
+            return workloads.keep_compile_decision(connection, decision, anew=anew)
 
     def add_agent(self, machine: str, process: str) -> AgentRecord:
         """Register a process that will run trials; `AgentRecord` describes the arguments."""

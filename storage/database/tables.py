@@ -95,6 +95,8 @@ METADATA = MetaData(
     }
 )
 _required = partial(Column, nullable=False)
+_VERSIONS = ("python", "torch", "deepspeed", "transformers")
+"""Columns of `Software`."""
 
 HARDWARE = Table(
     "autotune_hardware",
@@ -154,10 +156,7 @@ WORKLOAD = Table(
     _required("hardware_fingerprint", Text, ForeignKey(HARDWARE.c.fingerprint), index=True),
     _required("model_fingerprint", Text, ForeignKey(MODEL.c.fingerprint), index=True),
     _required("data_fingerprint", Text, ForeignKey(DATA_PROFILE.c.fingerprint)),
-    _required("python", Text),
-    _required("torch", Text),
-    _required("deepspeed", Text),
-    _required("transformers", Text),
+    *(_required(name, Text) for name in _VERSIONS),
     _required("oversize", Text),
     _required("global_batch_samples", Whole),
     _required("memory_limit_bytes", Whole),
@@ -282,12 +281,19 @@ LAYER_PROFILE = Table(
     METADATA,
     Column("hardware_fingerprint", Text, ForeignKey(HARDWARE.c.fingerprint), primary_key=True),
     Column("model_fingerprint", Text, ForeignKey(MODEL.c.fingerprint), primary_key=True),
-    Column("python", Text, primary_key=True),
-    Column("torch", Text, primary_key=True),
-    Column("deepspeed", Text, primary_key=True),
-    Column("transformers", Text, primary_key=True),
+    *(Column(name, Text, primary_key=True) for name in _VERSIONS),
     _required("created", UtcDateTime),
     _required("document", Text),
+)
+
+COMPILE_DECISION = Table(
+    "autotune_compile_decision",
+    METADATA,
+    Column("workload_fingerprint", Text, ForeignKey(WORKLOAD.c.fingerprint), primary_key=True),
+    Column("steps", Whole, primary_key=True, autoincrement=False),
+    Column("compiler", Text),
+    _required("reason", Text),
+    _required("decided", UtcDateTime),
 )
 
 BEST_PLAN = Table(
