@@ -331,7 +331,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
 def check_layout(prepared: Prepared, layout: Layout) -> None:
     """Raise InvalidPlan, with the reason, for a layout that the nodes, the model or its training do not allow."""
     hardware, settings, degree = prepared.workload.hardware, prepared.job.model, layout.tensor
-    if prepared.job.training.compile:
+    if prepared.job.training.compiles:
         check_compilable(layout)
     if degree == 1:
         return

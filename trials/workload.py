@@ -83,6 +83,10 @@ GRADIENT_DTYPE = "float32"
 """Type in which the engine sums gradients, for every type of weights."""
 
 
+COMPILER = "inductor"
+"""What compiles layers, where they are compiled."""
+
+
 Part: TypeAlias = Literal["vision", "projector", "language"]
 """A part of a model that a job trains, freezes or adapts by itself."""
 

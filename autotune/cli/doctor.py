@@ -12,6 +12,7 @@ from autotune.machine.agent import has_died
 from autotune.machine.device_problems import Problem, problems, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
+from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -23,6 +24,7 @@ from trials.workload import Hardware, Workload
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
     from trials.data.indexing import IndexReport
+    from trials.job import Job
 
 _Part = dict[str, Any] | None
 
@@ -34,11 +36,12 @@ def examine(options: Options, file: "JobFile | None") -> None:
     url = options.database_url(job.database if job else None)
     groups = job.search.parallel if job else 1
     findings = [*problems(situation(hardware, groups)), *_spool_findings(spool_folder(work_folder(url)))]
-    if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
-        findings.append(Problem(what=f"training.compile needs {missing}", remedy=INSTALL))
-    database, problem = None, None
+    work, report = survey(options, job, outline) if job and outline else (None, None)
+    database, problem, setting = None, None, None
     try:
         with open_store(url) as store:
+            if job and work and job.training.compile == AUTO:
+                setting = setting_of(store, job, work)
             studies = store.studies(archived=True)
             database = {
                 "name": store.masked_url,
@@ -53,19 +56,24 @@ def examine(options: Options, file: "JobFile | None") -> None:
             findings += _database_findings(store)
     except StorageError as error:
         problem = error
-    data = None
-    if job and outline:
-        work, report = survey(options, job, outline)
+    compiles = job is not None and (job.training.compiles or (setting is not None and setting.compiled))
+    if compiles and (missing := missing_tool(hardware.accelerator)):
+        findings.append(Problem(what=f"training.compile needs {missing}", remedy=INSTALL))
+    data = compiling = None
+    if job and outline and work and report:
         data = _data(work, report)
         findings += [*_data_findings(report), *outline.problems]
+        if job.training.compile == AUTO:
+            compiling = _compiling(job, work, setting)
     document = {
         "hardware": wire.to_document(hardware),
         "software": wire.to_document(software()),
         "database": database,
         "data": data,
+        "compile": compiling,
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
-    options.give(lambda: document, lambda: _text(hardware, database, data, findings))
+    options.give(lambda: document, lambda: _text(hardware, database, data, compiling, findings))
     if problem:
         raise problem
 
@@ -138,7 +146,19 @@ def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
     }
 
 
-def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Problem]) -> str:
+def _compiling(job: "Job", work: Workload, setting: CompileSetting | None) -> str:
+    """Return what `training.compile: auto` has decided, or how it will be."""
+    if setting is not None and not setting.is_open:
+        return setting.text
+    if (missing := missing_tool(work.hardware.accelerator)) is not None:
+        return f"training.compile: auto: compiling needs {missing}, so layers stay as they are"
+    return (
+        f"training.compile: auto: `autotune tune` will profile the layers both ways and compile them if that is repaid "
+        f"{MARGIN} times within the {steps_of(job.training, work.data.samples):,} steps of the training"
+    )
+
+
+def _text(hardware: Hardware, database: _Part, data: _Part, compiling: str | None, findings: list[Problem]) -> str:
     versions = software()
     link = f", {hardware.link} between them" if hardware.link else ""
     lines = [
@@ -159,6 +179,8 @@ def _text(hardware: Hardware, database: _Part, data: _Part, findings: list[Probl
             f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images, "
             f"for {data['model']}"
         )
+    if compiling:
+        lines.append(f"Layers    {compiling}")
     if not findings:
         return "\n".join((*lines, "", "No problems found.") if database else lines)
     rows = [(finding.what, finding.remedy) for finding in findings]

@@ -8,6 +8,7 @@ from autotune.events import start_events
 from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
+from autotune.search.compiling import decided
 from autotune.search.execution.profiling import layer_costs
 from autotune.workbench import workbench
 from trials import wire
@@ -20,7 +21,8 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
         output_file.check_no_input(out, (file.path,))
     job = file.load()
     listener = options.display
-    with workbench(job, options.database_url(job.database), listener) as bench:
+    with workbench(job, options.database_url(job.database), listener) as opened:
+        bench = decided(opened, listener)
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
         bench.store.add_workload(work)
         launcher = bench.site.launcher(logs, work.hardware.devices)

@@ -18,6 +18,7 @@ from autotune.plan_choice import check_new, choose_plan
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
+from autotune.search.compiling import as_decided, decided
 from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.retuning import check_checkpoints
@@ -73,7 +74,8 @@ def tune_job(
     if submit:
         submission.submit(options, job)
         return
-    with _open(options, job) as bench:
+    with _open(options, job) as opened:
+        bench = decided(opened, options.display, fresh=fresh)
         best = _tune(options, bench, fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
         ran = trials_behind(best, bench.store)
@@ -97,7 +99,8 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         return
     check_output(job)
     check_place(job.training.output)
-    with _open(options, job) as bench:
+    with _open(options, job) as opened:
+        bench = as_decided(opened, options.display)
         wanted_plan = wanted.resume_with or wanted.plan
         output = job.training.output
         chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display, output)
@@ -132,7 +135,8 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         return
     check_output(job)
     check_place(job.training.output)
-    with _open(options, job) as bench:
+    with _open(options, job) as opened:
+        bench = decided(opened, options.display)
         best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
             check_new(bench.store, bench.prepared.workload, job.training.output)

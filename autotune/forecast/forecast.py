@@ -164,7 +164,7 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
-            if self.job.training.compile:
+            if self.job.training.compiles:
                 check_compilable(plan.layout)
             tensor = plan.layout.tensor
             if tensor > 1:

@@ -5,8 +5,10 @@ from pathlib import Path
 from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, Forecaster
+from autotune.forecast.profile_file import read_profile
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
+from autotune.search.compile_setting import AUTO, setting_of, with_compile
 from storage.store import open_store
 from trials.job import Job
 from trials.model.identity import path_digest
@@ -22,8 +24,13 @@ def forecaster_of(
 ) -> Forecaster:
     """Return the forecaster of a job, which has learned from its stored trials unless a profile file is given.
 
+    With `training.compile: auto` it is of layers as decided; of a file, as they were profiled.
+
     Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
+    is_open = job.training.compile == AUTO
+    if is_open and options.profile_file:
+        job = with_compile(job, compiled=read_profile(options.profile_file).model.compiler is not None)
     shape = model_shape(job.model, job.training)
     if profile := options.profile_file:
         cluster = cluster_of_file(job, shape, profile, options)
@@ -36,6 +43,11 @@ def forecaster_of(
     forecaster = Forecaster(job, shape, cluster, listener)
     if options.profile_file is None:
         with open_store(database_url) as store:
+            if is_open:
+                setting = setting_of(store, job, forecaster.workload)
+                listener(Note(text=setting.text))
+                if setting.compiled:
+                    return forecaster_of(with_compile(job, compiled=True), options, database_url, listener)
             trials = store.comparable_trials(forecaster.workload)
         if trials:
             listener(PhaseBegan(phase=Phase.PREDICTION, text="Learning from trials"))

@@ -3,6 +3,7 @@
 from autotune.database_setting import chosen_database
 from autotune.job_file import JobLike, as_job
 from autotune.plan_choice import known_winner
+from autotune.search.compile_setting import settled_workload
 from autotune.workload import look_at, workload_of
 from storage.records import BestPlan
 from storage.store import open_store
@@ -19,4 +20,4 @@ def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
     now = workload_of(job, outline)
     with open_store(chosen_database(database, job.database)) as store:
         store.adopt_model(outline.shape, outline.path_digest)
-        return known_winner(store, now)
+        return known_winner(store, settled_workload(store, job, now))

@@ -12,6 +12,7 @@ from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import choose_plan
+from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
 from autotune.training.retuning import check_checkpoints
 from autotune.training.training_log import check_loggers
@@ -56,7 +57,8 @@ def launch(
     check_loggers(job)
     check_output(job)
     check_place(job.training.output)
-    with workbench(job, chosen_database(database, job.database), listener) as bench:
+    with workbench(job, chosen_database(database, job.database), listener) as opened:
+        bench = as_decided(opened, listener)
         chosen = choose_plan(bench.store, bench.prepared.workload, named, listener, job.training.output)
         certificate = None
         if certify:

@@ -4,6 +4,7 @@ from autotune.certification.certify import certify, known_certificate, warn_of
 from autotune.database_setting import chosen_database
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
+from autotune.search.compiling import decided
 from autotune.search.tuner import Tuner
 from autotune.training.training_log import check_loggers
 from autotune.workbench import workbench
@@ -31,7 +32,8 @@ def tune(
     job = with_values(as_job(job), "search", given)
     job = with_values(job, "hardware", {"launcher": launcher})
     check_loggers(job)
-    with workbench(job, chosen_database(database, job.database), listener) as bench:
+    with workbench(job, chosen_database(database, job.database), listener) as opened:
+        bench = decided(opened, listener, fresh=fresh)
         best = Tuner(bench, listener).tune(fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder)
         if certificate is None:

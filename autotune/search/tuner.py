@@ -23,37 +23,44 @@ from autotune.search.space.tensor import check_named
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
+from autotune.workload import Prepared
 from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
+from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
 _log = logging.getLogger(__name__)
+
+
+def check_search(prepared: Prepared) -> Plan | None:
+    """Check the settings of the search before the profile, which takes minutes; return the current plan, if any.
+
+    Raise JobError for an unknown sampler, a layout that cannot be searched, and a current plan of another job.
+    """
+    search = prepared.job.search
+    try:
+        plugins.load(SAMPLERS, search.sampler)
+    except UnknownName as error:
+        raise JobError(f"search.sampler: {error}") from error
+    check_space(prepared.workload, search.space)
+    check_named(prepared)
+    return current_plan(prepared)
 
 
 class Tuner:
     """Search for the best plan of one job, resuming what an earlier run began."""
 
     def __init__(self, bench: Workbench, listener: Listener = unheard) -> None:
-        """Check the settings of the search and store the workload.
-
-        Raise JobError for an unknown sampler, and for a current plan that is not one of this job.
-        """
+        """Check the settings of the search and store the workload. Raise what `check_search` raises."""
         self._bench = bench
         self._job = bench.prepared.job
         self._workload = bench.prepared.workload
         self._store = bench.store
         self._agent = bench.agent
         self._listener = listener
-        try:
-            plugins.load(SAMPLERS, self._job.search.sampler)
-        except UnknownName as error:
-            raise JobError(f"search.sampler: {error}") from error
-        # Checked before the profile, which takes minutes.
-        check_space(self._workload, self._job.search.space)
-        check_named(bench.prepared)
-        self._current_plan = current_plan(bench.prepared)
+        self._current_plan = check_search(bench.prepared)
         self._fingerprint = self._store.add_workload(self._workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:

@@ -12,7 +12,7 @@ from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.trained import choose_trained, passes, trained_parts
 from trials.model.weights import WeightFiles
-from trials.workload import GRADIENT_DTYPE, ModelShape
+from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape
 
 _WHOLE = TrainingSection()
 """Settings with which the whole model trains."""
@@ -49,7 +49,7 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         config_digest=config_digest(config),
         gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
         trained=trained_parts(training, chain),
-        compiler="inductor" if training.compile else None,
+        compiler=COMPILER if training.compiles else None,
     )
 
 

@@ -13,6 +13,7 @@ from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind, trials_behind_each
 from autotune.results.study_report import Known
+from autotune.search.compile_setting import decisions_of, settled_workload
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import BestPlan, TriedPlan
@@ -56,6 +57,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     with open_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
+        now = settled_workload(store, job, now) if job and now else None
         found: Sequence[Known]
         if now or wanted.here:
             found = _nearest_plans(store, wanted, now)
@@ -145,6 +147,9 @@ def show_plan(options: Options, plan: str) -> None:
         ran = trials_behind(tried.won, store) if tried.won else ()
         used = _uses(store).get(tried.plan.id, ())
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
+        decisions = [
+            each for each in decisions_of(store, tried.workload) if each.compiler == tried.workload.model.compiler
+        ]
     folder = certificates_folder(work_folder(options.database_url()))
     certificates = stored_certificates(folder, tried.plan.id)
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
@@ -156,10 +161,20 @@ def show_plan(options: Options, plan: str) -> None:
             "launches": [wire.to_document(launch) for launch in launches],
             **wire.to_document(annotation),
             "certificates": [wire.to_document(each) for each in certificates],
+            "compile_decisions": [wire.to_document(each) for each in decisions],
         },
         lambda: "\n\n".join(
             (
-                study_report.show_text(tried, known, holds, launches, ran=ran, used_by=used, annotation=annotation),
+                study_report.show_text(
+                    tried,
+                    known,
+                    holds,
+                    launches,
+                    ran=ran,
+                    used_by=used,
+                    annotation=annotation,
+                    decisions=decisions,
+                ),
                 *map(certificate_text, certificates),
             )
         ),

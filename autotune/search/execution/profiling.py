@@ -51,7 +51,7 @@ def layer_costs(
             return wire.decode(LayerCosts, stored.document)
         except WireError as error:
             _log.info("the stored profile is of another version and is measured again: %s", error)
-    layers = "compiled layers" if prepared.job.training.compile else "layers"
+    layers = "compiled layers" if prepared.job.training.compiles else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
     costs = profile_layers(prepared, pool, logs)
     store.save_layer_profile(*keys, wire.encode(costs))

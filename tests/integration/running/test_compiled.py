@@ -14,15 +14,19 @@ from autotune.cli import main
 from autotune.errors import PlanNotValid
 from autotune.search.execution.profiling import profile_layers
 from autotune.workload import check_plan
+from storage.store import open_store
 from tests.machines.traced import traced
 from tests.programs.processes import children
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
+from tests.unit.search.test_compile_trade import slower
 from tests.values.training import PACKED, plan_of, prepared_of
+from trials import wire
 from trials.channels.folder import FolderChannel, file_meeting
 from trials.data.epoch import Step
 from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
+from trials.layer_costs import LayerCosts
 from trials.model.refusals.compiling import missing_tool
 from trials.outcome import Crash
 from trials.plan import Plan
@@ -31,6 +35,7 @@ from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.tasks.session import Session, open_session
 from trials.tasks.trial import run_trial
+from trials.workload import COMPILER
 
 COMPILED: dict[str, Any] = {"compile": True}
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
@@ -150,6 +155,14 @@ def test_a_step_that_compiles_layers_is_run_again_and_not_timed(
 
 # --- a whole search and training ---
 
+BRIEF = {"trials": 4, "time_limit": "4min", "warmup_steps": 0, "timed_steps": 1, "confirm_rounds": 1}
+
+
+def run(*arguments: str) -> str:
+    answer = CliRunner().invoke(main, [*arguments])
+    assert answer.exit_code == 0, answer.stderr
+    return answer.stdout + answer.stderr
+
 
 @needs_compiler
 @pytest.mark.long
@@ -179,14 +192,7 @@ def test_a_profile_is_of_compiled_layers(
 @pytest.mark.usefixtures("home", "brief_profiles")
 def test_a_compiled_job_is_tuned_certified_and_trained_apart_from_the_plain_one(words: Path, tmp_path: Path) -> None:
     job = JobFile(words, tmp_path)
-    search = {"trials": 4, "time_limit": "4min", "warmup_steps": 0, "timed_steps": 1, "confirm_rounds": 1}
-
-    def run(*arguments: str) -> str:
-        answer = CliRunner().invoke(main, [*arguments])
-        assert answer.exit_code == 0, answer.stderr
-        return answer.stdout + answer.stderr
-
-    path = job.spoil(search=search, training__compile=True)
+    path = job.spoil(search=BRIEF, training__compile=True)
     tuned = run("tune", path)
     assert "Layers are compiled." in tuned
     assert "holds" in tuned
@@ -198,6 +204,62 @@ def test_a_compiled_job_is_tuned_certified_and_trained_apart_from_the_plain_one(
     (file,) = (job.output / "model").glob("*.safetensors")
     with safe_open(file, "pt") as weights:
         assert "model.layers.0.self_attn.q_proj.weight" in weights.keys()  # noqa: SIM118
+
+
+def examined(path: Path) -> dict[str, Any]:
+    """Return what `doctor` says of a job."""
+    document: dict[str, Any] = json.loads(CliRunner().invoke(main, ["doctor", str(path), "--json"]).stdout)
+    return document
+
+
+def plant_gain() -> None:
+    """Replace the stored profile of compiled layers by that of the others, in half of the time: no timing decides."""
+    with open_store() as store:
+        profiles = {profile.model.compiler: profile for profile in store.layer_profiles()}
+        compiled = profiles[COMPILER]
+        plain, measured = (wire.decode(LayerCosts, profiles[each].document) for each in (None, COMPILER))
+        assert plain.compile_seconds is None
+        assert measured.compile_seconds is not None
+        faster = replace(slower(plain, 0.5, "vision", "language"), compile_seconds=0.01)
+        store.save_layer_profile(
+            compiled.hardware.fingerprint, compiled.model.fingerprint, compiled.software, wire.encode(faster)
+        )
+
+
+@needs_compiler
+@pytest.mark.long
+@pytest.mark.ranks
+@pytest.mark.usefixtures("home", "brief_profiles")
+def test_auto_compiles_a_long_training_and_leaves_the_layers_of_a_short_one(words: Path, tmp_path: Path) -> None:
+    job = JobFile(words, tmp_path)
+    short = run("tune", job.spoil(search=BRIEF, training__compile="auto", training__max_steps=3))
+    assert "Profiling the layers on" in short
+    assert "Profiling the compiled layers on" in short
+    assert ": not compiled" in short
+    assert "Layers are compiled." not in short
+    shown = run("show", short.split()[1])
+    assert "; compiled layers)" not in shown
+    assert ": not compiled" in shown
+
+    plant_gain()
+    decided = "; the training has 300: compiled"
+    long = run("tune", job.spoil(training__max_steps=300, training__epochs=50))
+    assert "Profiling" not in long
+    assert decided in long
+    assert "Layers are compiled." in long
+    plan = long.split()[1]
+    shown = run("show", plan)
+    assert "; compiled layers)" in shown
+    assert decided in shown
+    assert decided in examined(job.path)["compile"]
+    assert run("tune", str(job.path)).split()[1] == plan
+    assert decided in run("predict", str(job.path))
+    assert plan in run("plans", "--like", str(job.path), "--verdict", "valid")
+    run("launch", str(job.path), "--steps", "2")
+    with open_store() as store:
+        (launch,) = store.launches(plan)
+        assert store.workload(launch.workload_fingerprint).model.compiler == COMPILER
+    assert ": not compiled" in run("tune", job.spoil(training__max_steps=3))
 
 
 # --- what is refused ---
@@ -244,10 +306,24 @@ def test_a_machine_without_a_compiler_is_refused_before_anything_is_measured(
     job.spoil(training__compile=True)
     code, said = refusal("tune", job.path)
     assert (code, NO_COMPILER in said) == (2, True)
-    findings = json.loads(CliRunner().invoke(main, ["doctor", str(job.path), "--json"]).stdout)["findings"]
+    findings = examined(job.path)["findings"]
     assert any(f"{finding['what']}; {finding['remedy']}".startswith(NO_COMPILER) for finding in findings)
-    plain = json.loads(CliRunner().invoke(main, ["doctor", job.spoil(training__compile=False), "--json"]).stdout)
-    assert not [finding for finding in plain["findings"] if "compiler" in finding["what"]]
+    job.spoil(training__compile=False)
+    assert not [finding for finding in examined(job.path)["findings"] if "compiler" in finding["what"]]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("home")
+def test_doctor_says_what_auto_will_do(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = JobFile(shallow, tmp_path)
+    job.spoil(training__compile="auto", training__epochs=5)
+    assert examined(job.path)["compile"].endswith("that is repaid 2 times within the 30 steps of the training")
+    assert "Layers    training.compile: auto: `autotune tune` will profile" in run("doctor", str(job.path))
+    monkeypatch.setenv("CXX", "/nonexistent")
+    found = examined(job.path)
+    needs = "compiling needs a compiler, and CXX=/nonexistent is none, so layers stay as they are"
+    assert found["compile"] == f"training.compile: auto: {needs}"
+    assert not any("compile" in finding["what"] for finding in found["findings"])
 
 
 @pytest.mark.ranks

@@ -14,16 +14,18 @@ INSTALL = "install it, or remove training.compile from the job file"
 
 def check_compilable(layout: Layout) -> None:
     """Raise InvalidPlan for a layout whose layers are not compiled as those of a profile."""
+    if (why := uncompilable(layout)) is not None:
+        other = "tensor 1" if layout.zero < 3 else "ZeRO 2"
+        raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")
+
+
+def uncompilable(layout: Layout) -> str | None:
+    """Return what about a layout keeps layers from being compiled as those of a profile; None where nothing does."""
     if layout.zero == 3:
-        raise InvalidPlan(
-            "training.compile does not work with ZeRO 3, whose hooks gather weights inside of a layer; use ZeRO 2, or "
-            "remove training.compile"
-        )
+        return "ZeRO 3, whose hooks gather weights inside of a layer"
     if layout.tensor > 1:
-        raise InvalidPlan(
-            f"training.compile does not work with tensor degree {layout.tensor}, whose ranks exchange states inside of "
-            "a layer; use tensor 1, or remove training.compile"
-        )
+        return f"tensor degree {layout.tensor}, whose ranks exchange states inside of a layer"
+    return None
 
 
 def check_compiler(accelerator: str) -> None:

@@ -57,7 +57,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         for kind, paths in paths_by_kind.items()
     }
     profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
-    compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
+    compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compiles else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))

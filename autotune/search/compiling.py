@@ -1,0 +1,147 @@
+"""The decision of `training.compile: auto`, by profiles of the layers both ways on the devices of the job."""
+
+import math
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from autotune.errors import NoFeasiblePlan, ProfileError, TrialsKeepFailing
+from autotune.events import Listener, Note, start_events, unheard
+from autotune.prediction.costs_table import TypicalPack
+from autotune.search.compile_setting import (
+    AUTO,
+    decisions_of,
+    obstacle,
+    setting_of,
+    steps_of,
+    with_compile,
+    with_layers,
+)
+from autotune.search.compile_trade import CompileTrade, only_compiled, profiles_error
+from autotune.search.execution.profiling import layer_costs
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
+from autotune.search.tuner import check_search
+from autotune.workbench import Workbench
+from autotune.workload import Prepared
+from storage.records import CompileDecision
+from trials.layer_costs import NOISE_LIMIT, LayerCosts
+from trials.model.refusals.compiling import check_compiler, missing_tool
+from trials.run.pool import WarmPool
+from trials.workload import COMPILER
+
+
+def decided(bench: Workbench, listener: Listener = unheard, *, fresh: bool = False) -> Workbench:
+    """Return the workbench of a job that says whether layers are compiled; with `auto` that is decided, and stored.
+
+    A decision for this workload and length of training is not made again, unless `fresh`. Where no profile is stored,
+    or `fresh`, the layers are profiled. Raise what `check_search` and `layer_costs` raise, and NoCompiler where another
+    agent decided to compile, and this machine cannot.
+    """
+    prepared = bench.prepared
+    if prepared.job.training.compile != AUTO:
+        return bench
+    check_search(prepared)
+    steps = steps_of(prepared.job.training, prepared.workload.data.samples)
+    known = any(each.steps == steps for each in decisions_of(bench.store, prepared.workload)) and not fresh
+    if not known and obstacle(prepared.job, prepared.workload) is None:
+        bench.store.keep_compile_decision(_decide(bench, steps, listener, fresh=fresh), anew=fresh)
+    return as_decided(bench, listener)
+
+
+def as_decided(bench: Workbench, listener: Listener = unheard) -> Workbench:
+    """Return the workbench with what is decided, for work that measures nothing; layers stay as they are before.
+
+    Raise NoCompiler like `decided`.
+    """
+    prepared = bench.prepared
+    if prepared.job.training.compile != AUTO:
+        return bench
+    setting = setting_of(bench.store, prepared.job, prepared.workload)
+    listener(Note(text=setting.text))
+    if setting.compiled:
+        check_compiler(prepared.workload.hardware.accelerator)
+    return replace(bench, prepared=_with_layers(prepared, compiled=setting.compiled))
+
+
+def _with_layers(prepared: Prepared, *, compiled: bool) -> Prepared:
+    return replace(
+        prepared,
+        job=with_compile(prepared.job, compiled=compiled),
+        workload=with_layers(prepared.workload, compiled=compiled),
+    )
+
+
+def _decide(bench: Workbench, steps: int, listener: Listener, *, fresh: bool) -> CompileDecision:
+    work = bench.prepared.workload
+    if (missing := missing_tool(work.hardware.accelerator)) is not None:
+        compiles, reason = False, f"compiling needs {missing}: not compiled"
+    else:
+        compiles, reason = _weighed(bench, steps, listener, fresh=fresh)
+    return CompileDecision(
+        workload_fingerprint=bench.store.add_workload(work),
+        steps=steps,
+        compiler=COMPILER if compiles else None,
+        reason=reason,
+        decided=datetime.now(UTC),
+    )
+
+
+def _weighed(bench: Workbench, steps: int, listener: Listener, *, fresh: bool) -> tuple[bool, str]:
+    """Return whether to compile, and why, by profiles of the layers both ways."""
+    prepared = bench.prepared
+    data = prepared.workload.data
+    plain = _profile(bench, listener, compiled=False, fresh=fresh)
+    try:
+        compiled = _profile(bench, listener, compiled=True, fresh=fresh)
+    except (TrialsKeepFailing, ProfileError) as error:
+        return False, f"compiled layers cannot be profiled ({error}): not compiled"
+    if noisy := dict.fromkeys((*plain.noisy_kinds, *compiled.noisy_kinds)):
+        return False, (
+            f"times of {', '.join(noisy)} differ by more than {NOISE_LIMIT:.0%} between repeats, too much to tell; on "
+            "an idle machine `autotune tune --fresh` decides again: not compiled"
+        )
+    plain_seconds = _epoch_seconds(prepared, plain)
+    compiled_seconds = _epoch_seconds(prepared, only_compiled(plain, compiled))
+    if compiled_seconds is None:
+        return False, "no plan that can be compiled fits the memory: not compiled"
+    if plain_seconds is None:
+        return True, "only plans with compiled layers, which keep less, fit the memory: compiled"
+    assert compiled.compile_seconds is not None, "the profile is of compiled layers"
+    steps_of_epoch = math.ceil(data.samples / prepared.workload.global_batch_samples)
+    trade = CompileTrade(
+        plain_step_seconds=plain_seconds / steps_of_epoch,
+        compiled_step_seconds=compiled_seconds / steps_of_epoch,
+        error=profiles_error(plain, compiled, TypicalPack.of(data)),
+        compile_seconds=compiled.compile_seconds,
+        steps=steps,
+    )
+    return trade.pays, trade.reason
+
+
+def _profile(bench: Workbench, listener: Listener, *, compiled: bool, fresh: bool) -> LayerCosts:
+    prepared, logs = _with_layers(bench.prepared, compiled=compiled), bench.folder / "ranks" / "profile"
+    bench.store.add_workload(prepared.workload)
+    launcher = bench.site.launcher(logs, prepared.workload.hardware.devices)
+    # Ranks of its own: those that have compiled hold the compiler.
+    with WarmPool(launcher, on_start=start_events(listener)) as pool:
+        return layer_costs(prepared, bench.store, pool, logs, listener, fresh=fresh)
+
+
+def _epoch_seconds(prepared: Prepared, costs: LayerCosts) -> float | None:
+    """Return the predicted time of an epoch of the best plan; None where none fits the memory."""
+    workload = prepared.workload
+    predictor = CalibratedPredictor.of_job(
+        prepared.job,
+        prepared.index,
+        prepared.weights,
+        costs=costs.with_workers(prepared.job.data.workers or 0),
+        element_bytes=workload.model.element_bytes,
+    )
+    solver = Solver(predictor.profiled, Limits.of(workload))
+    try:
+        space = feasible_space(workload, solver, remedy="", wanted=prepared.job.search.space)
+    except NoFeasiblePlan:
+        return None
+    return min(predictor.plans_epoch_seconds(space.starts))
