@@ -233,15 +233,18 @@ class LayerCosts:
     """Ranks on each of several nodes; 0 where all were on one."""
     compile_seconds: Measured | None = None
     """Seconds in which a rank compiles layers of all kinds; None for layers as they are."""
+    compiled_shares: tuple[tuple[LayerKind, Measured, Measured], ...] = ()
+    """(kind, time of a compiled layer over that of one as it is, spread of that share), timed in turns."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""
         check_measured(self)
-        kinds = [kind for kind, _ in self.layers]
-        if missing := [kind for kind in KINDS if kind not in kinds]:
+        if missing := [kind for kind in KINDS if kind not in dict(self.layers)]:
             raise ValueError(f"there are no costs of {', '.join(missing)}")
-        if len(kinds) > len(KINDS):
-            raise ValueError(f"there are costs of {len(kinds)} kinds of layers; there are only {', '.join(KINDS)}")
+        if len(self.layers) > len(KINDS):
+            raise ValueError(
+                f"there are costs of {len(self.layers)} kinds of layers; there are only {', '.join(KINDS)}"
+            )
         if not self.updates:
             raise ValueError("there is no cost of an update")
 
@@ -270,9 +273,8 @@ class LayerCosts:
 
     def knows_reduction(self, layout: Layout) -> bool:
         """Return whether averages of gradients in this layout can be predicted."""
-        timed = {(cost.pipeline, cost.data, cost.within) for cost in self.communications}
-        place = layout.pipeline, layout.data, layout.reduce_within
-        return layout.reduce_within == 1 or (layout.tensor == 1 and place in timed)
+        timed = {(cost.pipeline, cost.data, cost.within): layout.tensor == 1 for cost in self.communications}
+        return layout.reduce_within == 1 or timed.get((layout.pipeline, layout.data, layout.reduce_within), False)
 
     def _alike(self, layout: Layout) -> CommunicationCost | None:
         """Return what was timed with as many data ranks that lie on as many nodes; None where nothing was."""
@@ -364,8 +366,7 @@ class LayerCosts:
         """
         found = {(update.zero, update.data_parallel > 1): update for update in self.updates}
         # ZeRO 2 updates as ZeRO 1 does. ZeRO 3 exchanges nothing then, so it was not timed.
-        update = found.get((1 if layout.zero == 2 else layout.zero, layout.data > 1))
-        if update is None:
+        if (update := found.get((1 if layout.zero == 2 else layout.zero, layout.data > 1))) is None:
             return self._update_alone(layout.zero, layout.data)
         if update.data_parallel == layout.data:
             return update.seconds_per_parameter
@@ -375,13 +376,12 @@ class LayerCosts:
 
     def scaled_updates(self, computing: float, communication: float) -> tuple[UpdateCost, ...]:
         """Return the updates with a factor for the time of a single rank, and one for the rest."""
-        exchanges = [self._update_exchange(update) for update in self.updates]
         return tuple(
             replace(
                 update,
                 seconds_per_parameter=(update.seconds_per_parameter - exchange) * computing + exchange * communication,
             )
-            for update, exchange in zip(self.updates, exchanges, strict=True)
+            for update, exchange in zip(self.updates, map(self._update_exchange, self.updates), strict=True)
         )
 
     def _update_alone(self, zero: ZeroStage, data: int) -> float:

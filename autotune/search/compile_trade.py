@@ -3,11 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
-from autotune.prediction.costs_table import TypicalPack
 from autotune.search.compile_setting import MARGIN
-from trials.layer_costs import KINDS, LayerCosts, LayerKind
-
-_COMPILED: tuple[LayerKind, ...] = ("vision", "language")
+from trials.layer_costs import Coefficients, LayerCost, LayerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +14,7 @@ class CompileTrade:
     plain_step_seconds: float
     compiled_step_seconds: float
     error: float
-    """Share of the time by which the two may differ although the layers are equally fast."""
+    """Share of the time by which the layers may be less fast than they were timed."""
     compile_seconds: float
     """Of the slowest rank, for layers of all kinds: all ranks wait for it."""
     steps: int
@@ -47,21 +44,28 @@ class CompileTrade:
 
 
 def only_compiled(plain: LayerCosts, compiled: LayerCosts) -> LayerCosts:
-    """Return the plain costs with those of the compiled layers: noise of all that is not compiled is no gain."""
-    layers = tuple((kind, (compiled if kind in _COMPILED else plain)[kind]) for kind in KINDS)
+    """Return the plain costs with layers that take their share of the time, and keep what compiled ones keep.
+
+    All else, such as exchanges, was timed for both by itself: its noise is no gain.
+    """
+    shares = {kind: share for kind, share, _ in compiled.compiled_shares}
+    layers = tuple((kind, _scaled(cost, compiled[kind], shares.get(kind))) for kind, cost in plain.layers)
     return replace(plain, layers=layers, compile_seconds=compiled.compile_seconds)
 
 
-def profiles_error(plain: LayerCosts, compiled: LayerCosts, pack: TypicalPack) -> float:
-    """Return by which share of the time two profiles differ by themselves.
-
-    Embedding, projector and head are compiled in neither, so their times show how far the machine has changed between
-    the two. The spread of repeats is nearly two standard errors of the ratio of two medians of five.
-    """
-    kinds = [kind for kind in KINDS if plain[kind].parameters]
-    then, now = (
-        sum(sum(pack.seconds(costs, kind)[:2]) for kind in kinds if kind not in _COMPILED)
-        for costs in (plain, compiled)
+def _scaled(plain: LayerCost, compiled: LayerCost, share: float | None) -> LayerCost:
+    if share is None:
+        return plain
+    return replace(
+        compiled,
+        forward_seconds=_times(plain.forward_seconds, share),
+        backward_seconds=_times(plain.backward_seconds, share),
+        recompute_seconds=_times(plain.recompute_seconds, share),
+        curve_sizes=plain.curve_sizes,
+        curve=plain.curve,
     )
-    noise = max(costs[kind].noise for costs in (plain, compiled) for kind in kinds if kind in _COMPILED)
-    return noise + abs(now / then - 1)
+
+
+def _times(coefficients: Coefficients, factor: float) -> Coefficients:
+    units, tokens, squares, constant = coefficients
+    return factor * units, factor * tokens, factor * squares, factor * constant

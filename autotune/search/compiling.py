@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 from autotune.errors import NoFeasiblePlan, ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Note, start_events, unheard
-from autotune.prediction.costs_table import TypicalPack
 from autotune.search.compile_setting import (
     AUTO,
     decisions_of,
@@ -16,7 +15,7 @@ from autotune.search.compile_setting import (
     with_compile,
     with_layers,
 )
-from autotune.search.compile_trade import CompileTrade, only_compiled, profiles_error
+from autotune.search.compile_trade import CompileTrade, only_compiled
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
@@ -26,7 +25,7 @@ from autotune.search.tuner import check_search
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.records import CompileDecision
-from trials.layer_costs import NOISE_LIMIT, LayerCosts
+from trials.layer_costs import LayerCosts
 from trials.model.refusals.compiling import check_compiler, missing_tool
 from trials.run.pool import WarmPool
 from trials.workload import COMPILER
@@ -97,11 +96,6 @@ def _weighed(bench: Workbench, steps: int, listener: Listener, *, fresh: bool) -
         compiled = _profile(bench, listener, compiled=True, fresh=fresh)
     except (TrialsKeepFailing, ProfileError) as error:
         return False, f"compiled layers cannot be profiled ({error}): not compiled"
-    if noisy := dict.fromkeys((*plain.noisy_kinds, *compiled.noisy_kinds)):
-        return False, (
-            f"times of {', '.join(noisy)} differ by more than {NOISE_LIMIT:.0%} between repeats, too much to tell; on "
-            "an idle machine `autotune tune --fresh` decides again: not compiled"
-        )
     plain_seconds = _epoch_seconds(prepared, plain)
     compiled_seconds = _epoch_seconds(prepared, only_compiled(plain, compiled))
     if compiled_seconds is None:
@@ -113,7 +107,7 @@ def _weighed(bench: Workbench, steps: int, listener: Listener, *, fresh: bool) -
     trade = CompileTrade(
         plain_step_seconds=plain_seconds / steps_of_epoch,
         compiled_step_seconds=compiled_seconds / steps_of_epoch,
-        error=profiles_error(plain, compiled, TypicalPack.of(data)),
+        error=max(spread for *_, spread in compiled.compiled_shares),
         compile_seconds=compiled.compile_seconds,
         steps=steps,
     )
@@ -126,7 +120,11 @@ def _profile(bench: Workbench, listener: Listener, *, compiled: bool, fresh: boo
     launcher = bench.site.launcher(logs, prepared.workload.hardware.devices)
     # Ranks of its own: those that have compiled hold the compiler.
     with WarmPool(launcher, on_start=start_events(listener)) as pool:
-        return layer_costs(prepared, bench.store, pool, logs, listener, fresh=fresh)
+        costs = layer_costs(prepared, bench.store, pool, logs, listener, fresh=fresh)
+        if not compiled or costs.compiled_shares:
+            return costs
+        # Of an earlier version, which did not time both in turns.
+        return layer_costs(prepared, bench.store, pool, logs, listener, fresh=True)
 
 
 def _epoch_seconds(prepared: Prepared, costs: LayerCosts) -> float | None:

@@ -19,7 +19,6 @@ from tests.machines.traced import traced
 from tests.programs.processes import children
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
-from tests.unit.search.test_compile_trade import slower
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
 from trials.channels.folder import FolderChannel, file_meeting
@@ -222,7 +221,8 @@ def plant_gain() -> None:
         plain, measured = (wire.decode(LayerCosts, profiles[each].document) for each in (None, COMPILER))
         assert plain.compile_seconds is None
         assert measured.compile_seconds is not None
-        faster = replace(slower(plain, 0.5, "vision", "language"), compile_seconds=0.01)
+        assert [kind for kind, *_ in measured.compiled_shares] == ["language"]
+        faster = replace(plain, compile_seconds=0.01, compiled_shares=(("language", 0.5, 0.0),))
         store.save_layer_profile(
             compiled.hardware.fingerprint, compiled.model.fingerprint, compiled.software, wire.encode(faster)
         )

@@ -1,20 +1,17 @@
-"""Whether compiling is repaid within a training, and how far two profiles can be compared."""
+"""Whether compiling is repaid within a training, and the costs of compiled layers beside those of others."""
 
 from dataclasses import replace
 
 import pytest
 
-from autotune.prediction.costs_table import TypicalPack
 from autotune.search.compile_setting import steps_of, with_layers
-from autotune.search.compile_trade import CompileTrade, only_compiled, profiles_error
-from tests.values.search import COSTS, times, workload_of
+from autotune.search.compile_trade import CompileTrade, only_compiled
+from tests.values.search import COSTS, keeping, times, workload_of
 from trials.job import TrainingSection
-from trials.layer_costs import KINDS, LayerCosts, LayerKind
 
 TRADE = CompileTrade(
     plain_step_seconds=1.0, compiled_step_seconds=0.8125, error=0.0625, compile_seconds=62.0, steps=310
 )
-PACK = TypicalPack.of(workload_of().data)
 
 
 def test_a_short_training_does_not_repay_compiling() -> None:
@@ -60,42 +57,32 @@ def test_a_workload_has_one_fingerprint_for_each_kind_of_layers() -> None:
     assert with_layers(compiled, compiled=False) == plain == with_layers(plain, compiled=False)
 
 
-def slower(costs: LayerCosts, factor: float, *kinds: LayerKind) -> LayerCosts:
-    """Return the costs with other times of some kinds of layers."""
-    return replace(
-        costs,
-        layers=tuple(
-            (
-                kind,
-                replace(
-                    cost,
-                    forward_seconds=times(cost.forward_seconds, factor),
-                    backward_seconds=times(cost.backward_seconds, factor),
-                ),
-            )
-            if kind in kinds
-            else (kind, cost)
-            for kind, cost in costs.layers
-        ),
+COMPILED = replace(
+    keeping(0.75),
+    compile_seconds=62.0,
+    compiled_shares=(("vision", 0.9, 0.01), ("language", 0.5, 0.02)),
+    reduce_seconds_per_byte=1.0,
+)
+"""A profile from when the machine was as fast as for COSTS."""
+
+
+def test_compiled_layers_take_their_share_of_the_profiled_time_and_keep_their_own_bytes() -> None:
+    found = only_compiled(COSTS, COMPILED)
+    assert replace(found, layers=COSTS.layers, compile_seconds=None) == COSTS
+    assert found.compile_seconds == 62.0
+    for kind, cost in found.layers:
+        share = {"vision": 0.9, "language": 0.5}.get(kind)
+        if share is None:
+            assert cost == COSTS[kind]
+        else:
+            assert cost.forward_seconds == times(COSTS[kind].forward_seconds, share)
+            assert cost.backward_seconds == times(COSTS[kind].backward_seconds, share)
+            assert cost.recompute_seconds == times(COSTS[kind].recompute_seconds, share)
+            assert cost.kept_bytes == COMPILED[kind].kept_bytes
+
+
+def test_a_machine_that_was_slower_when_compiled_layers_were_profiled_makes_no_difference() -> None:
+    layers = tuple(
+        (kind, replace(cost, forward_seconds=times(cost.forward_seconds, 3))) for kind, cost in COMPILED.layers
     )
-
-
-def test_only_compiled_layers_have_the_costs_of_their_profile() -> None:
-    compiled = replace(slower(COSTS, 0.5, *KINDS), compile_seconds=62.0, reduce_seconds_per_byte=1.0)
-    assert only_compiled(COSTS, compiled) == replace(slower(COSTS, 0.5, "vision", "language"), compile_seconds=62.0)
-
-
-def test_layers_that_are_not_compiled_show_how_far_profiles_differ() -> None:
-    faster = slower(COSTS, 0.5, "vision", "language")
-    assert profiles_error(COSTS, faster, PACK) == 0
-    drifted = slower(faster, 1.1, "vision_embedding", "projector", "head")
-    assert profiles_error(COSTS, drifted, PACK) == pytest.approx(0.1)
-    assert profiles_error(drifted, COSTS, PACK) == pytest.approx(1 - 1 / 1.1)
-
-
-def test_repeats_that_spread_show_how_far_profiles_differ() -> None:
-    layers = tuple((kind, replace(cost, noise=0.07 if kind == "vision" else 0.02)) for kind, cost in COSTS.layers)
-    noisy = replace(COSTS, layers=layers)
-    assert profiles_error(COSTS, noisy, PACK) == profiles_error(noisy, COSTS, PACK) == 0.07
-    drifted = slower(noisy, 1.1, "vision_embedding", "projector", "head")
-    assert profiles_error(COSTS, drifted, PACK) == pytest.approx(0.17)
+    assert only_compiled(COSTS, replace(COMPILED, layers=layers)) == only_compiled(COSTS, COMPILED)

@@ -32,8 +32,9 @@ from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.tensor import dealt_parameters, time_tensor
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
-from trials.tasks.request import Profile, Request
+from trials.tasks.request import ProbeSizes, Profile, Request
 
+_COMPILED: tuple[LayerKind, ...] = ("vision", "language")
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
 Times: TypeAlias = tuple[float, float, float]
@@ -71,6 +72,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         ),
         dealt_parameters=dealt_parameters(stage),
         compile_seconds=compile_seconds,
+        compiled_shares=() if compile_seconds is None else profiler.shares_of(build(), task.sizes),
     )
     if task.exchange_seconds is None:
         return layers
@@ -174,6 +176,25 @@ class Profiler:
         for probe in probes:
             self._times(probe)
 
+    def shares_of(self, plain: StageModule, sizes: ProbeSizes) -> tuple[tuple[LayerKind, float, float], ...]:
+        """Return the time of each kind of compiled layer over that of the same in `plain`, and the spread of that.
+
+        Each probe takes turns with its twin, so that a drift of the machine affects both alike.
+        """
+        other = Profiler(plain, self._takes_gradient, self._device, self._repeats)
+        stages = (probes(stage, sizes, self._device) for stage in (self._stage, plain))
+        pairs = [pair for pair in zip(*stages, strict=True) if pair[0].layer in _COMPILED]
+        other.warm_up(twin for _, twin in pairs)
+        shares: dict[LayerKind, list[float]] = {probe.layer: [] for probe, _ in pairs}
+        for _ in range(self._repeats):
+            seconds: dict[LayerKind, list[tuple[float, float]]] = {kind: [] for kind in shares}
+            for probe, twin in pairs:
+                seconds[probe.layer].append((sum(self._times(probe)), sum(other._times(twin))))
+            for kind, timed in seconds.items():
+                compiled, usual = map(sum, zip(*timed, strict=True))
+                shares[kind].append(compiled / usual)
+        return tuple((kind, statistics.median(each), interquartile_range(each)) for kind, each in shares.items())
+
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run)
         if probe.recomputed is None:
@@ -255,10 +276,15 @@ def measure_until_quiet(
 def spread(times: Sequence[Times]) -> float:
     """Return the interquartile range of the seconds of both passes as a share of their median; 0 for one repeat."""
     seconds = [forward + backward for forward, backward, _ in times]
-    if len(seconds) == 1:
+    return interquartile_range(seconds) / statistics.median(seconds)
+
+
+def interquartile_range(values: Sequence[float]) -> float:
+    """Return 0 for one value."""
+    if len(values) == 1:
         return 0.0
-    lower, middle, upper = statistics.quantiles(seconds, n=4, method="inclusive")
-    return (upper - lower) / middle
+    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
+    return upper - lower
 
 
 def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTiming:
