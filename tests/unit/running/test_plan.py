@@ -15,6 +15,7 @@ from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.model.refusals.heads import check_degrees
 from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage, layer_counts
+from trials.units import number_of
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)
 
@@ -47,7 +48,7 @@ def test_a_plan_fits_a_model_of_its_own_layers(plan: Plan) -> None:
 @given(strategies.plans(), st.integers(1, 9))
 def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> None:
     vision, language = stage_sums(plan)
-    text = f"stages hold {language} language layers but the model has {language + missing}; add {missing}"
+    text = f"stages hold {number_of(language, 'language layer')} but the model has {language + missing}; add {missing}"
     with pytest.raises(InvalidPlan, match=text):
         plan.check(vision_layers=vision, language_layers=language + missing, dtype="float32")
 
@@ -204,9 +205,7 @@ def test_every_stage_says_what_it_recomputes_at_each_level() -> None:
     assert plan_parts(plan)["recompute"] == "0v+1l; level 2 1v+0l"
     assert "level 2 packs of Qv 8, Qt 1024" in plan_parts(plan)["packing"]
     assert plan_parts(plan)["packing"].endswith("shared by 2 ranks")
-    with pytest.raises(
-        InvalidPlan, match="stage 0 recomputes layers for 1 levels of packs but the packing has 2; give"
-    ):
+    with pytest.raises(InvalidPlan, match="stage 0 recomputes layers for 1 level of packs but the packing has 2; give"):
         Plan(packing=packing, layout=layout, stages=(Stage(vision=2, language=1),))
     with pytest.raises(InvalidPlan, match="for 2 levels of packs but the packing has 1; give its further_levels 0"):
         Plan(packing=PACKED, layout=layout, stages=(stage,))
