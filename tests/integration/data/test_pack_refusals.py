@@ -75,7 +75,7 @@ CONVERSATION = {"conversations": [{"from": "human", "value": "What?"}, {"from": 
         ([{"id": 1}], 2, "is in no format known here (its first record has id); give "),
         ([CONVERSATION], 2, "holds conversations (llava), whose lengths depend on the model; give a job file"),
         ({"a": {"token_lengths": "gone.json"}}, 2, "gone.json does not exist; give "),
-        ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1: `vit_num` is -1; expected a whole number"),
+        ([{"vit_num": -1, "token_num": 10}], 1, "lengths.json:1:2: `vit_num` is -1; expected a whole number"),
     ],
 )
 def test_a_file_without_lengths_is_refused(tmp_path: Path, content: object, code: int, message: str) -> None:

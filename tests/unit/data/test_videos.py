@@ -75,7 +75,7 @@ def test_images_and_videos_of_a_record_keep_their_places(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (filmed("<video><video>", video="a.mp4"), "hold 2 <video> but the record names 1 videos"),
+        (filmed("<video><video>", video="a.mp4"), "hold 2 <video> but the record names 1 video"),
         (filmed("<video>", video="a.mp4", videos=["b.mp4"]), "videos are given under `video` and `videos`; keep one"),
         (filmed("<video>", video="https://host/a.mp4"), "which is not fetched; download it and name the file"),
         (filmed("<video>", video=7), "neither the name of a video or of a folder of frames, nor a list of frames"),
