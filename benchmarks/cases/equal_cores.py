@@ -48,7 +48,7 @@ def equal_cores(launcher: LocalLauncher) -> Iterator[EqualCores]:
     groups = tuple(_CONTROLLER / f"autotune-rank-{rank}" for rank in range(launcher.world_size))
     try:
         for group in groups:
-            group.mkdir()
+            group.mkdir(exist_ok=True)  # a benchmark that was killed leaves it
             (group / "cpu.cfs_period_us").write_text(str(round(_QUOTA_MICROSECONDS / share)))
             (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_MICROSECONDS))
         yield EqualCores(launcher, groups)
