@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import optuna
 
-from benchmarks.certainty import deciles
+from benchmarks.certainty import OTHER_FORMS, deciles
 from benchmarks.machines.best import best_plan
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
 from benchmarks.output.result import Check, at_most, finish, show
@@ -155,7 +155,7 @@ def main() -> None:
     keys = [f"{arguments.level:g}/{seed}" for seed in seeds]
     tasks = [*((ours, key) for key in keys), *((rivals, key) for key in keys[: arguments.rivals])]
     rows = with_regrets(done_rows(tasks, arguments.rows, arguments.processes))
-    certainty = deciles("other forms", [{**row, "machine": "other forms"} for row in rows if "stated" in row])
+    certainty = deciles(OTHER_FORMS, [row for row in rows if "stated" in row])
     finish([*rows, *table(rows), *certainty], checks(arguments.level, rows))
 
 
