@@ -45,7 +45,14 @@ def index_of(rows: Sequence[tuple[int, int]], repeats: Sequence[float] = (1.0,))
 
 
 def build(
-    index: DatasetIndex, packing: Packing, *, ranks: int = 2, batch: int = 8, seed: int = 0, epoch: int = 0
+    index: DatasetIndex,
+    packing: Packing,
+    *,
+    ranks: int = 2,
+    batch: int = 8,
+    seed: int = 0,
+    epoch: int = 0,
+    window_rows: int | None = None,
 ) -> Epoch:
     """Return an epoch in which samples above the capacities are packs of their own."""
     return build_epoch(
@@ -54,6 +61,7 @@ def build(
         EpochSettings(global_batch_samples=batch, weights=WEIGHTS, seed=seed),
         data_parallel=ranks,
         number=epoch,
+        window_rows=window_rows,
     )
 
 

@@ -1,6 +1,7 @@
 """Packs arranged into the steps of an epoch: rows of like packs across ranks, rows to steps, steps in random order."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -8,8 +9,12 @@ from numpy.typing import NDArray
 
 from trials.data.records.sample import Ints
 
+LEVELS_VERSION = 2
+"""Of the rows of plans with levels: a training cannot go on with those of another version."""
 _NEGLIGIBLE = 0.005
-"""Share of an epoch's time that is not worth less even tokens."""
+"""Share of an epoch's time that is not worth less even tokens, nor, between levels, less even attention."""
+_STRIPS = (1, 2, 4, 8)
+"""Numbers of strips of like tokens that are tried between levels."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -22,7 +27,7 @@ def arrange(
     *,
     data_parallel: int,
     micro_batches: int,
-    window_rows: int,
+    window_rows: Sequence[int],
     random: np.random.Generator,
     whole_steps: bool = False,
 ) -> Ints:
@@ -30,17 +35,17 @@ def arrange(
 
     `costs` are those of units, tokens and attention on each of the ranks that share a pack, in any unit, [packs, 3];
     `samples` and `levels` are those of each pack; `degrees` says how many ranks share a pack of each level. The packs
-    of a row are of one level, of which there are whole rows, and come from one random window of `window_rows` rows. A
-    pack that ranks share has neighbouring entries. Each step has the levels in proportion to the epoch, to less than a
-    row; with `whole_steps` as many steps as possible have one level.
+    of a row are of one level, of which there are whole rows, and come from one random window, of the level's
+    `window_rows` rows. A pack that ranks share has neighbouring entries. Each step has the levels in proportion to the
+    epoch, to less than a row; with `whole_steps` as many steps as possible have one level.
     """
     # Windows hold random packs: packers put like samples together, and a step should not.
     shuffled = random.permutation(len(costs))
-    of_levels = []
+    of_levels, match = [], _matched if len(degrees) == 1 else _evened
     for level, degree in enumerate(degrees):
         members = shuffled[levels[shuffled] == level]
         if len(members):
-            rows = members[_matched(costs[members], data_parallel // degree, window_rows)]
+            rows = members[match(costs[members], data_parallel // degree, window_rows[level])]
             of_levels.append(np.repeat(rows, degree, axis=1))
     rows = np.concatenate(of_levels)
     degree_of_pack = np.array(degrees, dtype=np.int64)[levels]
@@ -65,15 +70,58 @@ def _matched(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
     are what a rank sends and keeps.
     """
     vision, tokens, attention = costs.T
-
-    def takes(rows: Ints) -> float:
-        return float(costs[rows].max(axis=1).sum())
-
     by_tokens = _striped(vision, tokens, data_parallel, window_rows)
-    if takes(by_tokens) <= (1 + _NEGLIGIBLE) * float(costs.sum()) / data_parallel:  # hardly any waiting
+    if _takes(costs, by_tokens) <= (1 + _NEGLIGIBLE) * float(costs.sum()) / data_parallel:  # hardly any waiting
         return by_tokens
     by_cost = _striped(vision, tokens + attention, data_parallel, window_rows)
-    return by_tokens if takes(by_tokens) <= (1 + _NEGLIGIBLE) * takes(by_cost) else by_cost
+    return by_tokens if _takes(costs, by_tokens) <= (1 + _NEGLIGIBLE) * _takes(costs, by_cost) else by_cost
+
+
+def _evened(costs: Floats, data_parallel: int, window_rows: int) -> Ints:
+    """Return the same for long samples, whose attention counts: rows of packs that are also alike in attention (HBP).
+
+    Rows by vision and the sum of tokens and attention wait least. Of those that hardly wait longer, the rows with the
+    least idle shares of vision, tokens and attention are taken.
+    """
+    vision, language = costs[:, 0], costs[:, 1] + costs[:, 2]
+    cube_root = round(min(window_rows, len(costs) // data_parallel) ** (1 / 3))
+    of_vision = (1, cube_root) if np.ptp(vision) else (1,)
+    found = [_striped(vision, language, data_parallel, window_rows)]
+    strips = dict.fromkeys(product(of_vision, (*_STRIPS, cube_root)))
+    found += (_nested(costs, each, data_parallel, window_rows) for each in strips)
+    seconds = [_takes(np.stack([vision, language], axis=1), rows) for rows in found]
+    near = (rows for rows, takes in zip(found, seconds, strict=True) if takes <= (1 + _NEGLIGIBLE) * min(seconds))
+    return min(near, key=lambda rows: _idle(costs, rows))
+
+
+def _takes(costs: Floats, rows: Ints) -> float:
+    """Return the sum over rows of the largest cost of each part."""
+    return float(costs[rows].max(axis=1).sum())
+
+
+def _idle(costs: Floats, rows: Ints) -> float:
+    """Return the idle share of the mean rank, summed over the parts, in the mean row."""
+    of_rows = costs[rows]
+    most = np.maximum(of_rows.max(axis=1), np.finfo(float).tiny)
+    # Further digits depend on the order of the rows, and on the machine.
+    return round(float((1 - of_rows.mean(axis=1) / most).sum(axis=1).mean()), 9)
+
+
+def _nested(costs: Floats, strips: Sequence[int], data_parallel: int, window_rows: int) -> Ints:
+    """Return rows of packs that are near in attention, [rows, data ranks].
+
+    A window is cut into strips of like vision cost, and each into strips of like tokens: `strips` are their numbers.
+    """
+    vision, tokens, attention = costs.T
+    places = np.arange(len(costs))
+    order, group, turn = places, places // (window_rows * data_parallel), np.ones(len(costs))
+    for keys, count in zip(((tokens, vision), (attention, tokens), (attention,)), (*strips, 1), strict=True):
+        # Up and down in turns, so that packs on both sides of a strip's border are alike.
+        order = order[np.lexsort((*(turn * key[order] for key in keys), group))]
+        inside, size = places - np.searchsorted(group, group), np.bincount(group)[group]
+        strip = inside * count // size
+        group, turn = group * count + strip, np.where(strip % 2, -1.0, 1.0)
+    return order.reshape(-1, data_parallel)
 
 
 def _striped(vision: Floats, language: Floats, data_parallel: int, window_rows: int) -> Ints:

@@ -1,7 +1,7 @@
 """One epoch: packs arranged into optimizer steps, so that the data-parallel ranks of a step have the same work."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TypeAlias
@@ -28,7 +28,8 @@ _TIE = 0.005
 """Between packers whose costs differ by less than this share, the one with fewest packs is best."""
 _WINDOW_ROWS = 64
 _WINDOW_SHARE = 0.05
-"""Packs are matched inside windows of 64 rows, or of 5 % of the epoch if that is more."""
+"""Packs are matched inside windows of 64 rows, or of 5 % of the epoch if that is more. Levels of packs that a packer
+draws at random are matched over the whole epoch."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -224,7 +225,7 @@ def build_epoch(
     that order are kept, for other numbers of data ranks.
 
     Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
-    64, or 5 % of the epoch. Raise DataError like `build_packs`.
+    64, or 5 % of the epoch, or the whole epoch. Raise DataError like `build_packs`.
     """
     weights, oversize = settings.weights, settings.oversize
 
@@ -250,7 +251,7 @@ def build_epoch(
             rows=rows,
             data_parallel=data_parallel,
             micro_batches=micro_batches,
-            window_rows=window_rows or max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows)),
+            window_rows=[window_rows or each for each in _windows(packing, rows)],
             weights=weights,
             random=random,
         )
@@ -291,7 +292,7 @@ def _arranged(
     rows: int,
     data_parallel: int,
     micro_batches: int,
-    window_rows: int,
+    window_rows: Sequence[int],
     weights: CostWeights,
     random: np.random.Generator,
 ) -> Ints:
@@ -316,6 +317,13 @@ def _arranged(
 def _packs(index: DatasetIndex, packing: Packing, seed: int, oversize: Oversize, shown: tuple[int, int]) -> Packs:
     """Return the packs of an epoch's own order, which `shown` draws: (seed, epoch)."""
     return build_packs(index, epoch_order(index, *shown), packing, seed, oversize)
+
+
+def _windows(packing: Packing, rows: int) -> Iterator[int]:
+    """Yield the rows of a window for each level."""
+    for level in range(len(packing.degrees)):
+        is_drawn = isinstance(packing, Levelled) and plugins.load(PACKERS, packing.levels[level].packer).DRAWS
+        yield rows if is_drawn else max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
 
 
 def _columns(data_parallel: int, degree: int) -> int:

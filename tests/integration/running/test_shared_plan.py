@@ -1,5 +1,6 @@
 """A plan file whose packs ranks share, from the command line to the trained model."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +17,7 @@ from tests.programs.users import JobFile, refusal
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of
 from trials.plan import Levelled, Plan, Recomputed
+from trials.tasks.training.output import RECORD_FILE
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -52,6 +54,20 @@ def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable
     assert certificate is not None
     assert (certificate.verdict, certificate.subject.plan) == ("holds", plan.id)
     assert any("was never tried" in str(event) for event in heard)
+
+
+@pytest.mark.ranks
+def test_a_training_with_levels_that_an_earlier_version_began_is_refused(
+    job: JobFile, plan_file: Callable[[Plan], Path]
+) -> None:
+    """Its rows had other packs, so samples would be trained on twice, and others not at all."""
+    launch(job.path, plan=plan_file(LEVELS), steps=1)
+    record = json.loads((job.output / RECORD_FILE).read_text())
+    del record["settings"]["levels_version"]
+    (job.output / RECORD_FILE).write_text(json.dumps(record))
+    code, message = refusal("launch", job.path, "--plan", plan_file(LEVELS))
+    assert code == 2
+    assert "which puts other samples into its steps; continue it with that version, or name another folder" in message
 
 
 def test_a_plan_file_that_does_not_fit_is_refused(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:

@@ -17,7 +17,7 @@ def arranged(
         (1,),
         data_parallel=ranks,
         micro_batches=micro_batches,
-        window_rows=window_rows,
+        window_rows=(window_rows,),
         random=np.random.default_rng(seed),
     )
 

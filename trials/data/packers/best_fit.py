@@ -15,6 +15,7 @@ from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False
+DRAWS = False
 
 _UNIT_SIZES = 64
 _SIZES = 4096

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.errors import OutputTaken, WireError
-from trials.plan import Plan
+from trials.plan import Levelled, Plan
 from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after
 from trials.tasks.training.settings import MAY_CHANGE, Settings
 from trials.whole_file import sync, whole_file
@@ -113,8 +113,9 @@ def open_output(
     if record is None:
         check_unclaimed(folder, settings)
     else:
-        then = replace(record.settings, plan=settings.plan) if instead_of else record.settings
-        _check_settings(folder, then, settings)
+        _check_rows(folder, record, [each for each in (plan, instead_of) if each], settings)
+        then = replace(record.settings, levels_version=settings.levels_version)
+        _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
     record = record or TrainingRecord(id=uuid4().hex[:16], settings=settings)
     record = replace(record, settings=settings, plan=plan)
     steps, changes = _resumed_steps(folder, record), record.changes
@@ -197,6 +198,17 @@ def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
         raise OutputTaken(
             f"training.output {folder} holds checkpoint-{old.steps} of plan {old.plan} and data {old.data}, not of "
             f"plan {settings.plan} and data {settings.data}; name another folder, or train that plan"
+        )
+
+
+def _check_rows(folder: Path, record: TrainingRecord, plans: Sequence[Plan], now: Settings) -> None:
+    """Raise OutputTaken where a plan of the training had other rows in the version of autotune that began it."""
+    every = (*plans, *(change.plan for change in record.changes))
+    has_levels = any(isinstance(plan.packing, Levelled) for plan in every)
+    if has_levels and record.settings.levels_version != now.levels_version:
+        raise OutputTaken(
+            f"training.output {folder} belongs to a training with levels of packs that another version of autotune "
+            "began, which puts other samples into its steps; continue it with that version, or name another folder"
         )
 
 

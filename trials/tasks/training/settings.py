@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trials.data.arrangement import LEVELS_VERSION
 from trials.model.identity import config_digest
 from trials.model.skeleton import load_config
 from trials.model.weights import weights_fingerprint
@@ -47,6 +48,8 @@ class Settings:
     """What the losses of the steps mean, which stand in one file."""
     curriculum: dict[str, Any] | None = None
     """The samples of the first steps."""
+    levels_version: int = 1
+    """Of the rows of plans with levels."""
 
 
 MAY_CHANGE = (
@@ -91,4 +94,5 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
         loss_weighting=job.training.loss_weighting,
         curriculum=job.training.curriculum.model_dump() if job.training.curriculum.steps else None,
+        levels_version=LEVELS_VERSION,
     )
