@@ -1,5 +1,6 @@
 """Excerpt of an epoch: samples that stand for all of them where many plans are compared."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,10 @@ from trials.data.order import epoch_order
 
 _SAMPLES = 8192
 """An excerpt has at least this number of samples, and those of a step."""
+_MOST_SAMPLES = 65536
+"""The most for few long samples."""
+_ERROR = 0.02
+"""Standard error of the mean cost of a sample: with few of many long samples, other plans seem to be fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +33,13 @@ class Excerpt:
         of the samples, which is surer than that of their number (ratio estimator; Cochran, Sampling Techniques, 6.2).
         """
         shown = epoch_order(index, settings.seed, 0)
-        count = max(_SAMPLES, settings.global_batch_samples)
+        weights, units, tokens = settings.weights, index.vision_units, index.text_tokens.astype(np.float64)
+        cost = weights.unit * units + weights.token * tokens + weights.square * tokens**2
+        enough = math.ceil((cost[shown].std() / cost[shown].mean() / _ERROR) ** 2)
+        count = max(_SAMPLES, settings.global_batch_samples, min(enough, _MOST_SAMPLES))
         if count >= len(shown):
             return cls(index=index, share=1.0)
-        tokens, units = index.text_tokens.astype(np.float64), index.vision_units
         longest = [int(np.argmax(sizes[shown])) for sizes in (tokens, units)]
         # The order of the epoch is random, so its beginning is a random draw.
         rows = np.sort(shown[np.union1d(np.arange(count), longest)])
-        weights = settings.weights
-        cost = weights.unit * units + weights.token * tokens + weights.square * tokens**2
         return cls(index=index.keep(rows).each_once, share=float(cost[rows].sum() / cost[shown].sum()))

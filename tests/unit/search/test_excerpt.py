@@ -40,6 +40,7 @@ def settings(batch: int, seed: int = 0) -> EpochSettings:
 @pytest.fixture(autouse=True)
 def _short_excerpts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SAMPLES", SAMPLES)
+    monkeypatch.setattr(module, "_MOST_SAMPLES", SAMPLES)
 
 
 def calibrated_of(folder: Path, batch: int = BATCH) -> CalibratedPredictor:
@@ -62,6 +63,22 @@ def test_an_excerpt_has_the_longest_samples_and_at_least_a_step(batch: int) -> N
     first = epoch_order(LONG, 3, 0)[: max(SAMPLES, batch)]
     assert set(LONG.record[first]) <= set(found.index.record)
     assert found.share == pytest.approx(len(found.index) / len(LONG), rel=0.1)
+
+
+def test_an_excerpt_has_more_samples_where_few_long_ones_take_most_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_SAMPLES", 30_000)
+    lengths = np.where(np.random.default_rng(0).random(30_000) < 0.01, 400, 40)
+    index = index_of([(0, tokens) for tokens in lengths.tolist()])
+    found = Excerpt.of(index, settings(BATCH))
+    cost = WEIGHTS.token * lengths + WEIGHTS.square * lengths.astype(float) ** 2
+    assert cost.std() / cost.mean() / len(found.index) ** 0.5 == pytest.approx(0.02, rel=0.01)
+
+
+def test_an_excerpt_has_a_limit_of_samples() -> None:
+    index = index_of([(0, 4000 if number % 100 == 0 else 40) for number in range(3000)])
+    assert len(Excerpt.of(index, settings(BATCH)).index) <= SAMPLES + 1
 
 
 def test_the_share_of_an_excerpt_is_that_of_its_costs() -> None:
