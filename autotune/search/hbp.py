@@ -12,7 +12,7 @@ import numpy as np
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
-from autotune.search.space.capacities import OMNIBAL_SLACK
+from autotune.search.space.capacities import OMNIBAL_SLACK, capacity_of
 from autotune.search.space.layouts import layouts
 from trials.plan import OMNIBAL_PACKER, Layout, Levelled, Packed, Packing, Plan
 from trials.workload import DataProfile, Workload
@@ -106,11 +106,8 @@ def _joined(levels: Sequence[Packed]) -> Packing:
 
 
 def _level(data: DataProfile, length: int, sequence: int) -> Packed:
-    """Return packs of `length` tokens, and of vision units at the data's ratio, at least those of one sample."""
-    most = max((units for units, tokens, _ in data.histogram if tokens <= length), default=0)
-    most = data.most_vision_units if length == data.longest_text_tokens else most
-    qv = max(1, most, round(length * data.vision_units / data.text_tokens))
+    qv, qt = capacity_of(data, length)
     return replace(
-        Packed(qv=qv, qt=length, qv_min=qv, qt_min=max(0, length - OMNIBAL_SLACK), packer=OMNIBAL_PACKER),
+        Packed(qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - OMNIBAL_SLACK), packer=OMNIBAL_PACKER),
         sequence=sequence,
     )

@@ -77,6 +77,13 @@ def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bo
     return tuple(_packed(max(qv, longest[0]), max(qt, longest[1])) for qv, qt in ray)
 
 
+def capacity_of(data: DataProfile, tokens: int) -> tuple[int, int]:
+    """Return (qv, qt) of packs of `tokens` tokens: units at the data's ratio, at least those of a sample."""
+    most = max((units for units, length, _ in data.histogram if length <= tokens), default=0)
+    most = data.most_vision_units if tokens == data.longest_text_tokens else most
+    return max(1, most, round(tokens * data.vision_units / data.text_tokens)), tokens
+
+
 class _Lattice:
     """The sums that the samples' units and tokens can make, by packing their histogram."""
 

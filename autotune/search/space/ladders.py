@@ -1,14 +1,14 @@
 """The ladders of levels that can make a training faster; others are not searched."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.errors import JobError
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
-from autotune.search.space.capacities import capacities
+from autotune.search.space.capacities import capacities, capacity_of
 from autotune.search.space.layouts import layout_name
 from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
 from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded
@@ -61,11 +61,13 @@ def offered_ladders(
     if not found:
         can_share = any(max(each) > 1 for ladders in possible.values() for each in ladders)
         return Offer(ladders=None, reason=_why_none(needs) if wanted is None and can_share else None)
+    tokens = {each.layout: each.tokens for each in needs if each.layout in found}
+    shares = (workload.data.longest_text_tokens // degree for degree in solver.sequence_degrees)
     ladders = Ladders(
         of_layouts=found,
-        first=_first_level(workload),
+        first=_first_level(workload, {*tokens.values(), *shares}),
         longest=_longest(workload.data),
-        tokens={each.layout: each.tokens for each in needs if each.layout in found},
+        tokens=tokens,
         units_per_token=workload.data.vision_units / workload.data.text_tokens,
     )
     return Offer(ladders=ladders, reason=_why(found) if wanted is None else None)
@@ -122,10 +124,20 @@ class _Needs:
         if needs_more or most > 1:
             yield from _ladders(self._degrees, [degree for degree in self._degrees if least <= degree <= most])
 
-    @property
-    def tokens(self) -> float:
-        """Tokens of a pack of the first level on one rank, which needs no recomputation if any does."""
-        return self._data.longest_text_tokens / max(self._keeping or self._degrees[-1], _SHORT)
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of a pack of the first level on one rank: about the most with which nothing is recomputed."""
+        longest, most = self._data.longest_text_tokens, self._degrees[-1]
+        if most == 1 or self._keeping == 1:
+            return longest // _SHORT
+        full = _packs(capacity_of(self._data, longest), most)
+        shared = self._solver.leanest(full, self.layout, recompute=False)
+        plans = replace(shared, packing=replace(full, sequence=1)), shared
+        of_longest, of_share = (self._solver.fullest(plan)[0] for plan in plans)
+        # On the same stages the bytes of a rank are linear in its tokens.
+        of_token = (of_longest - of_share) / (longest - longest / most)
+        fitting = longest - (of_longest - self._usable) / of_token
+        return int(min(fitting if fitting >= 1 else longest / most, longest / _SHORT))
 
     @cached_property
     def waiting(self) -> float:
@@ -159,11 +171,9 @@ class _Needs:
         return self._least_degree(recompute=False)
 
     def _least_degree(self, *, recompute: bool) -> int | None:
-        qv, qt = _longest(self._data)
         for degree in self._degrees:
-            shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer=SIMPLE_PACKER, sequence=degree)
             # Without padding, one sample alone is a pack of its own.
-            packing = Padded(samples=1) if degree == 1 else shared
+            packing = Padded(samples=1) if degree == 1 else _packs(_longest(self._data), degree)
             leanest = self._solver.leanest(packing, self.layout, recompute=recompute)
             if self._solver.fullest(leanest)[0] <= self._usable:
                 return degree
@@ -177,8 +187,8 @@ def _ladders(degrees: Sequence[int], last: Sequence[int]) -> Iterator[Degrees]:
     yield from ((1, between, degree) for degree in last for between in degrees if 1 < between < degree)
 
 
-def _first_level(workload: Workload) -> tuple[Pair, ...]:
-    """Return the capacities that the short samples fill, below the longest sample."""
+def _first_level(workload: Workload, further: Iterable[int]) -> tuple[Pair, ...]:
+    """Return the capacities that the short samples fill, and those of `further` tokens, below the longest sample."""
     data = workload.data
     most = data.longest_text_tokens // _SHORT
     rows = [row for row in data.histogram if row[1] <= most] or [min(data.histogram, key=lambda row: row[1])]
@@ -192,9 +202,15 @@ def _first_level(workload: Workload) -> tuple[Pair, ...]:
         most_vision_units=max(units for units, _, _ in rows),
         histogram=tuple(rows),
     )
-    found = ((pair.qv, pair.qt) for pair in capacities(short, workload.global_batch_samples, hold_all=False))
-    below = tuple(pair for pair in found if pair[1] < data.longest_text_tokens)
-    return below or ((max(short.most_vision_units, 1), short.longest_text_tokens),)
+    found = [(pair.qv, pair.qt) for pair in capacities(short, workload.global_batch_samples, hold_all=False)]
+    found += (capacity_of(data, tokens) for tokens in further)
+    below = sorted({pair for pair in found if pair[1] < data.longest_text_tokens}, key=lambda pair: (pair[1], pair[0]))
+    return tuple(below) or ((max(short.most_vision_units, 1), short.longest_text_tokens),)
+
+
+def _packs(capacities: Pair, sequence: int) -> Packed:
+    qv, qt = capacities
+    return Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer=SIMPLE_PACKER, sequence=sequence)
 
 
 def _longest(data: DataProfile) -> Pair:

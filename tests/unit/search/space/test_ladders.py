@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution
 
 from autotune.errors import JobError
 from autotune.prediction.predictor import Predictor
+from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import allows, feasible_space
 from autotune.search.space.space import Space
@@ -24,7 +25,7 @@ from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predi
 from trials.data.index import DatasetIndex, profile
 from trials.data.levels import check_levels
 from trials.job import SpaceSection
-from trials.plan import Layout, Levelled, Packed, Plan
+from trials.plan import Layout, Levelled, Packed, Padded, Plan
 from trials.workload import Workload
 
 COSTS = sharing(seconds=1e-5)
@@ -105,6 +106,29 @@ def test_levels_are_offered_where_the_longest_sample_only_fits_with_recomputatio
     sequence = space.distributions["sequence"]
     assert isinstance(sequence, CategoricalDistribution)
     assert sequence.choices[0] == "1"
+
+
+def test_a_first_level_may_have_what_each_rank_has_of_the_longest_sample() -> None:
+    """HBP's l_max / s_max: then all ranks keep equally much."""
+    firsts = searched(TIGHT)[0].distributions["level_1_qt"]
+    assert isinstance(firsts, CategoricalDistribution)
+    longest = profile(MIXED).longest_text_tokens
+    assert {longest // 2, longest // 4} <= {*firsts.choices}
+
+
+def test_a_first_level_may_have_the_most_tokens_with_which_a_rank_recomputes_nothing() -> None:
+    """Longer packs of a level recompute, and shorter ones leave more samples to the ranks that share packs."""
+    memory, ratio = between(0.2), MIXED.vision_units.sum() / MIXED.text_tokens.sum()
+
+    def fits(tokens: float) -> bool:
+        alike = index_of([(round(ratio * tokens), round(tokens))] * BATCH)
+        solver = Solver(predictor_of(COSTS, alike, BATCH), limits_of(memory))
+        return solver.fullest(solver.leanest(Padded(samples=1), FOUR, recompute=False))[0] <= HEADROOM * memory
+
+    firsts = searched(memory, layouts=("p1-d4-z0",))[0].distributions["level_1_qt"]
+    assert isinstance(firsts, CategoricalDistribution)
+    most = max(qt for qt in firsts.choices if isinstance(qt, int) and fits(qt))
+    assert not fits(1.05 * most)
 
 
 def test_where_the_longest_sample_fits_on_no_single_rank_only_shared_packs_hold_it() -> None:
