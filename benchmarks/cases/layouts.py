@@ -23,7 +23,7 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.space.layouts import layout_name, layouts
 from autotune.search.space.space import Space
 from autotune.search.space.tensor import further_cut
-from benchmarks.cases.ladders import DEGREES, MEMORY, Mixed
+from benchmarks.cases.mixed import DEGREES, MEMORY, Mixed
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_20B, INTERN_VIT_6B, INTERN_VIT_300M
 from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.search import search
