@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from autotune.packing.balance import Balanced
     from autotune.training.full_training import Launched
     from storage.records import BestPlan
+    from trials.errors import AutotuneError
     from trials.job import Job
     from trials.plan import Plan
 
     __version__: str
 
 __all__ = [
+    "AutotuneError",
     "Balanced",
     "BestPlan",
     "EvenPackSampler",
@@ -48,6 +50,7 @@ __all__ = [
     "tune",
 ]
 _MODULES = {
+    "AutotuneError": "trials.errors",
     "Balanced": "autotune.packing.balance",
     "BestPlan": "storage.records",
     "EvenPackSampler": "autotune.loop.sampler",

@@ -1,6 +1,6 @@
 """Errors on the way from a job file to a running training.
 
-AutotuneError
+AutotuneError           base of those of `storage.errors` and of `trials.errors`, too
 |-- JobError           the job file cannot be used
 |-- HardwareError      the job asks for devices that this machine does not have
 |-- NoFeasiblePlan     no plan fits the devices' memory and the job's settings
@@ -29,11 +29,7 @@ from storage.errors import (
     UnfinishedStudy,
     UnknownRecord,
 )
-from trials.errors import NoCompiler, NodeRefused, OutputTaken, SiteError, UnknownName
-
-
-class AutotuneError(Exception):
-    """Base of every error of this package; the message names the value and the remedy."""
+from trials.errors import AutotuneError, NoCompiler, NodeRefused, OutputTaken, SiteError, UnknownName
 
 
 class JobError(AutotuneError):

@@ -21,9 +21,11 @@ StorageError
     `-- UnknownPlan        no plan that was tried begins with the given id
 """
 
+from trials.errors import AutotuneError
 
-class StorageError(Exception):
-    """Base of every error of this package; the message names the value and the remedy, and never a password."""
+
+class StorageError(AutotuneError):
+    """Base of every error of this package; no message holds a password."""
 
 
 class BadUrl(StorageError):

@@ -1,25 +1,30 @@
-"""Errors of preparing and running a plan.
+"""The base of all errors, and those of preparing and running a plan.
 
-TrialsError
-|-- InvalidPlan        the plan does not fit the model or itself
-|-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
-|-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
-|-- ModelError         a model folder that cannot be used
-|-- NoCompiler         a tool without which layers cannot be compiled is missing
-|-- OutputTaken        a training's output folder holds results of something else
-|-- Unwritable         a checkpoint or a model cannot be written to the disk
-|-- NotFinite          a loss or gradient is NaN or infinite
-|-- SiteError          settings with which no rank can be started on the nodes of the job
-|-- NodesMissing       a node of the job has not come, or has been lost
-|-- NodeRefused        a node has other devices or other software than this one
-`-- WireError          a message between the agent and its ranks that cannot be decoded
-    |-- NotSigned      somebody without the token of the agent wrote it
-    `-- OtherForm      it has other fields than this version's
+AutotuneError              of the three packages: in `autotune.errors`, in `storage.errors`, and here
+`-- TrialsError
+    |-- InvalidPlan        the plan does not fit the model or itself
+    |-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
+    |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
+    |-- ModelError         a model folder that cannot be used
+    |-- NoCompiler         a tool without which layers cannot be compiled is missing
+    |-- OutputTaken        a training's output folder holds results of something else
+    |-- Unwritable         a checkpoint or a model cannot be written to the disk
+    |-- NotFinite          a loss or gradient is NaN or infinite
+    |-- SiteError          settings with which no rank can be started on the nodes of the job
+    |-- NodesMissing       a node of the job has not come, or has been lost
+    |-- NodeRefused        a node has other devices or other software than this one
+    `-- WireError          a message between the agent and its ranks that cannot be decoded
+        |-- NotSigned      somebody without the token of the agent wrote it
+        `-- OtherForm      it has other fields than this version's
 """
 
 
-class TrialsError(Exception):
-    """Base of every error of this package; the message names the value and the remedy."""
+class AutotuneError(Exception):
+    """Base of every error that this software raises; the message names the value and the remedy."""
+
+
+class TrialsError(AutotuneError):
+    """Base of every error of this package."""
 
 
 class InvalidPlan(TrialsError):

@@ -22,11 +22,10 @@ from autotune.cli import os_errors
 from autotune.cli.display.display import Display
 from autotune.cli.visible import VisibleFormatter, visible
 from autotune.database_setting import chosen_database
-from autotune.errors import AutotuneError, exit_code
+from autotune.errors import exit_code
 from autotune.results.text_table import fitted
-from storage.errors import StorageError
 from trials import streams
-from trials.errors import TrialsError
+from trials.errors import AutotuneError
 
 _log = logging.getLogger(__name__)
 _OBJECTS_BETWEEN_COLLECTIONS = 500_000
@@ -126,7 +125,7 @@ def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[...
         try:
             with _polite_signals():
                 _displayed(options.display, functools.partial(command, options, **arguments))
-        except (AutotuneError, StorageError, TrialsError) as error:
+        except AutotuneError as error:
             click.echo(visible(f"Error: {error}"), err=True)
             sys.exit(exit_code(error))
         except OSError as error:

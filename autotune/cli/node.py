@@ -11,11 +11,12 @@ import click
 
 from autotune.cli.context import Options, Terminated, first_signal_noted
 from autotune.cli.visible import visible
-from autotune.errors import AutotuneError, DeviceBusy, HardwareError
+from autotune.errors import DeviceBusy, HardwareError
 from autotune.machine.devices import device_names, locked
 from autotune.machine.node_facts import node_facts
 from autotune.machine.node_folder import node_folder
 from trials.channels.store import split
+from trials.errors import AutotuneError
 from trials.launchers.network import address_towards
 from trials.launchers.node_messages import TOKEN
 from trials.run.node import AgentAccess, Surroundings, serve_agent

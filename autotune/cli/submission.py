@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from autotune.cli.context import Options
-from autotune.errors import AutotuneError, JobError
+from autotune.errors import JobError
 from autotune.folders import work_folder
+from trials.errors import AutotuneError
 from trials.job import Job
 from trials.whole_file import whole_file
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from autotune.errors import AutotuneError, DeviceBusy
+from autotune.errors import DeviceBusy
 from autotune.machine.agent import machine
 from autotune.machine.hardware import accelerators_of
 from storage.user_folders import data_folder
+from trials.errors import AutotuneError
 from trials.workload import Hardware
 
 _CPU = "cpu"

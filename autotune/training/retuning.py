@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 
 from autotune.certification.certificate import Certificate
 from autotune.certification.certify import certify, require
-from autotune.errors import AutotuneError, DeviceBusy, JobError
+from autotune.errors import DeviceBusy, JobError
 from autotune.events import Listener, start_events
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.roles import Role
 from autotune.search.tuner import Tuner
 from autotune.training.drift import Drift
 from autotune.workbench import Workbench
-from storage.errors import StorageError, Superseded
+from storage.errors import Superseded
 from storage.records import BestPlan
 from trials import wire
-from trials.errors import TrialsError
+from trials.errors import AutotuneError
 from trials.job import Job
 from trials.plan import Plan
 from trials.run.pool import WarmPool
@@ -132,7 +132,7 @@ def tune_again(
             certificate = certified(bench, best.plan, listener)
     except (DeviceBusy, Superseded):
         raise
-    except (AutotuneError, StorageError, TrialsError, OSError) as error:
+    except (AutotuneError, OSError) as error:
         _log.warning("the training was not tuned again, and goes on with plan %s: %s", plan.id, error)
         return None
     return best, certificate

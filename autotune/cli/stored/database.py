@@ -10,11 +10,12 @@ import click
 from autotune import output_file
 from autotune.cli.agents import place
 from autotune.cli.context import Options
-from autotune.errors import AutotuneError, DatabaseFaulty, DeviceBusy
+from autotune.errors import DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
 from storage.store import Store, open_store
 from trials import wire
+from trials.errors import AutotuneError
 from trials.units import number_of
 
 _SHOWN = 20

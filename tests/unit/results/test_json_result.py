@@ -3,7 +3,7 @@ import math
 import pytest
 
 from autotune.cli.context import Options
-from autotune.errors import AutotuneError
+from trials.errors import AutotuneError
 
 OPTIONS = Options(as_json=True, database=None, verbose=0, quiet=False)
 
