@@ -10,27 +10,25 @@ import click
 
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
-from autotune.certification.certify import certify, check_place, known_certificate, require, warn_of
+from autotune.certification.certify import require
 from autotune.cli import submission
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.job_file import JobFile, with_values
-from autotune.plan_choice import check_new, choose_plan
+from autotune.library.benches import training_bench
+from autotune.library.launch import bench_with_plan
+from autotune.library.tune import certified_winner, tuned
+from autotune.plan_choice import check_new
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
-from autotune.search.compiling import as_decided, decided
-from autotune.search.tuner import Tuner
+from autotune.search.compiling import decided
 from autotune.training.full_training import Launched, check_first_steps
-from autotune.training.retuning import check_checkpoints
-from autotune.training.training_log import check_loggers
-from autotune.training.training_output import check_output
+from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
-from autotune.workbench import Workbench, workbench
+from autotune.workbench import Workbench
 from autotune.workload import check_plan
-from storage.records import BestPlan
 from trials import wire
 from trials.channels.folder import FolderChannel
-from trials.job import Job
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.progress import Evaluated
@@ -74,12 +72,8 @@ def tune_job(
     if submit:
         submission.submit(options, job)
         return
-    with _open(options, job) as opened:
-        bench = decided(opened, options.display, fresh=fresh)
-        best = _tune(options, bench, fresh=fresh)
-        certificate = known_certificate(bench.prepared, best.plan, bench.folder) or _certify(options, bench, best.plan)
-        ran = trials_behind(best, bench.store)
-    warn_of(certificate)
+    found = tuned(job, options.database_url(job.database), options.display, fresh=fresh)
+    best, certificate, ran = found.best, found.certificate, found.trials
     options.give(
         lambda: {**study_report.best_document(best, ran), "certificate": wire.to_document(certificate)},
         lambda: f"{study_report.best_text(best, ran)}\n\n{certificate_text(certificate)}",
@@ -97,33 +91,18 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     if wanted.submit:
         submission.submit(options, job)
         return
-    check_output(job)
-    check_place(job.training.output)
-    with _open(options, job) as opened:
-        bench = as_decided(opened, options.display)
-        wanted_plan = wanted.resume_with or wanted.plan
-        output = job.training.output
-        chosen = choose_plan(bench.store, bench.prepared.workload, wanted_plan, options.display, output)
+    url, plan = options.database_url(job.database), wanted.resume_with or wanted.plan
+    with bench_with_plan(job, url, plan, options.display) as (bench, chosen):
         if wanted.dry_run:
-            prepared = bench.prepared
-            check_plan(prepared, chosen.plan)
-            check_first_steps(prepared, chosen.plan)
-            task = Training(output=job.training.output, max_steps=wanted.steps)
-            request = prepared.request(chosen.plan, task)
-            # The next dry run must not replace the request that printed commands will read.
-            folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"
-            write_request(FolderChannel(folder), request)
-            commands = bench.site.commands(chosen.plan.layout.world_size, folder)
-            document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
-            options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)
+            _give_commands(options, bench, chosen.plan, wanted.steps)
             return
-        certificate = _certify(options, bench, chosen.plan) if wanted.certify else None
+        certificate = certified(bench, chosen.plan, options.display) if wanted.certify else None
         how = TrainingOptions(
             max_steps=wanted.steps, changes_plan=wanted.resume_with is not None, retunes=wanted.retune_on_drift
         )
-        chosen, launched = _launch(options, bench, chosen, certificate, how)
+        last, launched = _launch(options, bench, chosen, certificate, how)
         workers = bench.prepared.job.data.workers
-    options.give(lambda: _launch_document(chosen, launched), lambda: _launch_text(chosen, launched, workers))
+    options.give(lambda: _launch_document(last, launched), lambda: _launch_text(last, launched, workers))
 
 
 def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:
@@ -133,17 +112,16 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     if submit:
         submission.submit(options, job)
         return
-    check_output(job)
-    check_place(job.training.output)
-    with _open(options, job) as opened:
+    with training_bench(job, options.database_url(job.database), options.display) as opened:
         bench = decided(opened, options.display)
         best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
             check_new(bench.store, bench.prepared.workload, job.training.output)
-            best = _tune(options, bench, fresh=False)
-            certificate = _certify(options, bench, best.plan)
+            best, certificate = certified_winner(bench, options.display, fresh=False)
         ran = trials_behind(best, bench.store)
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
+        if certificate is not None:
+            require(certificate)
         how = TrainingOptions(retunes=retune_on_drift)
         chosen, launched = _launch(options, bench, of_winner(best), certificate, how)
         workers = bench.prepared.job.data.workers
@@ -153,32 +131,25 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     )
 
 
-@contextmanager
-def _open(options: Options, job: Job) -> Iterator[Workbench]:
-    check_loggers(job)
-    with workbench(job, options.database_url(job.database), options.display) as bench:
-        work = bench.prepared.workload
-        options.display.show(
-            f"{number_of(work.data.samples, 'sample')}; {work.model.vision_layers} vision and "
-            f"{work.model.language_layers} language layers; {work.hardware}"
-        )
-        yield bench
-
-
-def _tune(options: Options, bench: Workbench, *, fresh: bool) -> BestPlan:
-    return Tuner(bench, options.display).tune(fresh=fresh)
-
-
-def _certify(options: Options, bench: Workbench, plan: Plan) -> Certificate:
-    return certify(bench.prepared, plan, bench.folder, bench.site, options.display)
+def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | None) -> None:
+    """Print the commands of the ranks, which read the request that is written for them."""
+    prepared = bench.prepared
+    check_plan(prepared, plan)
+    check_first_steps(prepared, plan)
+    request = prepared.request(plan, Training(output=prepared.job.training.output, max_steps=steps))
+    # The next dry run must not replace the request that printed commands will read.
+    folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"
+    write_request(FolderChannel(folder), request)
+    commands = bench.site.commands(plan.layout.world_size, folder)
+    document = {"commands": [{"argv": list(c.argv), "environment": dict(c.environment)} for c in commands]}
+    options.give(lambda: document, lambda: "\n".join(command.shell() for command in commands), is_code=True)
 
 
 def _launch(
     options: Options, bench: Workbench, chosen: KnownPlan, certificate: Certificate | None, how: TrainingOptions
 ) -> tuple[KnownPlan, Launched]:
-    """Train with the plan; return the last plan, too. Raise NotCertified for a certificate that does not hold."""
+    """Train with the plan, whose certificate holds; return the last plan, too."""
     if certificate is not None:
-        require(certificate)
         options.display.show(certificate_text(certificate))
     noted: list[NotedSignal] = []
 

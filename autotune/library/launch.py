@@ -1,24 +1,23 @@
 """The full training."""
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
-from autotune.certification.certify import certify as certify_plan
-from autotune.certification.certify import check_place, require
 from autotune.database_setting import chosen_database
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
+from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import choose_plan
+from autotune.results.known_plan import KnownPlan
 from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
-from autotune.training.retuning import check_checkpoints
-from autotune.training.training_log import check_loggers
-from autotune.training.training_output import check_output
+from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
-from autotune.workbench import workbench
+from autotune.workbench import Workbench
+from trials.job import Job
 from trials.plan import Plan
 
 
@@ -54,21 +53,25 @@ def launch(
     job = with_values(as_job(job), "hardware", {"launcher": launcher})
     if retune_on_drift:
         check_checkpoints(job)
-    check_loggers(job)
-    check_output(job)
-    check_place(job.training.output)
-    with workbench(job, chosen_database(database, job.database), listener) as opened:
-        bench = as_decided(opened, listener)
-        chosen = choose_plan(bench.store, bench.prepared.workload, named, listener, job.training.output)
-        certificate = None
-        if certify:
-            certificate = certify_plan(bench.prepared, chosen.plan, bench.folder, bench.site, listener)
-            require(certificate)
+    with bench_with_plan(job, chosen_database(database, job.database), named, listener) as (bench, chosen):
         return WatchedTraining(
             bench=bench,
             chosen=chosen,
-            certificate=certificate,
+            certificate=certified(bench, chosen.plan, listener) if certify else None,
             options=TrainingOptions(max_steps=steps, changes_plan=resume_with is not None, retunes=retune_on_drift),
             listener=listener,
             stopping=lambda: nullcontext(stops),
         ).run()
+
+
+@contextmanager
+def bench_with_plan(
+    job: Job, database_url: str | None, wanted: Plan | str | None, listener: Listener
+) -> Iterator[tuple[Workbench, KnownPlan]]:
+    """Open the bench of a training, and choose the wanted plan, or the winner.
+
+    Raise what `training_bench`, `as_decided` and `choose_plan` raise.
+    """
+    with training_bench(job, database_url, listener) as opened:
+        bench = as_decided(opened, listener)
+        yield bench, choose_plan(bench.store, bench.prepared.workload, wanted, listener, job.training.output)

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from autotune import tune
 from autotune.certification import certify
 from autotune.certification.certificate import stored_certificates
-from autotune.cli import main, work
+from autotune.cli import main
 from autotune.events import Event, TrialEnded
 from autotune.folders import certificates_folder, work_folder
 from autotune.search.roles import CONFIRMATION, REPEATS
@@ -202,7 +202,8 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     with user.environment():
         stored = stored_certificates(certificates_folder(work_folder(None)), plan)
     assert stored[0].verdict == "does not hold"
-    monkeypatch.setattr(work, "known_certificate", lambda *_: stored[0])  # another plan may win, whose own one holds
+    # Another plan may win, whose own one holds.
+    monkeypatch.setattr("autotune.library.tune.known_certificate", lambda *_: stored[0])
     again, _ = user.run("tune", str(user.job))
     assert again["certificate"]["verdict"] == "does not hold"
     assert "does not hold: the gradient of vision differs by 0.5" in caplog.text
