@@ -62,6 +62,7 @@ def test_devices_are_free_when_their_agent_ends(store: Store) -> None:
     store.take_resources(other, ["GPU-a"])
 
 
+@pytest.mark.timeout(20)  # who does not end the agent tries for ever
 def test_a_lease_that_an_ended_agent_left_behind_holds_nothing(store: Store, engine: Engine) -> None:
     one, other = elsewhere(store), elsewhere(store)
     store.take_resources(one, ["GPU-a"])
