@@ -35,7 +35,7 @@ def predict(
     options = ClusterOptions(
         devices=devices,
         memory_limit_bytes=None if memory_limit is None else bytes_of(memory_limit),
-        device_profile=None if device_profile is None else os.fspath(device_profile),
+        device_profile=None if device_profile is None else text_of(PredictError, "device_profile", device_profile),
     )
     job = as_job(job)
     url = chosen_database(database, job.database)

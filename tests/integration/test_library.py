@@ -197,6 +197,7 @@ def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFi
         ({"memory_limit": 0}, "memory_limit must be a whole number of at least 1, not 0"),
         ({"plan": 3}, "plan must be a text, not int"),
         ({"plan": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"device_profile": 3}, "device_profile must be a text, not int"),
     ],
 )
 def test_options_of_predict_are_checked(job: JobFile, options: dict[str, Any], message: str) -> None:

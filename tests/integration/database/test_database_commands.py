@@ -138,6 +138,17 @@ def test_studies_are_listed_and_one_is_shown_with_its_trials(store: Store) -> No
     assert (code, "autotune studies" in refused) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "option", [["--model", "Intern"], ["--tag", "ok"], ["--archived"], ["--top", "1"]], ids=" ".join
+)
+def test_options_of_the_list_of_studies_are_refused_with_one_study(store: Store, option: list[str]) -> None:
+    name = document("studies")["studies"][0]["settings"]["name"]
+    assert refusal("studies", name, *option) == (
+        2,
+        f"STUDY names one study; remove it, or {option[0]}, which list several",
+    )
+
+
 def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(store: Store) -> None:
     tie = packed_plan(5)
     study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
