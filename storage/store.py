@@ -285,10 +285,15 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction() as connection:
             return studies.running(connection, study_id)
 
-    def trials(self, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-        """Return the trials of the study in order of number. Empty for an unknown study."""
+    def trials(
+        self, study_id: str, *, known: Collection[str] = ()
+    ) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+        """Return the trials of the study but those whose ids are `known`, in order of number.
+
+        Empty for an unknown study.
+        """
         with self._database.transaction() as connection:
-            return studies.trials(connection, study_id)
+            return studies.trials(connection, study_id, known)
 
     def summaries(self, *study_ids: str) -> tuple[TrialSummary, ...]:
         """Return summaries of the finished trials of all these studies, oldest first."""

@@ -225,8 +225,11 @@ def running(connection: Connection, study_id: str | None) -> tuple[RunningTrial,
     return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 
-def trials(connection: Connection, study_id: str) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id).order_by(TRIAL.c.number)
+def trials(
+    connection: Connection, study_id: str, known: Collection[str] = ()
+) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
+    """Return the trials of the study in order of number, but those of `known` ids."""
+    query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id, TRIAL.c.id.not_in(known)).order_by(TRIAL.c.number)
     return tuple(_readable(connection, query))
 
 

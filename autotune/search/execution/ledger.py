@@ -108,7 +108,9 @@ class StudyLedger(KnownTrials):
         self.catch_up()
 
     def catch_up(self) -> tuple[list[FinishedTrial], list[RunningTrial]]:
-        study, now = self._store.study(self._study.id), self._store.trials(self._study.id)
+        study = self._store.study(self._study.id)
+        # Known results do not change: reading all of them after each trial would take longer and longer.
+        now = self._store.trials(self._study.id, known=[trial.id for trial in self.trials])
         self.is_closing = study.finished is not None or (
             study.leader_id not in (None, self.agent_id) and not self._agent.is_gone(study.leader_id)
         )
@@ -120,8 +122,7 @@ class StudyLedger(KnownTrials):
         # Of this agent's trials memory is right: the store has a result only after `finish`.
         ours = [trial for trial in self.open if trial.agent_id == self.agent_id]
         self.open = (*ours, *(trial for trial in running if trial not in gone))
-        known = {trial.id for trial in self.trials}
-        news = [trial for trial in theirs if isinstance(trial, FinishedTrial) and trial.id not in known]
+        news = [trial for trial in theirs if isinstance(trial, FinishedTrial)]
         self.trials += news
         return news, gone
 

@@ -1,6 +1,10 @@
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
+
+import pytest
 
 from autotune.machine.agent import Agent
 from autotune.search.execution.ledger import StudyLedger
@@ -9,7 +13,7 @@ from autotune.search.roles import Role
 from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import open_store
-from tests.values.storage import PADDED_PLAN, WORKLOAD, completed
+from tests.values.storage import PADDED_PLAN, WORKLOAD, completed, packed_plan, result_of
 from trials.outcome import Failed
 
 
@@ -49,6 +53,21 @@ def test_a_result_that_was_put_is_kept_even_if_its_trial_was_not_finished(tmp_pa
             result = ledger.put(begun, RunResult(outcome=completed(), epoch_seconds=12.5, epoch_seconds_error=0.5))
         with Agent(store) as later:
             assert [trial.result for trial in StudyLedger(store, spool, study, later, ()).trials] == [result]
+
+
+def test_trials_of_others_are_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"sqlite:///{tmp_path / 'tuning.db'}"
+    with open_store(url) as store, Agent(store) as agent:
+        study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
+        ledger = StudyLedger(store, Spool(tmp_path / "spool"), study, agent, ())
+        for plan in (PADDED_PLAN, packed_plan()):
+            other = store.start_trial(study.id, plan, "sampled")
+            store.finish_trial(result_of(other.id))
+            assert [trial.id for trial in ledger.catch_up()[0]] == [other.id]
+            with closing(sqlite3.connect(tmp_path / "tuning.db")) as database, database:
+                database.execute("UPDATE autotune_outcome SET document = 'spoilt'")
+        assert ledger.catch_up() == ([], [])
+    assert not caplog.records
 
 
 def test_a_result_is_stored_at_once_where_the_spool_cannot_be_written(tmp_path: Path) -> None:
