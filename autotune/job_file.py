@@ -16,7 +16,7 @@ from autotune.errors import JobError
 from trials import strict_yaml
 from trials.job import Job, Source
 from trials.model.hub import folder_of
-from trials.strict_yaml import Document, NotYaml, Place, Problem, dotted
+from trials.strict_yaml import Document, Mistake, NotYaml, Place, dotted
 
 _MOST_BYTES = 1 << 18
 _EXPECTED = {
@@ -201,7 +201,7 @@ def _set(document: Document, place: Place, value: object) -> None:
         holder = holder[part]
 
 
-def _error(path: Path | None, problems: list[Problem]) -> JobError:
+def _error(path: Path | None, problems: list[Mistake]) -> JobError:
     """Return the error of a file, or of values in memory where there is no path."""
     ordered = sorted(problems, key=lambda problem: problem.line)
     given = "--set " if path else "the job: "
@@ -210,9 +210,9 @@ def _error(path: Path | None, problems: list[Problem]) -> JobError:
     )
 
 
-def _problem(error: ErrorDetails, document: Document) -> Problem:
+def _problem(error: ErrorDetails, document: Document) -> Mistake:
     place = _place(error, document)
-    return Problem(line=document.line(place), text=f"{dotted(place)}: {_text(error, place)}")
+    return Mistake(line=document.line(place), text=f"{dotted(place)}: {_text(error, place)}")
 
 
 def _place(error: ErrorDetails, document: Document) -> Place:

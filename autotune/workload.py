@@ -12,7 +12,7 @@ import torch
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
-from autotune.machine.device_problems import Problem, held_bytes, warn_of
+from autotune.machine.device_problems import Finding, held_bytes, warn_of
 from autotune.machine.hardware import default_memory_limit, default_workers, software
 from autotune.machine.host import shared_memory_bytes
 from autotune.machine.job_hardware import hardware_of
@@ -83,7 +83,7 @@ class Outline:
     path_digest: str
     """Key of the model in this folder in older versions."""
     encoder: Encoder
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     """Of the model, which do not keep it from being trained."""
 
 
@@ -113,11 +113,11 @@ def look_at(job: Job) -> Outline:
     )
 
 
-def model_problems(encoder: Encoder, model: ModelSection) -> Iterator[Problem]:
+def model_problems(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
     """Yield what makes a trained model worse without a fault in the training."""
     if encoder.no_end:
         file = template_file(Path(model.path))
-        yield Problem(
+        yield Finding(
             what=f"answers of the trained model will not end: {encoder.no_end}",
             remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
         )

@@ -13,7 +13,7 @@ from storage.upkeep import schema
 
 if TYPE_CHECKING:
     from storage.bundles import Imported
-    from storage.upkeep.health import Problem
+    from storage.upkeep.health import Damage
     from storage.upkeep.vacuum import Vacuumed
 
 
@@ -110,7 +110,7 @@ class Housekeeping:
         with self.exclusive(), bundles.opened(path) as text, self._database.transaction(write=True) as connection:
             return bundles.take_in(connection, text, digest)
 
-    def problems(self) -> "tuple[Problem, ...]":
+    def problems(self) -> "tuple[Damage, ...]":
         """Read the whole database, and return everything in it that no version of this software writes."""
         from storage.upkeep import health  # noqa: PLC0415 - look-ups do without
 

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Mistake:
     """One thing that is wrong, and what to do about it."""
 
     line: int
@@ -37,7 +37,7 @@ class Problem:
 class NotYaml(ValueError):
     """The text is not valid YAML, so it cannot be checked further."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Mistake) -> None:
         super().__init__(str(problem))
         self.problem = problem
 
@@ -48,7 +48,7 @@ class Document:
 
     value: object = None
     lines: dict[Place, int] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Mistake] = field(default_factory=list)
 
     def line(self, place: Place) -> int:
         """Return the line of the value at `place`, or of the innermost part around it that exists."""
@@ -72,12 +72,12 @@ def read(text: bytes) -> Document:
             document.value = _Builder(document).value(root, ())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise NotYaml(Problem(line=line, text=", ".join(filter(None, (error.context, error.problem))))) from error
+        raise NotYaml(Mistake(line=line, text=", ".join(filter(None, (error.context, error.problem))))) from error
     except yaml.reader.ReaderError as error:
         line = text.count(b"\n", 0, error.position) + 1
-        raise NotYaml(Problem(line=line, text=f"not a text file in UTF-8: {error.reason}")) from error
+        raise NotYaml(Mistake(line=line, text=f"not a text file in UTF-8: {error.reason}")) from error
     except RecursionError as error:
-        raise NotYaml(Problem(line=1, text="lists or sections are nested too deeply")) from error
+        raise NotYaml(Mistake(line=1, text="lists or sections are nested too deeply")) from error
     return document
 
 
@@ -132,7 +132,7 @@ class _Builder:
                 yield key.value, child
 
     def _refuse(self, line: int, text: str) -> None:
-        self._document.problems.append(Problem(line=line, text=text))
+        self._document.problems.append(Mistake(line=line, text=text))
 
 
 def _plain(text: str) -> object:

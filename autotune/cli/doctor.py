@@ -9,7 +9,7 @@ from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
 from autotune.folders import spool_folder, work_folder
 from autotune.machine.agent import has_died
-from autotune.machine.device_problems import Problem, problems, situation
+from autotune.machine.device_problems import Finding, problems, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
 from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
@@ -58,7 +58,7 @@ def examine(options: Options, file: "JobFile | None") -> None:
         problem = error
     compiles = job is not None and (job.training.compiles or (setting is not None and setting.compiled))
     if compiles and (missing := missing_tool(hardware.accelerator)):
-        findings.append(Problem(what=f"training.compile needs {missing}", remedy=INSTALL))
+        findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
     data = compiling = None
     if job and outline and work and report:
         data = _data(work, report)
@@ -78,15 +78,15 @@ def examine(options: Options, file: "JobFile | None") -> None:
         raise problem
 
 
-def _database_findings(store: Store) -> Iterator[Problem]:
+def _database_findings(store: Store) -> Iterator[Finding]:
     agents = store.agents()
     for agent in agents.values():
         if has_died(agent):
-            yield Problem(
+            yield Finding(
                 what=f"{place(agent)} died without ending its work", remedy="nothing to do: the next search replaces it"
             )
         elif silent_minutes(agent):
-            yield Problem(
+            yield Finding(
                 what=f"{place(agent)}: this host cannot check whether it still runs",
                 remedy="check on that host; if it has ended, `autotune tune` or `launch` with its job replaces it",
             )
@@ -94,43 +94,43 @@ def _database_findings(store: Store) -> Iterator[Problem]:
         owner = agents.get(trial.agent_id or "")
         if owner is None or has_died(owner):
             study = store.study(trial.study_id)
-            yield Problem(
+            yield Finding(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
                 remedy="`autotune tune` with its job gives up the trial and continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:
-            yield Problem(
+            yield Finding(
                 what=f"the training with plan {launch.plan_id}, begun {launch.started:%Y-%m-%d %H:%M} UTC, has no "
                 "recorded end, and its process is gone",
                 remedy="`autotune launch` with its job continues from its last checkpoint",
             )
 
 
-def _spool_findings(folder: Path) -> Iterator[Problem]:
+def _spool_findings(folder: Path) -> Iterator[Finding]:
     if not folder.exists():
         return
     if waiting := len(Spool(folder).pending()):
-        yield Problem(
+        yield Finding(
             what=f"results in {folder} that are not in the database yet: {waiting}",
             remedy="nothing to do: the next search or training stores them",
         )
     if aside := len(list(folder.glob("*.bad"))):
-        yield Problem(
+        yield Finding(
             what=f"results in {folder} that the database refused: {aside}",
             remedy="inspect the *.bad files, then delete them",
         )
     if left := len(list(folder.glob(".*.partial"))):
-        yield Problem(
+        yield Finding(
             what=f"results in {folder} that were cut off by a kill or a full disk: {left}",
             remedy="delete the .*.partial files",
         )
 
 
-def _data_findings(report: "IndexReport") -> Iterator[Problem]:
+def _data_findings(report: "IndexReport") -> Iterator[Finding]:
     if report.bad:
-        yield Problem(
+        yield Finding(
             what=f"{report.bad} of {number_of(report.records, 'dataset line')} cannot be used, the first is "
             f"{report.bad_lines[0]}",
             remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
@@ -158,7 +158,7 @@ def _compiling(job: "Job", work: Workload, setting: CompileSetting | None) -> st
     )
 
 
-def _text(hardware: Hardware, database: _Part, data: _Part, compiling: str | None, findings: list[Problem]) -> str:
+def _text(hardware: Hardware, database: _Part, data: _Part, compiling: str | None, findings: list[Finding]) -> str:
     versions = software()
     link = f", {hardware.link} between them" if hardware.link else ""
     lines = [

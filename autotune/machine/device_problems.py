@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Finding:
     """A problem, and what to do about it."""
 
     what: str
@@ -63,12 +63,12 @@ def check_devices(hardware: Hardware, groups: int = 1) -> None:
         warn_of([problem])
 
 
-def warn_of(found: Iterable[Problem]) -> None:
+def warn_of(found: Iterable[Finding]) -> None:
     for problem in found:
         _log.warning("%s; %s", problem.what, problem.remedy)
 
 
-def problems(found: Situation) -> Iterator[Problem]:
+def problems(found: Situation) -> Iterator[Finding]:
     """Yield the problems of a situation."""
     if found.hardware.accelerator == "cpu":
         yield from _without_devices(found)
@@ -77,53 +77,53 @@ def problems(found: Situation) -> Iterator[Problem]:
     yield from _of_modes(found.devices, found.hardware.devices)
     for device in found.devices:
         if device.held_bytes:
-            yield Problem(
+            yield Finding(
                 what=f"other processes hold {_gib(device.held_bytes)} of the {_gib(device.memory_bytes)} of "
                 f"{_named(device)}{_processes(device)}",
                 remedy="end them, or choose other devices with CUDA_VISIBLE_DEVICES; until then memory limits are "
                 "lower by that, and their work makes times unreliable",
             )
         if device.has_mps:
-            yield Problem(
+            yield Finding(
                 what=f"the Multi-Process Service (MPS) runs on {_named(device)}, so that other programs may compute "
                 "there at the same time",
                 remedy="end it with `echo quit | nvidia-cuda-mps-control` while plans are measured",
             )
     names = dict.fromkeys(device.name for device in found.devices)
     if len(names) > 1:
-        yield Problem(
+        yield Finding(
             what=f"the devices differ: {', '.join(names)}; all ranks wait for the slowest, and have the memory of the "
             "smallest",
             remedy="choose equal ones with CUDA_VISIBLE_DEVICES",
         )
     if found.shared_bytes < ENOUGH_SHARED_BYTES:
-        yield Problem(
+        yield Finding(
             what=f"shared memory (/dev/shm) has {_gib(found.shared_bytes)}, too little to pass packs to the ranks: "
             "they load data themselves, and NCCL may fail",
             remedy="give a container more, as with `docker run --shm-size=16g` or `--ipc=host`",
         )
 
 
-def _without_devices(found: Situation) -> Iterator[Problem]:
+def _without_devices(found: Situation) -> Iterator[Finding]:
     driver, build = found.driver, found.build
     if driver.error is not None and driver.is_installed:
-        yield Problem(
+        yield Finding(
             what=f"NVIDIA's driver does not answer ({driver.error}), so ranks run on the CPU",
             remedy="try `nvidia-smi`; after an update of the driver, restart the machine or reload its kernel module",
         )
     elif driver.error is not None and build.cuda is not None:
-        yield Problem(
+        yield Finding(
             what=f"torch {build.version} is built for CUDA, but there is no driver of NVIDIA, so ranks run on the CPU",
             remedy="install the driver, or start the container with `--gpus all`; without a GPU, install torch's CPU "
             "build",
         )
 
 
-def _of_software(found: Situation) -> Iterator[Problem]:
+def _of_software(found: Situation) -> Iterator[Finding]:
     build, runs = found.build, found.driver.cuda
     # Minor versions do not count: a driver runs builds for all CUDA versions of its major one (CUDA Compatibility).
     if build.cuda is not None and runs is not None and runs[0] < build.cuda[0]:
-        yield Problem(
+        yield Finding(
             what=f"the driver {found.hardware.driver} runs CUDA {_version(runs)} at most, but torch {build.version} is "
             f"built for CUDA {_version(build.cuda)}",
             remedy=f"update the driver to one for CUDA {build.cuda[0]}, or install a torch for CUDA {runs[0]}",
@@ -131,7 +131,7 @@ def _of_software(found: Situation) -> Iterator[Problem]:
         )
     capability = found.hardware.compute_capability
     if build.architectures and capability is not None and not runs_on(capability, build.architectures):
-        yield Problem(
+        yield Finding(
             what=f"torch {build.version} has no kernels for {found.hardware.device_name} of compute capability "
             f"{capability}, but for {', '.join(build.architectures)}",
             remedy="install a torch whose list has it (`torch.cuda.get_arch_list()`): a newer one for a new device, an "
@@ -140,16 +140,16 @@ def _of_software(found: Situation) -> Iterator[Problem]:
         )
 
 
-def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Problem]:
+def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Finding]:
     for device in devices:
         if device.mode == "prohibited":
-            yield Problem(
+            yield Finding(
                 what=f"{_named(device)} is in compute mode prohibited, in which no process can use it",
                 remedy=f"set it back with `sudo nvidia-smi -i {device.uuid} -c DEFAULT`, or choose other devices",
                 prevents=True,
             )
         if device.mode == "exclusive" and device.pids and not device.has_mps:
-            yield Problem(
+            yield Finding(
                 what=f"{_named(device)} is in exclusive mode, for one process at a time, and another one has "
                 f"it{_processes(device)}",
                 remedy="wait for that process or end it, or choose other devices with CUDA_VISIBLE_DEVICES",
@@ -157,7 +157,7 @@ def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Problem]:
             )
     instances = [device for device in devices if device.is_instance]
     if instances and ranks > 1:
-        yield Problem(
+        yield Finding(
             what=f"{ranks} ranks would use MIG instances such as {_named(instances[0])}, but CUDA offers one "
             "instance to a process, and NCCL does not join several",
             remedy="set hardware.devices to 1, or undo the division with `sudo nvidia-smi -mig 0`",

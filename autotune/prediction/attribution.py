@@ -66,7 +66,7 @@ class PackSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pace:
+class Slowness:
     """How much longer than in `PackSeconds` the ranks take, [data ranks, stages]."""
 
     work: Array
@@ -129,11 +129,11 @@ def attribute_all(
     blocks: Iterable[Ints],
     seconds: PackSeconds,
     update: UpdateSeconds,
-    pace: Pace | None = None,
+    slowness: Slowness | None = None,
     sharing: Sharing | None = None,
 ) -> tuple[Breakdown, Array]:
     """Return what `attribute` does, for the steps of all blocks in their order."""
-    breakdowns, works = zip(*(attribute(block, seconds, update, pace, sharing) for block in blocks), strict=True)
+    breakdowns, works = zip(*(attribute(block, seconds, update, slowness, sharing) for block in blocks), strict=True)
     return Breakdown.joined(breakdowns), np.concatenate(works)
 
 
@@ -141,7 +141,7 @@ def attribute(
     packs: Ints,
     seconds: PackSeconds,
     update: UpdateSeconds,
-    pace: Pace | None = None,
+    slowness: Slowness | None = None,
     sharing: Sharing | None = None,
 ) -> tuple[Breakdown, Array]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
@@ -151,7 +151,7 @@ def attribute(
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
-    own = _at_pace(seconds, of_ranks, steps, pace)
+    own = _slowed(seconds, of_ranks, steps, slowness)
     stages = own.forward.shape[2]
     alone = simulate(own.forward, own.backward)
     even = simulate(_evened(own.forward), _evened(own.backward)) if stages > 1 else alone
@@ -197,7 +197,7 @@ def attribute(
 def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, sharing: Sharing | None) -> Array:
     """Return the seconds of whole steps as `attribute` does, by one simulation, [steps]."""
     steps, count, ranks = packs.shape
-    own = _at_pace(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
+    own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
     meetings = None if sharing is None else sharing.meetings(packs)
     schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, meetings)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
@@ -205,11 +205,13 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, shar
     return reached
 
 
-def _at_pace(seconds: PackSeconds, of_ranks: Ints, steps: int, pace: Pace | None) -> PackSeconds:
+def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness | None) -> PackSeconds:
     """Return the seconds of the packs of each rank in each step, [steps * data ranks, micro-batches, stages]."""
     found = {field.name: getattr(seconds, field.name)[of_ranks] for field in fields(PackSeconds)}
-    if pace is not None:
-        work, load, wait = (np.tile(each, (steps, 1))[:, None] for each in (pace.work, pace.load, pace.wait))
+    if slowness is not None:
+        work, load, wait = (
+            np.tile(each, (steps, 1))[:, None] for each in (slowness.work, slowness.load, slowness.wait)
+        )
         found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "samples")}
         found["load"] = found["load"] * load + wait
     return PackSeconds(**found)

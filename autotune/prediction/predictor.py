@@ -6,7 +6,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute_all, whole_seconds
+from autotune.prediction.attribution import (
+    Breakdown,
+    PackSeconds,
+    Slowness,
+    UpdateSeconds,
+    attribute_all,
+    whole_seconds,
+)
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
@@ -136,11 +143,11 @@ class Predictor:
         )
 
     def attributed(
-        self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, pace: Pace | None = None
+        self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, slowness: Slowness | None = None
     ) -> tuple[Breakdown, Array]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
         sharing = self.sharing(parts, layout, sizes)
-        return attribute_all(sizes.blocks, self.pack_seconds(parts, layout, sizes), update, pace, sharing)
+        return attribute_all(sizes.blocks, self.pack_seconds(parts, layout, sizes), update, slowness, sharing)
 
     def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
         """Return which ranks of these stages wait for each other; None where they share all their packs, or none.

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from autotune.training.speed_window import Pace, SpeedWindow, WindowJoiner
+from autotune.training.speed_window import SpeedWindow, StepTimes, WindowJoiner
 from storage.launch_speed import Growth, LaunchWindow, StepParts
 from trials.plan import Layout
 from trials.tasks.request import WINDOW_STEPS
@@ -33,12 +33,12 @@ class Patience:
 PATIENCE = Patience()
 
 
-def greatest_growth(layout: Layout, usual: Pace, now: Pace) -> Growth:
+def greatest_growth(layout: Layout, usual: StepTimes, now: StepTimes) -> Growth:
     """Return the part that grew most, in seconds."""
     return max(_growths(layout, usual, now), key=lambda growth: growth.seconds - growth.usual_seconds)
 
 
-def _growths(layout: Layout, usual: Pace, now: Pace) -> Iterator[Growth]:
+def _growths(layout: Layout, usual: StepTimes, now: StepTimes) -> Iterator[Growth]:
     yield Growth(part="loading", usual_seconds=usual.times.loads.greatest, seconds=now.times.loads.greatest)
     yield Growth(part="communication", usual_seconds=usual.other_seconds, seconds=now.other_seconds)
     stages = list(zip(usual.times.passes, now.times.passes, strict=True))
@@ -46,7 +46,7 @@ def _growths(layout: Layout, usual: Pace, now: Pace) -> Iterator[Growth]:
     most = max(after.greatest / before.greatest for before, after in stages) - 1
     # All ranks became slower about alike, as by other load or lower clocks: no stage or rank is the reason.
     if layout.world_size > 1 and least > _COMMON_SHARE * most > 0:
-        before, after = (max(stage.greatest for stage in pace.times.passes) for pace in (usual, now))
+        before, after = (max(stage.greatest for stage in step_times.times.passes) for step_times in (usual, now))
         yield Growth(part="computing on all ranks", usual_seconds=before, seconds=after)
         return
     for number, (then, this) in enumerate(stages):
@@ -65,16 +65,16 @@ class Promise:
     """The speed that a plan is expected to have in a training, and what it is made of."""
 
     tokens_per_second: float
-    pace: Pace | None
+    step_times: StepTimes | None
     """Of a trial of the plan; None where no trial of it is stored."""
 
 
 def growth_of(layout: Layout, promise: Promise, window: SpeedWindow) -> Growth | None:
     """Return the part of a step that grew most in the window; None where the parts of the promise are not known."""
-    if promise.pace is None:
+    if promise.step_times is None:
         return None
     tokens = window.text_tokens / window.steps
-    return greatest_growth(layout, promise.pace.of_step(tokens), window.pace.of_step(tokens))
+    return greatest_growth(layout, promise.step_times.of_step(tokens), window.step_times.of_step(tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class SpeedWatch:
     def _store(self, window: SpeedWindow | None) -> None:
         if window is None:
             return
-        seconds, usual = window.pace.of_step(window.text_tokens / window.steps), self._usual
+        seconds, usual = window.step_times.of_step(window.text_tokens / window.steps), self._usual
         parts = StepParts(
             loads=seconds.times.loads,
             passes=seconds.times.passes,
@@ -190,8 +190,8 @@ class SpeedWatch:
         self._windows.append(window)
         if self._usual is None:
             if len(self._windows) == self._patience.windows:
-                pace, self._windows = SpeedWindow.joined(self._windows).pace, []
-                self._usual = Promise(tokens_per_second=1 / pace.seconds, pace=pace)
+                step_times, self._windows = SpeedWindow.joined(self._windows).step_times, []
+                self._usual = Promise(tokens_per_second=1 / step_times.seconds, step_times=step_times)
             return
         usual = self._usual
         if not self._is_slow(window, usual):

@@ -13,7 +13,7 @@ MOST_WINDOWS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepTimes:
     """Where the time of a step goes, in seconds per text token: steps with longer samples are not slower by it."""
 
     seconds: float
@@ -32,9 +32,9 @@ class Pace:
             times=times.times(len(measured.step_seconds) / measured.text_tokens),
         )
 
-    def of_step(self, tokens: float) -> "Pace":
+    def of_step(self, tokens: float) -> "StepTimes":
         """Return the seconds of a step with this number of tokens."""
-        return Pace(seconds=self.seconds * tokens, times=self.times.times(tokens))
+        return StepTimes(seconds=self.seconds * tokens, times=self.times.times(tokens))
 
     @property
     def other_seconds(self) -> float:
@@ -98,9 +98,9 @@ class SpeedWindow:
         return self.text_tokens / self.samples
 
     @property
-    def pace(self) -> Pace:
+    def step_times(self) -> StepTimes:
         tokens_of_step = self.text_tokens / self.steps
-        return Pace(seconds=1 / self.tokens_per_second, times=self.times.times(1 / tokens_of_step))
+        return StepTimes(seconds=1 / self.tokens_per_second, times=self.times.times(1 / tokens_of_step))
 
 
 class WindowJoiner:

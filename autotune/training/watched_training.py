@@ -14,7 +14,7 @@ from autotune.training.drift import PATIENCE, Drift, Patience, Promise, SpeedWat
 from autotune.training.full_training import Launched, launch
 from autotune.training.plan_change import plan_to_continue, untried_change
 from autotune.training.retuning import Retune, certified, gain_of, refusal, tune_again
-from autotune.training.speed_window import Pace
+from autotune.training.speed_window import StepTimes
 from autotune.training.training_output import held
 from autotune.training.window_writer import WindowWriter
 from autotune.workbench import Workbench
@@ -152,14 +152,16 @@ class WatchedTraining:
         speed, workload = self.chosen.speed, self.bench.prepared.workload
         if speed is None:
             return None
-        pace = None
+        step_times = None
         with suppress(UnknownRecord):  # deleted since it was chosen
             tried = self.bench.store.find_plan(self.chosen.plan.id, workload, study_id=study_id)
             workload = tried.workload
             for outcome in (trial.result.outcome for trial in counted_runs(tried)):
                 if isinstance(outcome, Completed):  # the last one is the longest: a winner is measured over more steps
-                    pace = Pace.of_measurement(outcome.measurement)
-        return Promise(tokens_per_second=speed.mean * workload.data.text_tokens / workload.data.samples, pace=pace)
+                    step_times = StepTimes.of_measurement(outcome.measurement)
+        return Promise(
+            tokens_per_second=speed.mean * workload.data.text_tokens / workload.data.samples, step_times=step_times
+        )
 
     def _launch(
         self, watch: SpeedWatch, drifts: "_Drifts", stops: Callable[[], bool], *, changes_plan: bool

@@ -49,7 +49,7 @@ _ROWS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Damage:
     """A row or file content that no version of this software writes."""
 
     table: str
@@ -61,7 +61,7 @@ class Problem:
         return f"{self.table} {self.key}: {self.what}".replace(" :", ":")
 
 
-def problems(connection: Connection) -> Iterator[Problem]:
+def problems(connection: Connection) -> Iterator[Damage]:
     """Yield all problems in the order of the tables, by reading the whole database."""
     # PostgreSQL keeps references itself, and checks its pages with tools of its own.
     if connection.dialect.name == "sqlite":
@@ -71,13 +71,13 @@ def problems(connection: Connection) -> Iterator[Problem]:
     yield from problems_of_studies(connection)
     held = select(LEASE.c.resource).join(AGENT).where(AGENT.c.ended.is_not(None))
     for resource in connection.scalars(held):
-        yield Problem(table=LEASE.name, key=resource, what="is held by an agent that has ended")
+        yield Damage(table=LEASE.name, key=resource, what="is held by an agent that has ended")
     for table in (PROVENANCE, DELETED):
         for row in connection.execute(select(table).execution_options(yield_per=_ROWS_AT_ONCE)):
             if row.kind not in METADATA.tables:
-                yield Problem(table=table.name, key=f"{row.kind}/{row.key}", what="names no table")
+                yield Damage(table=table.name, key=f"{row.kind}/{row.key}", what="names no table")
     for table, key in lost_annotations(connection):
-        yield Problem(table=table.name, key=rows.text_of(key), what="is of no stored study or plan")
+        yield Damage(table=table.name, key=rows.text_of(key), what="is of no stored study or plan")
 
 
 def lost_annotations(connection: Connection) -> Iterator[tuple[Table, tuple[Any, ...]]]:
@@ -88,7 +88,7 @@ def lost_annotations(connection: Connection) -> Iterator[tuple[Table, tuple[Any,
             yield table, tuple(key)
 
 
-def _problems_of_table(connection: Connection, table: Table) -> list[Problem]:
+def _problems_of_table(connection: Connection, table: Table) -> list[Damage]:
     try:
         query = rows.whole(table).execution_options(yield_per=_ROWS_AT_ONCE)
         checked = ((rows.key_of(table, row), problem_of(table, row)) for row in read(connection, table, query))
@@ -96,7 +96,7 @@ def _problems_of_table(connection: Connection, table: Table) -> list[Problem]:
         found = [(key, what) for key, what in checked if what is not None]
     except UNREADABLE:  # read row by row to find which
         found = list(bad_rows(connection, table))
-    return [Problem(table=table.name, key=rows.text_of(key), what=what) for key, what in found]
+    return [Damage(table=table.name, key=rows.text_of(key), what=what) for key, what in found]
 
 
 def read(connection: Connection, table: Table, query: Select[Any]) -> Iterator[Row]:
@@ -128,14 +128,14 @@ def problem_of(table: Table, row: Row) -> str | None:
         return f"cannot be read: {error}"
 
 
-def _problems_of_file(connection: Connection) -> Iterator[Problem]:
+def _problems_of_file(connection: Connection) -> Iterator[Damage]:
     """Check the pages, indices and references of SQLite."""
     for line in connection.scalars(text("PRAGMA integrity_check")):
         if line != "ok":
-            yield Problem(table="the file", key="", what=str(line))
+            yield Damage(table="the file", key="", what=str(line))
     for table, row, parent, _ in connection.execute(text("PRAGMA foreign_key_check")):
         if table.startswith("autotune_"):
-            yield Problem(table=table, key=f"row {row}", what=f"refers to a row of {parent} that is not there")
+            yield Damage(table=table, key=f"row {row}", what=f"refers to a row of {parent} that is not there")
 
 
 def _hardware(row: Row) -> str | None:
@@ -253,7 +253,7 @@ ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
 }
 
 
-def problems_of_studies(connection: Connection, ids: Collection[str] | None = None) -> Iterator[Problem]:
+def problems_of_studies(connection: Connection, ids: Collection[str] | None = None) -> Iterator[Damage]:
     """Yield the contradictions between rows of all studies, or of those with the given ids."""
     these = () if ids is None else (STUDY.c.id.in_(ids),)
     counted = select(STUDY.c.id, func.count(), func.min(TRIAL.c.number), func.max(TRIAL.c.number))
@@ -261,19 +261,19 @@ def problems_of_studies(connection: Connection, ids: Collection[str] | None = No
     for study, count, first, last in connection.execute(counted):
         if (first, last) != (0, count - 1):
             what = f"its {count} trials have the numbers {first} to {last}"
-            yield Problem(table=STUDY.name, key=study, what=what)
+            yield Damage(table=STUDY.name, key=study, what=what)
     won = select(STUDY.c.id, STUDY.c.finished.is_(None), STUDY.c.workload_fingerprint, BEST_PLAN.c.workload_fingerprint)
     won = won.outerjoin(BEST_PLAN, BEST_PLAN.c.study_id == STUDY.c.id).where(*these)
     for study, is_open, workload, winners in connection.execute(won):
         if (end := _problem_of_end(workload, winners, is_open=is_open)) is not None:
-            yield Problem(table=STUDY.name, key=study, what=end)
+            yield Damage(table=STUDY.name, key=study, what=end)
     ranks = select(OUTCOME.c.trial_id, OUTCOME.c.document, func.count(STAGE_MEASUREMENT.c.rank))
     ranks = ranks.join(TRIAL, TRIAL.c.id == OUTCOME.c.trial_id).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
     ranks = ranks.outerjoin(STAGE_MEASUREMENT, STAGE_MEASUREMENT.c.trial_id == OUTCOME.c.trial_id)
     ranks = ranks.where(OUTCOME.c.kind == "completed", *these).group_by(OUTCOME.c.trial_id, OUTCOME.c.document)
     for trial, document, count in connection.execute(ranks.execution_options(yield_per=_ROWS_AT_ONCE)):
         if wrong := _problem_of_ranks(document, count):
-            yield Problem(table=STAGE_MEASUREMENT.name, key=trial, what=wrong)
+            yield Damage(table=STAGE_MEASUREMENT.name, key=trial, what=wrong)
 
 
 def _problem_of_end(workload: str, winners: str | None, *, is_open: bool) -> str | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.prediction.attribution import Breakdown, Pace, UpdateSeconds
+from autotune.prediction.attribution import Breakdown, Slowness, UpdateSeconds
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
@@ -134,16 +134,16 @@ class MeasuredTime:
         update = predictor.update_parts(self._plan.layout, self._parts)
         if self._plan.layout.grid.of_stage == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
-        pace = self._pace(predictor, measured)
-        totals = predictor.attributed(self._parts, self._plan.layout, sizes, update, pace)[0].totals
+        slowness = self._slowness(predictor, measured)
+        totals = predictor.attributed(self._parts, self._plan.layout, sizes, update, slowness)[0].totals
         return np.array([totals[name] for name in _NAMES])
 
-    def _pace(self, predictor: Predictor, measured: _Ranks) -> Pace:
+    def _slowness(self, predictor: Predictor, measured: _Ranks) -> Slowness:
         """Return by how much the ranks were slower in their runs than predicted for the same steps."""
         expected = _Ranks.mean([self._expected(predictor, each) for each in self._of_runs])
         packs = self._sizes.epoch.micro_batches
         foreseen = expected.load > 0
-        return Pace(
+        return Slowness(
             work=_ratio(measured.work, expected.work),
             load=_ratio(measured.load, expected.load),
             # Workers load ahead, so that no waiting is predicted; some is measured nevertheless.

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.attribution import Breakdown, Pace, PackSeconds, UpdateSeconds, attribute
+from autotune.prediction.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
 from autotune.prediction.costs import Array
 from autotune.prediction.meetings import Sharing
 from autotune.prediction.schedule import simulate
@@ -100,7 +100,7 @@ def test_packs_in_a_good_order_shorten_the_bubble() -> None:
 
 def test_a_slow_rank_is_measured_as_imbalance() -> None:
     seconds = pack_seconds(np.full((2, 1), 3.0))
-    slow = Pace(work=np.array([[1.0], [2.0]]), load=np.ones((2, 1)), wait=np.array([[0.5], [0.5]]))
+    slow = Slowness(work=np.array([[1.0], [2.0]]), load=np.ones((2, 1)), wait=np.array([[0.5], [0.5]]))
     breakdown, work = attribute(np.array([[[0, 1]]]), seconds, update(1), slow)
     assert breakdown.totals == {**NOTHING, "ideal": 9.0, "loading": 0.5, "data_imbalance": 3.0}
     assert work.tolist() == [[19.0]]

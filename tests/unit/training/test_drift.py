@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.training.drift import Drift, Patience, Promise, SpeedWatch, greatest_growth
-from autotune.training.speed_window import MOST_WINDOWS, Pace, SpeedWindow, WindowJoiner
+from autotune.training.speed_window import MOST_WINDOWS, SpeedWindow, StepTimes, WindowJoiner
 from storage.launch_speed import LaunchWindow
 from tests.values.storage import completed
 from trials.outcome import Completed
@@ -18,16 +18,16 @@ GRID = Layout(pipeline=2, data=3, zero=1)
 LOADS, PASSES = (0.1, 0.1, 0.1, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.5, 1.5, 1.5)
 
 
-def pace(seconds: float, loads: Sequence[float] = LOADS, passes: Sequence[float] = PASSES) -> Pace:
+def step_times(seconds: float, loads: Sequence[float] = LOADS, passes: Sequence[float] = PASSES) -> StepTimes:
     stages = (0, 0, 0, 1, 1, 1)[: len(loads)]
-    return Pace(seconds=seconds, times=RankTimes.of(stages, loads, passes))
+    return StepTimes(seconds=seconds, times=RankTimes.of(stages, loads, passes))
 
 
-USUAL = pace(2.0)
-PROMISE = Promise(tokens_per_second=800.0, pace=USUAL.of_step(1 / 1600))
+USUAL = step_times(2.0)
+PROMISE = Promise(tokens_per_second=800.0, step_times=USUAL.of_step(1 / 1600))
 
 
-def step(number: int, seconds: float = 2.0, tokens: int = 1600, now: Pace = USUAL) -> Progress:
+def step(number: int, seconds: float = 2.0, tokens: int = 1600, now: StepTimes = USUAL) -> Progress:
     return Progress(
         step=number,
         of=500,
@@ -162,22 +162,22 @@ def test_a_plan_without_a_promise_is_compared_with_the_first_steps() -> None:
 
 
 GROWN = {
-    "loading": pace(2.6, loads=(0.7, 0.1, 0.1, 0.0, 0.0, 0.0)),
-    "communication": pace(2.6, passes=(1.0, 1.0, 1.0, 1.5, 1.5, 1.55)),
-    "computing on all ranks": pace(2.6, passes=(1.3, 1.3, 1.3, 1.95, 2.0, 1.95)),
-    "computing on the ranks of stage 1": pace(2.6, passes=(1.0, 1.0, 1.0, 2.1, 2.1, 2.1)),
-    "computing on rank 1 of stage 0": pace(2.6, passes=(1.0, 2.4, 1.0, 1.5, 1.5, 1.5)),
+    "loading": step_times(2.6, loads=(0.7, 0.1, 0.1, 0.0, 0.0, 0.0)),
+    "communication": step_times(2.6, passes=(1.0, 1.0, 1.0, 1.5, 1.5, 1.55)),
+    "computing on all ranks": step_times(2.6, passes=(1.3, 1.3, 1.3, 1.95, 2.0, 1.95)),
+    "computing on the ranks of stage 1": step_times(2.6, passes=(1.0, 1.0, 1.0, 2.1, 2.1, 2.1)),
+    "computing on rank 1 of stage 0": step_times(2.6, passes=(1.0, 2.4, 1.0, 1.5, 1.5, 1.5)),
 }
 
 
 @pytest.mark.parametrize(("part", "now"), GROWN.items(), ids=GROWN)
-def test_the_part_that_grew_most_is_named(part: str, now: Pace) -> None:
+def test_the_part_that_grew_most_is_named(part: str, now: StepTimes) -> None:
     assert greatest_growth(GRID, USUAL, now).part == part
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:
-    usual = pace(2.0, (0.1, 0.1), (1.0, 1.0))
-    now = pace(4.0, (0.1, 0.1), (1.1, 3.0))
+    usual = step_times(2.0, (0.1, 0.1), (1.0, 1.0))
+    now = step_times(4.0, (0.1, 0.1), (1.1, 3.0))
     layout = Layout(pipeline=1, data=2, zero=1)
     assert greatest_growth(layout, usual, now).part == "computing on rank 1"
 
@@ -194,7 +194,7 @@ def test_a_report_says_how_much_slower_the_training_and_its_part_are() -> None:
 def test_the_pace_of_a_trial_is_that_of_its_steps() -> None:
     outcome = completed()
     assert isinstance(outcome, Completed)
-    found = Pace.of_measurement(outcome.measurement)  # two steps of 0.5 s and 0.6 s, 9000 tokens
+    found = StepTimes.of_measurement(outcome.measurement)  # two steps of 0.5 s and 0.6 s, 9000 tokens
     assert found.seconds == pytest.approx(1.1 / 9000)
     assert found.times.loads.greatest == pytest.approx(0.02 / 9000)
     assert [stage.greatest for stage in found.times.passes] == pytest.approx([0.6 / 9000, 2.6 / 9000])
