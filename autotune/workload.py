@@ -221,9 +221,9 @@ def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Wo
     return prepared.workload, report
 
 
-def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:
+def workload_of(job: Job, outline: Outline) -> Workload:
     """Return the workload of the job. Raise what `survey` raises."""
-    return survey(job, outline, listener)[0]
+    return survey(job, outline)[0]
 
 
 def _read_held_out(

@@ -206,11 +206,6 @@ class Store(Trainings, Housekeeping):
             plans.save(connection, best)
             return True
 
-    def latest_study(self, workload_fingerprint: str) -> StudyRecord | None:
-        """Return the newest study of the workload, finished or not."""
-        with self._database.transaction() as connection:
-            return studies.latest(connection, workload_fingerprint)
-
     def studies(
         self,
         *,

@@ -126,11 +126,6 @@ def check_finished(connection: Connection, study_id: str) -> None:
         raise UnfinishedStudy(f"study {row['name']} has no winner yet; run `autotune tune` until its end first")
 
 
-def latest(connection: Connection, workload_fingerprint: str) -> StudyRecord | None:
-    row = connection.execute(_own(workload_fingerprint).limit(1)).mappings().one_or_none()
-    return None if row is None else codec.study(row)
-
-
 def _own(workload_fingerprint: str) -> Select[Any]:
     """Select the local studies of a workload that are not archived, newest first."""
     query = select(STUDY).where(STUDY.c.workload_fingerprint == workload_fingerprint, *_COUNTING)

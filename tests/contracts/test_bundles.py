@@ -111,7 +111,6 @@ def test_a_foreign_plan_is_to_be_measured_again_and_its_trials_answer_nothing(th
     assert found.verdict is Verdict.REMEASURE
     assert "laptop" in str(found.changes[0])
     assert there.answers(WORKLOAD.fingerprint) == there.comparable_trials(WORKLOAD) == ()
-    assert there.latest_study(WORKLOAD.fingerprint) is None
     assert there.last_winner(WORKLOAD.fingerprint) is None
     key = WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software
     assert there.layer_profile(*key) is None

@@ -57,22 +57,12 @@ def test_an_unknown_workload_is_named_in_the_error(store: Store) -> None:
 def test_a_study_keeps_its_settings_and_its_time(store: Store) -> None:
     settings = {"trials": 24, "sampler": "tpe", "limits": [1.5, None, True], "nested": {"a": "'"}}
     created = store.create_study(store.add_workload(WORKLOAD), settings, seed=2**31 - 1)
-    assert store.latest_study(WORKLOAD.fingerprint) == created
+    assert store.studies() == (created,)
     assert created.settings == settings
     assert created.seed == 2**31 - 1
     assert created.name.startswith("tiny-internvl-")
     assert is_recent(created.started)
     assert created.finished is None
-
-
-def test_the_latest_study_is_that_of_the_same_workload(store: Store) -> None:
-    other = changed("hardware.devices", 4)
-    first, second = new_study(store), new_study(store)
-    new_study(store, other)
-    latest = store.latest_study(WORKLOAD.fingerprint)
-    assert latest is not None
-    assert latest.id == second != first
-    assert store.latest_study(changed("hardware.devices", 2).fingerprint) is None
 
 
 def test_a_study_with_a_winner_has_ended(store: Store) -> None:
@@ -334,9 +324,7 @@ def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
     monkeypatch.setattr(studies, "datetime", SetBack)
     second = new_study(store)
     assert store.study(second).started > store.study(first).started
-    latest = store.latest_study(WORKLOAD.fingerprint)
-    assert latest is not None
-    assert latest.id == second
+    assert store.studies()[0].id == second
 
 
 def test_winners_and_studies_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:

@@ -73,9 +73,9 @@ def number(field: str, title: str | None, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
-def category(field: str, title: str | None = None, *, order: Sequence[str] | None = None, **more: Any) -> Spec:
+def category(field: str, *, order: Sequence[str] | None = None, **more: Any) -> Spec:
     """Return a channel of categories in this order; by default in that of the rows."""
-    return {"field": field, "type": "nominal", "title": title, "sort": None if order is None else list(order), **more}
+    return {"field": field, "type": "nominal", "title": None, "sort": None if order is None else list(order), **more}
 
 
 def coloured(field: str, colours: Mapping[str, str]) -> Spec:

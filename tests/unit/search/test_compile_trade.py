@@ -1,4 +1,4 @@
-"""Whether compiling is repaid within a training, and the costs of compiled layers beside those of others."""
+"""Whether compiling is repaid within a training, and what compiled layers cost."""
 
 from dataclasses import replace
 
