@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -21,8 +22,8 @@ from autotune.search.space.feasible import feasible_space
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
 from trials.data.held_out import hold_out
-from trials.data.index import profile
-from trials.data.indexing import build_index
+from trials.data.index import DatasetIndex, profile
+from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
@@ -75,24 +76,40 @@ class Forecast:
         return self.prediction.batch_deviation <= MOST_BATCH_DEVIATION
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastData:
+    """The samples of a job that are trained on."""
+
+    index: DatasetIndex
+    report: IndexReport
+
+    @classmethod
+    def of(cls, job: Job, listener: Listener = unheard) -> Self:
+        """Read the job's data. Raise what `build_index` raises."""
+        measurer = load_measurer(job.model, job.data)
+        index, report = build_index(job.data, measurer, Path(), listener, cache=lengths_folder())
+        return cls(index=hold_out(index, job.evaluation)[0], report=report)
+
+
+def workload_on(cluster: Cluster, job: Job, shape: ModelShape, data: ForecastData) -> Workload:
+    return Workload(
+        model=shape,
+        data=profile(data.index),
+        hardware=replace(cluster.profiled.hardware, devices=cluster.devices),
+        software=cluster.profiled.software,
+        oversize=job.data.oversize,
+        global_batch_samples=job.training.global_batch_samples,
+        memory_limit_bytes=cluster.memory_limit_bytes,
+    )
+
+
 class Forecaster:
     """Forecasts for one job on one cluster."""
 
-    def __init__(self, job: Job, shape: ModelShape, cluster: Cluster, listener: Listener = unheard) -> None:
-        """Read the job's data. Raise what `build_index` raises."""
+    def __init__(self, job: Job, shape: ModelShape, cluster: Cluster, data: ForecastData) -> None:
         self.job, self.shape, self.cluster = job, shape, cluster
-        measurer = load_measurer(job.model, job.data)
-        index, self.report = build_index(job.data, measurer, Path(), listener, cache=lengths_folder())
-        self.index, _ = hold_out(index, job.evaluation)
-        self.workload = Workload(
-            model=shape,
-            data=profile(self.index),
-            hardware=replace(cluster.profiled.hardware, devices=cluster.devices),
-            software=cluster.profiled.software,
-            oversize=job.data.oversize,
-            global_batch_samples=job.training.global_batch_samples,
-            memory_limit_bytes=cluster.memory_limit_bytes,
-        )
+        self.index, self.report = data.index, data.report
+        self.workload = workload_on(cluster, job, shape, data)
         self._config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
         self._predictor = CalibratedPredictor.of_job(
             job,

@@ -3,17 +3,18 @@
 from pathlib import Path
 
 from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
-from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
-from autotune.forecast.forecast import Forecast, Forecaster
+from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
+from autotune.forecast.forecast import Forecast, ForecastData, Forecaster, workload_on
 from autotune.forecast.profile_file import read_profile
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
 from autotune.search.compile_setting import AUTO, setting_of, with_compile
-from storage.store import open_store
+from storage.store import Store, open_store
 from trials.job import Job
 from trials.model.identity import path_digest
 from trials.model.shape import model_shape
 from trials.plan import Plan
+from trials.workload import ModelShape
 
 
 def forecaster_of(
@@ -28,31 +29,41 @@ def forecaster_of(
 
     Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
-    is_open = job.training.compile == AUTO
-    if is_open and options.profile_file:
-        job = with_compile(job, compiled=read_profile(options.profile_file).model.compiler is not None)
-    shape = model_shape(job.model, job.training)
-    if profile := options.profile_file:
+    if (profile := options.profile_file) is not None:
+        if job.training.compile == AUTO:
+            job = with_compile(job, compiled=read_profile(profile).model.compiler is not None)
+        shape = model_shape(job.model, job.training)
         cluster = cluster_of_file(job, shape, profile, options)
-    else:
-        # Not held while the data are read, for minutes perhaps: it is opened again for the trials.
-        with open_store(database_url) as store:
-            store.adopt_model(shape, path_digest(job.model))
-            cluster = cluster_of_store(job, shape, store, options)
-    listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
-    forecaster = Forecaster(job, shape, cluster, listener)
-    if options.profile_file is None:
-        with open_store(database_url) as store:
-            if is_open:
-                setting = setting_of(store, job, forecaster.workload)
-                listener(Note(text=setting.text))
-                if setting.compiled:
-                    return forecaster_of(with_compile(job, compiled=True), options, database_url, listener)
-            trials = store.comparable_trials(forecaster.workload)
-        if trials:
-            listener(PhaseBegan(phase=Phase.PREDICTION, text="Learning from trials"))
-            forecaster.learn(trials)
+        return Forecaster(job, shape, cluster, _data_of(job, listener))
+    # Not held while the data are read, for minutes perhaps: it is opened again for the trials.
+    with open_store(database_url) as store:
+        shape, cluster = _stored(job, options, store)
+    data = _data_of(job, listener)
+    with open_store(database_url) as store:
+        if job.training.compile == AUTO:
+            setting = setting_of(store, job, workload_on(cluster, job, shape, data))
+            listener(Note(text=setting.text))
+            if setting.compiled:
+                job = with_compile(job, compiled=True)
+                shape, cluster = _stored(job, options, store)
+        forecaster = Forecaster(job, shape, cluster, data)
+        trials = store.comparable_trials(forecaster.workload)
+    if trials:
+        listener(PhaseBegan(phase=Phase.PREDICTION, text="Learning from trials"))
+        forecaster.learn(trials)
     return forecaster
+
+
+def _stored(job: Job, options: ClusterOptions, store: Store) -> tuple[ModelShape, Cluster]:
+    """Return the model of the job, and the stored profile of it. Raise what `cluster_of_store` raises."""
+    shape = model_shape(job.model, job.training)
+    store.adopt_model(shape, path_digest(job.model))
+    return shape, cluster_of_store(job, shape, store, options)
+
+
+def _data_of(job: Job, listener: Listener) -> ForecastData:
+    listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
+    return ForecastData.of(job, listener)
 
 
 def forecasts(

@@ -255,7 +255,9 @@ def test_auto_compiles_a_long_training_and_leaves_the_layers_of_a_short_one(word
     assert decided in shown
     assert decided in examined(job.path)["compile"]
     assert run("tune", str(job.path)).split()[1] == plan
-    assert decided in run("predict", str(job.path))
+    predicted = run("predict", str(job.path))
+    assert decided in predicted
+    assert predicted.count("Reading the data") == 1
     assert plan in run("plans", "--like", str(job.path), "--verdict", "valid")
     run("launch", str(job.path), "--steps", "2")
     with open_store() as store:
