@@ -10,6 +10,7 @@
 | number of devices | re-measure | the plan runs when they suffice (the launch checks), but another may be faster |
 | device memory, memory limit | re-measure | the plan may not fit any more, or may recompute more than it needs |
 | driver, software, processor, cores, machine memory | re-measure | seconds drift, the best plan seldom |
+| power limit of the devices | re-measure | computation takes longer, exchanges do not |
 | links, topology, machines | re-measure | communication takes another time |
 | the database that measured it | re-measure | machines that look alike differ |
 | numbers and lengths of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |

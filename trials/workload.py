@@ -38,12 +38,15 @@ class Hardware:
     """The slowest connection between two of the devices, in nvidia-smi's words: `NV18`, `PIX`, `SYS`."""
     topology: str | None = None
     """The connection of every pair, `0-1 NV18, 0-2 SYS, 1-2 SYS`."""
+    power_limit_watts: int | None = None
+    """The lowest power limit of a device, where an administrator has set it below its default (`nvidia-smi -pl`)."""
 
     def __str__(self) -> str:
         on = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         if self.accelerator == "cpu":  # whose ranks share the cores of one device
             return f"{self.devices} CPU rank{'s' * (self.devices > 1)}{on} ({self.device_name})"
-        return f"{self.devices} x {self.device_name}{on}"
+        limit = "" if self.power_limit_watts is None else f" limited to {self.power_limit_watts} W"
+        return f"{self.devices} x {self.device_name}{limit}{on}"
 
     @property
     def of_node(self) -> int:
@@ -62,6 +65,7 @@ class Hardware:
             "device_name": self.device_name,
             "compute_capability": self.compute_capability,
             "device_memory_bytes": self.device_memory_bytes,
+            "power_limit_watts": self.power_limit_watts,
         }
 
     @property

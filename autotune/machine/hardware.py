@@ -146,6 +146,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         )
     used = found[: ranks * groups]
     link, topology = _connections(used[:ranks])
+    power_limits = [one.power_limit_watts for one in used if one.power_limit_watts is not None]
     return Hardware(
         accelerator="cuda",
         device_name=" + ".join(dict.fromkeys(one.name for one in used)),
@@ -159,6 +160,7 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         ram_bytes=machine.ram_bytes,
         link=link,
         topology=topology,
+        power_limit_watts=min(power_limits, default=None),
     )
 
 

@@ -43,6 +43,8 @@ class Accelerator:
     compute_capability: str
     """`9.0`"""
     driver: str
+    power_limit_watts: int | None = None
+    """The limit that is enforced, where it is below the default; clocks that `nvidia-smi -lgc` locks cannot be read."""
     links: tuple[tuple[str, str], ...] = ()
     """(UUID, connection) of the other accelerators for which it is known, in nvidia-smi's terms."""
 
@@ -154,5 +156,13 @@ def _describe(part: Any, device: Any, devices: Sequence[Any], driver: str) -> Ac
         memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(part).total),
         compute_capability=f"{major}.{minor}",
         driver=driver,
+        power_limit_watts=_power_limit(device),
         links=tuple(links),
     )
+
+
+def _power_limit(device: Any) -> int | None:
+    """Return the watts of a limit below the default one, which NVML counts in milliwatts."""
+    enforced = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, device)
+    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, device)
+    return None if enforced is None or default is None or enforced >= default else round(enforced / 1000)

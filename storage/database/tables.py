@@ -114,6 +114,7 @@ HARDWARE = Table(
     _required("nodes", Whole, server_default=text("1")),
     Column("link", Text),
     Column("topology", Text),
+    Column("power_limit_watts", Whole),
 )
 
 MODEL = Table(

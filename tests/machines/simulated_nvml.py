@@ -28,6 +28,8 @@ def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
         "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
         "nvmlDeviceGetCurrentClocksEventReasons": lambda handle: pynvml.nvmlClocksEventReasonGpuIdle,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda handle: 700_000,
         "nvmlDeviceGetTotalEnergyConsumption": refuse(pynvml.NVML_ERROR_NOT_SUPPORTED),
     }
     for name, function in functions.items():

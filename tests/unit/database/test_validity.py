@@ -39,6 +39,7 @@ REMEASURE = {
     "hardware.topology",
     "hardware.device_memory_bytes",
     "hardware.driver",
+    "hardware.power_limit_watts",
     "hardware.cpu_name",
     "hardware.cpu_cores",
     "hardware.ram_bytes",

@@ -51,6 +51,18 @@ def test_unequal_accelerators_count_as_the_weakest() -> None:
     assert (hardware.device_memory_bytes, hardware.compute_capability) == (24 * GIB, "8.9")
 
 
+def test_devices_below_their_default_power_are_other_hardware() -> None:
+    free = choose(3, machine=MACHINE, found=GPUS)
+    capped = [
+        dataclasses.replace(gpu, power_limit_watts=watts) for gpu, watts in zip(GPUS, (None, 300, 400), strict=True)
+    ]
+    hardware = choose(3, machine=MACHINE, found=capped)
+    assert (hardware.power_limit_watts, f"{hardware}") == (300, "3 x NVIDIA H200 limited to 300 W")
+    assert hardware.fingerprint != free.fingerprint
+    # As an earlier version computed it: stored measurements keep their key.
+    assert (free.power_limit_watts, free.fingerprint) == (None, "6843119e829682bc")
+
+
 def test_more_ranks_than_accelerators_are_refused_with_the_arithmetic() -> None:
     with pytest.raises(HardwareError, match="asks for 5 ranks but 3 accelerators are visible, 2 too few; set it to 3"):
         choose(5, machine=MACHINE, found=GPUS)

@@ -130,6 +130,20 @@ def test_the_activity_of_no_devices_needs_no_driver() -> None:
         assert activity().energy_joules is None
 
 
+@pytest.mark.parametrize(("enforced", "watts"), [(300_000, 300), (700_000, None), (750_000, None)])
+def test_a_power_limit_is_named_where_it_is_below_the_default(
+    two_devices: pytest.MonkeyPatch, enforced: int, watts: int | None
+) -> None:
+    two_devices.setattr(pynvml, "nvmlDeviceGetEnforcedPowerLimit", lambda handle: enforced)
+    assert [one.power_limit_watts for one in accelerators()] == [watts, watts]
+
+
+def test_devices_that_do_not_tell_their_power_limit_have_none(two_devices: pytest.MonkeyPatch) -> None:
+    two_devices.setattr(pynvml, "nvmlDeviceGetEnforcedPowerLimit", lambda handle: 300_000)
+    two_devices.setattr(pynvml, "nvmlDeviceGetPowerManagementDefaultLimit", refuse(pynvml.NVML_ERROR_NOT_SUPPORTED))
+    assert [one.power_limit_watts for one in accelerators()] == [None, None]
+
+
 @pytest.mark.skipif(DRIVER, reason="this machine has NVIDIA's driver")
 def test_a_machine_without_the_driver_has_no_accelerators() -> None:
     assert accelerators() == ()
