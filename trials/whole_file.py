@@ -27,6 +27,10 @@ def whole_file(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterat
         partial.replace(path)
         if durable:
             sync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a write, unlike an opening, does not say where it failed
+        partial.unlink(missing_ok=True)
+        raise
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
