@@ -32,6 +32,8 @@ launch the next kernels, so below it other processes do not slow them down."""
 class Conditions:
     """Load, clocks and energy of the machine over some time."""
 
+    cores: int
+    """Number that this process may run on; a quota may allow it to keep fewer busy."""
     disturbing_cpu: float
     """Mean number of cores that other processes used, or other virtual machines took (`steal`)."""
     own_cpu: float
@@ -116,7 +118,7 @@ class MachineWatch:
 
     @property
     def conditions(self) -> Conditions:
-        return conditions_of(self._looks)
+        return conditions_of(self._looks, len(self._cores))
 
     def _look_on(self) -> None:
         while not self._ended.wait(self._interval_seconds):
@@ -144,8 +146,8 @@ class MachineWatch:
         )
 
 
-def conditions_of(looks: Sequence[Look]) -> Conditions:
-    """Summarize one or more samples, given in order of time."""
+def conditions_of(looks: Sequence[Look], cores: int) -> Conditions:
+    """Summarize one or more samples, given in order of time, of processes that may run on these `cores`."""
     first, last = looks[0], looks[-1]
     seconds = last.seconds - first.seconds
     # The time of a process disappears from the sum if it ends before its parent waits for it; that is no negative use.
@@ -155,6 +157,7 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
     ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
     start, end = first.activity.energy_joules, last.activity.energy_joules
     return Conditions(
+        cores=cores,
         disturbing_cpu=disturbing / seconds if seconds >= _LEAST_SECONDS else 0.0,
         own_cpu=own / seconds if seconds >= _LEAST_SECONDS else 0.0,
         disturbing_gpu=any(look.activity.pids & ours and look.activity.pids - ours for look in looks),
@@ -165,16 +168,17 @@ def conditions_of(looks: Sequence[Look]) -> Conditions:
 
 def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
     """Return why a measurement under these conditions should not be trusted; None when it can be."""
-    cores, disturbing = hardware.cpu_cores, conditions.disturbing_cpu
+    cores, disturbing = conditions.cores, conditions.disturbing_cpu
     if hardware.accelerator == "cpu":
-        # Ranks share the cores evenly, as threads; the remainder is free for others.
-        free = cores % hardware.of_node if hardware.of_node < cores else 0
+        # Ranks share the cores evenly, as threads; the remainder is free for others, and so is what a quota forbids.
+        unused = hardware.cpu_cores % hardware.of_node if hardware.of_node < hardware.cpu_cores else 0
+        free = cores - hardware.cpu_cores + unused
         takes_cores = disturbing - free > _CORES_SHARE * cores
     else:
         takes_cores = disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores
     reasons = []
     if takes_cores:
-        reasons.append(f"other processes used {conditions.disturbing_cpu:.1f} of {hardware.cpu_cores} cores")
+        reasons.append(f"other processes used {disturbing:.1f} of {cores} cores")
     if conditions.disturbing_gpu:
         reasons.append("another process computed on the devices")
     if conditions.throttled:

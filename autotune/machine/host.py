@@ -1,13 +1,11 @@
 """The machine around the accelerators: processor, cores, and the memory that this process may use."""
 
-import os
 import platform
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from trials.machine.control_groups import usable_cores, usable_memory_bytes
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only its size is read)
 
@@ -16,19 +14,17 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only its size is read)
 class Machine:
     cpu_name: str
     cpu_cores: int
-    """Number that this process may run on."""
+    """Number that this process may keep busy."""
     ram_bytes: int
     """Of the machine, or of the control group where that is less."""
 
 
 def this_machine() -> Machine:
     """Describe the machine that this process runs on."""
-    total = int(psutil.virtual_memory().total)
     return Machine(
         cpu_name=cpu_name(_read(Path("/proc/cpuinfo"))),
-        # `os.cpu_count()` would also count cores that taskset, Slurm or a container forbid.
-        cpu_cores=len(os.sched_getaffinity(0)),
-        ram_bytes=steady(min((total, *cgroup_limits(_read(Path("/proc/self/cgroup")), Path("/sys/fs/cgroup"))))),
+        cpu_cores=usable_cores(),
+        ram_bytes=steady(usable_memory_bytes()),
     )
 
 
@@ -44,26 +40,6 @@ def cpu_name(cpuinfo: str) -> str:
         if key.strip() == "model name" and value.strip():
             return value.strip()
     return platform.machine()
-
-
-def cgroup_limits(membership: str, mount: Path) -> Iterator[int]:
-    """Yield the memory limits of the control groups of this process, in bytes, from the text of /proc/self/cgroup.
-
-    Version 2 has one line `0::/path` and `memory.max`; version 1 a line `n:memory:/path` and `memory.limit_in_bytes`.
-    A group is also limited by those around it. In a container the path may be the host's; then only the mount exists.
-    """
-    for line in membership.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (mount / "memory", "memory.limit_in_bytes") if controllers else (mount, "memory.max")
-        inner = top / path.lstrip("/")
-        for group in (inner, *inner.parents):
-            limit = _read(group / name).strip()
-            if limit.isdigit():  # "max" means none
-                yield int(limit)
-            if group == top:
-                break
 
 
 def steady(size: int) -> int:

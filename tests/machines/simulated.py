@@ -295,7 +295,9 @@ class Undisturbed:
 
     @property
     def conditions(self) -> Conditions:
-        return Conditions(disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None)
+        return Conditions(
+            cores=2, disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None
+        )
 
 
 class Observed(Undisturbed):

@@ -20,6 +20,7 @@ from trials.data.formats import AnnotationFile, Chunk
 from trials.data.lengths import ChunkLengths, measure
 from trials.data.records.sample import Measurer
 from trials.errors import DataError
+from trials.machine.control_groups import usable_cores
 
 Task: TypeAlias = tuple[AnnotationFile, Chunk]
 
@@ -32,7 +33,7 @@ _AHEAD = 3
 
 def cores() -> int:
     """Return the number of processes that this machine can run at once."""
-    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+    return min(usable_cores(), _MOST_WORKERS)
 
 
 def measured(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trials.launchers.network import free_port, interface_of
+from trials.machine.control_groups import usable_cores
 
 _LOOPBACK = "127.0.0.1"
 
@@ -57,7 +58,7 @@ def rank_environments(
 
 def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
     """Return the variables that are the same for all ranks of a machine; they share its cores."""
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = max(1, usable_cores() // ranks)
     return {
         "DS_ACCELERATOR": accelerator,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),

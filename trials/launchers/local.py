@@ -56,7 +56,8 @@ class LocalRanks(ChannelRanks):
             self._processes.send(str(channel.folder))
 
     def ended(self) -> dict[int, Crash]:
-        return {rank: crash_of(rank, code) for rank, code in self._processes.dead().items()}
+        dead = self._processes.dead().items()
+        return {rank: crash_of(rank, code, short_of_memory=self._processes.short_of_memory) for rank, code in dead}
 
     def end(self) -> None:
         self._processes.end()

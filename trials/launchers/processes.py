@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from trials.launchers.forked import ForkedRank
+from trials.machine.control_groups import kills_for_memory, usable_memory_bytes
 from trials.outcome import Crash
 from trials.tasks.answer import UNWRITABLE
 
@@ -28,6 +29,7 @@ class Processes:
             for name, value in os.environ.items()
             if name not in _NOT_INHERITED and not name.startswith("PG")
         }
+        self._kills_before = kills_for_memory()
         self._ranks: list[ForkedRank] = []
         try:
             for rank, environment in enumerate(environments):
@@ -52,6 +54,11 @@ class Processes:
         codes = ((number, rank.exit_code) for number, rank in enumerate(self._ranks))
         return {number: code for number, code in codes if code is not None}
 
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether the system has ended processes of this machine for want of memory since the ranks were started."""
+        return kills_for_memory() > self._kills_before
+
     def stop(self) -> None:
         """Ask every rank to end, by SIGTERM: a training does so after its step, anything else at once."""
         for pid in self.pids:
@@ -72,7 +79,7 @@ class Processes:
             rank.close()
 
 
-def crash_of(rank: int, code: int) -> Crash:
+def crash_of(rank: int, code: int, *, short_of_memory: bool) -> Crash:
     """Describe a rank that ended with this exit code; minus the signal for one that was killed."""
     if code == UNWRITABLE:
         detail = (
@@ -80,6 +87,12 @@ def crash_of(rank: int, code: int) -> Crash:
             "again: a training goes on after its last checkpoint"
         )
         return Crash(rank=rank, detail=detail, of_machine=True)
+    if code == -signal.SIGKILL and short_of_memory:
+        detail = (
+            f"the system ended it for want of memory: all processes here may use {usable_memory_bytes() >> 20} MiB; "
+            "allow more, use fewer ranks, or lower data.workers or, on a CPU, hardware.memory_limit"
+        )
+        return Crash(rank=rank, detail=detail)
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return Crash(rank=rank, detail=f"the process {how}")
 

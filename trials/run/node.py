@@ -131,7 +131,9 @@ class _Group:
         return RanksState(
             group=self.order.group,
             pids=self.processes.pids,
-            ended=tuple(crash_of(first + place, code) for place, code in ended),
+            ended=tuple(
+                crash_of(first + place, code, short_of_memory=self.processes.short_of_memory) for place, code in ended
+            ),
         )
 
 

@@ -20,7 +20,7 @@ from tests.values.storage import WORKLOAD
 
 GPU = replace(WORKLOAD.hardware, devices=2, cpu_cores=16)
 CPU = replace(GPU, accelerator="cpu", devices=2, cpu_cores=2)
-QUIET = Conditions(disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), energy_joules=None)
+QUIET = Conditions(cores=2, disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), energy_joules=None)
 SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(60)"
 
@@ -55,21 +55,23 @@ def look(
 
 
 def test_what_others_use_is_what_is_left_of_the_busy_time() -> None:
-    found = conditions_of([look(10, busy=100, own=5), look(11, busy=103, own=7), look(14, busy=107, own=9)])
+    found = conditions_of([look(10, busy=100, own=5), look(11, busy=103, own=7), look(14, busy=107, own=9)], 2)
     assert (found.disturbing_cpu, found.own_cpu) == (3 / 4, 1.0)
 
 
 def test_the_time_of_an_own_process_that_ends_is_not_counted_as_disturbing() -> None:
-    found = conditions_of([look(0, own=500), look(2, busy=3, own=503), look(3, busy=4, own=3), look(4, busy=6, own=5)])
+    found = conditions_of(
+        [look(0, own=500), look(2, busy=3, own=503), look(3, busy=4, own=3), look(4, busy=6, own=5)], 2
+    )
     assert found.disturbing_cpu == pytest.approx(1 / 4)
 
 
 def test_disturbing_cpu_time_is_never_negative() -> None:
-    assert conditions_of([look(), look(2, busy=1.9, own=2)]).disturbing_cpu == 0
+    assert conditions_of([look(), look(2, busy=1.9, own=2)], 2).disturbing_cpu == 0
 
 
 def test_a_moment_is_too_short_to_count_time() -> None:
-    found = conditions_of([look(), look(0.01, busy=0.02)])
+    found = conditions_of([look(), look(0.01, busy=0.02)], 2)
     assert (found.disturbing_cpu, found.own_cpu) == (0, 0)
 
 
@@ -84,15 +86,14 @@ def test_a_moment_is_too_short_to_count_time() -> None:
     ids=["only ours", "a stranger for a moment", "numbers from outside a container", "gone before ours began"],
 )
 def test_another_process_on_our_devices_is_seen(looks: list[tuple[int, ...]], stranger: bool) -> None:
-    assert conditions_of([look(pids=pids) for pids in looks]).disturbing_gpu is stranger
+    assert conditions_of([look(pids=pids) for pids in looks], 2).disturbing_gpu is stranger
 
 
 def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
-    found = conditions_of(
-        [look(energy=100.5), look(slowdowns=("thermal", "power brake")), look(slowdowns=("thermal",), energy=350)]
-    )
+    looks = [look(energy=100.5), look(slowdowns=("thermal", "power brake")), look(slowdowns=("thermal",), energy=350)]
+    found = conditions_of(looks, 2)
     assert (found.throttled, found.energy_joules) == (("power brake", "thermal"), 249.5)
-    assert conditions_of([look(energy=100), look()]).energy_joules is None
+    assert conditions_of([look(energy=100), look()], 2).energy_joules is None
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,16 @@ def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
 def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
     cores: int, ranks: int, disturbing: float, disturbed: bool
 ) -> None:
-    reason = disturbance(replace(QUIET, disturbing_cpu=disturbing), replace(CPU, cpu_cores=cores, devices=ranks))
+    conditions = replace(QUIET, cores=cores, disturbing_cpu=disturbing)
+    reason = disturbance(conditions, replace(CPU, cpu_cores=cores, devices=ranks))
     assert reason == (f"other processes used {disturbing:.1f} of {cores} cores" if disturbed else None)
+
+
+def test_cores_beyond_a_quota_are_free_for_others() -> None:
+    under_quota = replace(CPU, cpu_cores=4, devices=4)  # of 16 cores
+    assert disturbance(replace(QUIET, cores=16, disturbing_cpu=12.5), under_quota) is None
+    reason = disturbance(replace(QUIET, cores=16, disturbing_cpu=13.0), under_quota)
+    assert reason == "other processes used 13.0 of 16 cores"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +130,7 @@ def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
 def test_with_accelerators_other_processes_count_when_nearly_all_cores_are_busy(
     own: float, disturbing: float, disturbed: bool
 ) -> None:
-    reason = disturbance(replace(QUIET, own_cpu=own, disturbing_cpu=disturbing), GPU)
+    reason = disturbance(replace(QUIET, cores=16, own_cpu=own, disturbing_cpu=disturbing), GPU)
     assert (reason is not None) is disturbed
 
 

@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from autotune.machine.hardware import (
     usable,
     visible,
 )
-from autotune.machine.host import Machine, cgroup_limits, cpu_name, steady, this_machine
+from autotune.machine.host import Machine, cpu_name, steady, this_machine
 from autotune.machine.nvml import Accelerator
 
 GIB = 1 << 30
@@ -151,32 +150,6 @@ def test_cpu_ranks_leave_a_fifth_of_the_memory(ranks: int) -> None:
     hardware = choose(ranks, machine=MACHINE, found=())
     total = default_memory_limit(hardware) * ranks
     assert 0 <= MACHINE.ram_bytes * 8 // 10 - total < ranks
-
-
-def test_memory_is_limited_by_every_control_group_around(tmp_path: Path) -> None:
-    inner = tmp_path / "outer" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("max\n")
-    (tmp_path / "outer" / "memory.max").write_text("1024\n")
-    assert list(cgroup_limits("0::/outer/inner\n", tmp_path)) == [1024]
-
-
-def test_version_1_control_groups_have_a_tree_of_their_own(tmp_path: Path) -> None:
-    group = tmp_path / "memory" / "job"
-    group.mkdir(parents=True)
-    (group / "memory.limit_in_bytes").write_text("2048\n")
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("4096\n")
-    membership = "5:cpu,cpuacct:/elsewhere\n4:hugetlb,memory:/job\n1:name=systemd:/\n"
-    assert list(cgroup_limits(membership, tmp_path)) == [2048, 4096]
-
-
-def test_a_container_sees_the_limit_at_the_mount_only(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("512\n")
-    assert list(cgroup_limits("0::/docker/of/the/host\n", tmp_path)) == [512]
-
-
-def test_no_control_group_is_no_limit(tmp_path: Path) -> None:
-    assert not list(cgroup_limits("", tmp_path))
 
 
 @given(st.integers(0, 1 << 50))

@@ -87,7 +87,7 @@ class SmallRank:
 
     def ended(self) -> dict[int, Crash]:
         code = self._process.poll()
-        return {} if code is None else {0: crash_of(0, code)}
+        return {} if code is None else {0: crash_of(0, code, short_of_memory=False)}
 
     def end(self) -> None:
         self._process.kill()

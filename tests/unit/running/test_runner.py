@@ -117,7 +117,12 @@ def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
 
 def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Conditions:
     return Conditions(
-        disturbing_cpu=0.0, own_cpu=2.0, disturbing_gpu=disturbing_gpu, throttled=(), energy_joules=energy_joules
+        cores=2,
+        disturbing_cpu=0.0,
+        own_cpu=2.0,
+        disturbing_gpu=disturbing_gpu,
+        throttled=(),
+        energy_joules=energy_joules,
     )
 
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -118,6 +120,34 @@ def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Pr
     answer = pool.ask(prepared.request(PIPELINE, LONG), 120)
     assert answer == Crash(rank=1, detail="the process was ended by signal 9")
     assert all(map(has_ended, started))
+
+
+@pytest.fixture
+def tight_group() -> Iterator[Path]:
+    """Return the file through which processes join a control group with little memory."""
+    folder = Path("/sys/fs/cgroup/memory") / f"autotune-test-{uuid4().hex[:8]}"
+    if os.geteuid() != 0 or not folder.with_name("cgroup.procs").exists():
+        pytest.skip("a control group of version 1 with little memory needs root")
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text("4M")
+    try:
+        yield folder / "cgroup.procs"
+    finally:
+        folder.rmdir()
+
+
+def test_a_rank_that_the_system_ends_for_want_of_memory_says_so(
+    prepared: Prepared, tmp_path: Path, tight_group: Path
+) -> None:
+    def join(_: float) -> bool:
+        tight_group.write_text(str(pool.pids[1]))
+        return True
+
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
+        answer = pool.ask(prepared.request(PIPELINE, LONG), 120, on_step=join)
+    assert isinstance(answer, Crash)
+    assert answer.rank == 1
+    assert re.match(r"the system ended it for want of memory: all processes here may use \d+ MiB; allow", answer.detail)
 
 
 @pytest.mark.parametrize(

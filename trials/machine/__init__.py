@@ -1,0 +1,1 @@
+"""What the processes of this project may use of their machine."""
