@@ -21,9 +21,10 @@ from trials.data.loader import MicroBatch
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.clipping import count_in_norm, join_norms
+from trials.engine.configuration import configuration
 from trials.engine.copying import CopyStream, Inputs
 from trials.engine.frozen_stages import instructions_of
-from trials.engine.gathering import SETTINGS, begin_gathering, end_gathering
+from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.muon import import_uncompiled
 from trials.engine.node_reduction import NodeReduction
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
@@ -104,7 +105,7 @@ class _DeepSpeedEngine:
         self._device = device
         self._copies = CopyStream(device)
         self._optimizer = build_optimizer(stage, training)
-        self._clip_norm = training.clip_norm
+        self._configuration = configuration(plan.layout, training, stage.model.dtype)
         self._engine: Any
         self.state: OptimizerState
 
@@ -138,27 +139,6 @@ class _DeepSpeedEngine:
             NodeReduction(self._plan.layout.grid, self._plan.layout.reduce_within).take_over(self._engine)
         self.state = OptimizerState(self._engine, self._optimizer, self.stage)
 
-    def _config(self, **extra: Any) -> dict[str, Any]:
-        return {
-            "train_micro_batch_size_per_gpu": 1,
-            "zero_optimization": {
-                "stage": self._plan.layout.zero,
-                "overlap_comm": False,
-                "reduce_bucket_size": 50_000_000,
-                **(SETTINGS if self._plan.layout.zero == 3 else {}),
-            },
-            # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
-            # number of its terms. The bfloat16 gradient is released as soon as it is added.
-            "bf16": {"enabled": self.stage.model.dtype == torch.bfloat16, "immediate_grad_update": True},
-            "data_types": {"grad_accum_dtype": "fp32"},
-            "communication_data_type": "fp32",
-            "gradient_clipping": self._clip_norm or 0.0,  # its default of 1 would scale gradients unasked
-            "zero_allow_untested_optimizer": True,
-            "steps_per_print": 1 << 40,  # never: the progress file says more
-            "timers": {"throughput": {"enabled": False}},  # it waits for the device before and after each pack
-            **extra,
-        }
-
 
 class PlainEngine(_DeepSpeedEngine):
     """One stage on every rank: data parallelism with ZeRO."""
@@ -166,7 +146,7 @@ class PlainEngine(_DeepSpeedEngine):
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         super().__init__(plan, stage, device, training)
         # Unmanaged: the number of packs in a step may change, and `step` is where gradients are reduced.
-        config = self._config(gradient_accumulation_steps=1, managed_gradient_accumulation=False)
+        config = self._configuration | {"managed_gradient_accumulation": False}
         mpu = None
         if plan.layout.tensor > 1:
             mpu = PipelineParallelGrid(topology=_topology(plan.layout))
@@ -220,9 +200,7 @@ class PipelineEngine(_DeepSpeedEngine):
             model=_Pipeline(plan, stage, where),
             optimizer=self._optimizer,
             # Its partitioned messages expect that tensor ranks send the same states, of one shape in all packs.
-            config=self._config(
-                gradient_accumulation_steps=1, pipeline={"pipe_partitioned": False, "grad_partitioned": False}
-            ),
+            config=self._configuration | {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}},
             dist_init_required=False,
         )
         self._take_state()

@@ -1,0 +1,32 @@
+"""The configuration of DeepSpeed for the engine of a plan."""
+
+from typing import Any
+
+import torch
+
+from trials.engine.gathering import SETTINGS
+from trials.job import TrainingSection
+from trials.plan import Layout
+
+
+def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the settings that DeepSpeed's engines have in common; `dtype` is that of the weights."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {
+            "stage": layout.zero,
+            "overlap_comm": False,
+            "reduce_bucket_size": 50_000_000,
+            **(SETTINGS if layout.shares_weights else {}),
+        },
+        # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
+        # number of its terms. The bfloat16 gradient is released as soon as it is added.
+        "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "gradient_clipping": training.clip_norm or 0.0,  # its default of 1 would scale gradients unasked
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 1 << 40,  # never: the progress file says more
+        "timers": {"throughput": {"enabled": False}},  # it waits for the device before and after each pack
+    }
