@@ -6,11 +6,11 @@ end of the backward pass, as nothing before it has a gradient whose hook would f
 gathers stays for the backward pass behind it, and so do the weights of the head between its passes.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from deepspeed.runtime.zero import parameter_offload
+from deepspeed.runtime.zero import Init, parameter_offload
 from deepspeed.runtime.zero.linear import LinearFunctionForZeroStage3
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
@@ -52,6 +52,14 @@ def _linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     function: Any = _FrozenLinear if is_frozen else LinearFunctionForZeroStage3
     found: torch.Tensor = function.apply(states, weight, bias)
     return found
+
+
+def share_weights(weights: Iterable[nn.Parameter], config: Mapping[str, Any]) -> None:
+    """Leave this rank its share of these weights, whose values are those of rank 0; every rank must call it.
+
+    They stay the same objects, and are empty. DeepSpeed itself shares weights only when all of them are on the device.
+    """
+    Init(module=nn.ParameterList(weights), config_dict_or_path=dict(config))
 
 
 def begin_gathering(stage: StageModule) -> None:

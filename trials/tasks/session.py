@@ -16,13 +16,15 @@ from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
 from trials.data.records.sample import Encoder, Ints
 from trials.engine.compiled import compile_layers
+from trials.engine.configuration import configuration
 from trials.engine.engine import TrainingEngine, build_engine
+from trials.engine.gathering import share_weights
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.errors import NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
-from trials.model.paths import tensors_at
+from trials.model.paths import parameters_at, tensors_at
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
@@ -152,7 +154,10 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
 
 
 def build_stage(request: Request, number: int, device: torch.device, tensor: SharingGroup = _WHOLE) -> StageModule:
-    """Build stage `number` of the plan with its weights, on `device`: the slices of one of the `tensor` ranks."""
+    """Build stage `number` of the plan with its weights, on `device`: the slices of one of the `tensor` ranks.
+
+    With ZeRO 3 a rank holds its shares of the weights, so every rank of the process group must call it.
+    """
     skeleton, fill = _skeleton(request)
     request.plan.check(
         vision_layers=len(skeleton.chain.vision_layers),
@@ -166,11 +171,15 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
     check_tensor(config, layers, degree, adapters=request.job.training.lora.rank is not None)
     check_degrees(config.get_text_config(), request.plan.packing.degrees, degree)
     stage = StageModule(skeleton, cut(request.plan)[number])
-    # One after the other, since all of them whole may need more memory than the slices of a rank.
+    layout, training = request.plan.layout, request.job.training
+    settings = configuration(layout, training, stage.model.dtype)
+    # One after the other, since all of them whole may need more memory than what a rank keeps.
     for path in stage.paths:
         fill((path,), device)
         stage.keep_slices(path, tensor)
-    draw_trained(stage.model, stage.paths, request.job.training)
+        draw_trained(stage.model, (path,), training)
+        if layout.shares_weights:
+            share_weights((weight for _, weight in parameters_at(stage.model, path)), settings)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()
     return stage
