@@ -4,6 +4,7 @@ import hashlib
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,7 +14,9 @@ import deepspeed.ops
 import torch
 from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
+from torch import distributed
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
 from trials.channels.folder import FILE_SCHEME
@@ -22,6 +25,8 @@ from trials.errors import SiteError
 
 _MASTER_SCHEME = "master"
 _REQUEST, _TAKEN = "autotune/request", "autotune/rank"
+_ARRIVED = "autotune/arrived"
+_POLL_SECONDS = 0.02
 
 
 def env_meeting(request: str) -> str:
@@ -107,3 +112,18 @@ def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> 
         comm.destroy_process_group()
         # DeepSpeed does not drop its reference to the destroyed group itself.
         comm.comm.cdb = None
+
+
+def wait_for_all() -> None:
+    """Wait until every rank has come here, however long one of them writes to a slow disk; every rank must call it.
+
+    A collective would end the training after 30 minutes. A rank that dies is noticed by those who started the ranks.
+    """
+    store, ranks = _get_default_store(), distributed.get_world_size()
+    # All ranks come once before one of them comes again.
+    meeting, place = divmod(store.add(_ARRIVED, 1) - 1, ranks)
+    complete = f"{_ARRIVED}/{meeting}"
+    if place == ranks - 1:
+        store.set(complete, "")
+    while not store.check([complete]):
+        time.sleep(_POLL_SECONDS)

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from deepspeed import comm
 from peft import LoraConfig
 from safetensors import safe_open
 
+from trials.engine.group import wait_for_all
 from trials.engine.state import WEIGHT, kept
 from trials.model.adapters import NAME
 from trials.model.hub import published_name
@@ -33,13 +33,13 @@ def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: 
     with writing(session, folder, record) as partial:
         if session.coordinates.leads_stage:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
-        comm.barrier()
+        wait_for_all()
         if session.coordinates.rank == 0:
             _join(partial)
             _configuration(session).save_pretrained(str(partial))
             add_processor(session, partial)
             publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
-    comm.barrier()
+    wait_for_all()
 
 
 def peft_name(name: str) -> str:

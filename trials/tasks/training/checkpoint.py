@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from deepspeed import comm
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoTokenizer
 
+from trials.engine.group import wait_for_all
 from trials.engine.state import PARTS, WEIGHT, kept
 from trials.errors import Unwritable
 from trials.model.conversion import stored_form
@@ -43,11 +43,11 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
     with writing(session, checkpoint_folder(output, steps), record) as partial:
         if leads:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
-        comm.barrier()
+        wait_for_all()
         if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, state_of(partial, record, steps))
             remove_old_checkpoints(output, record, session.request.job.training.keep_checkpoints)
-    comm.barrier()
+    wait_for_all()
 
 
 def _finite_parts(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
@@ -78,7 +78,7 @@ def writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[P
         if session.coordinates.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)  # left by a process of this training that died
             partial.mkdir()
-        comm.barrier()
+        wait_for_all()
         yield partial
     except (OSError, SafetensorError) as error:
         raise Unwritable(
@@ -123,11 +123,11 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
             weights = stored_form(session.engine.stage.model, tensors)
             save_tensors(weights, partial / file, {"format": "pt"})
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
-        comm.barrier()
+        wait_for_all()
         if session.coordinates.rank == 0:
             _add_configuration(session, partial)
             publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
-    comm.barrier()
+    wait_for_all()
 
 
 def _weights(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,0 +1,14 @@
+"""Ranks wait for one that writes to a slow disk, longer than a collective would."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.machines.own_ranks import on_ranks
+from tests.machines.slow_ranks import MEETINGS, orders_of_meetings
+
+pytestmark = pytest.mark.ranks
+
+
+def test_ranks_wait_for_the_last_one_however_late_it_comes(tmp_path: Path) -> None:
+    assert on_ranks(orders_of_meetings, tmp_path) == [[True] * MEETINGS] * 2

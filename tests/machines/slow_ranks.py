@@ -1,0 +1,29 @@
+"""Ranks of which one comes to a meeting later than collectives wait."""
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from trials.engine.group import process_group, wait_for_all
+
+_LIMIT, _LATE = timedelta(seconds=1), 3.0
+MEETINGS = 3
+
+
+def orders_of_meetings(folder: Path) -> list[bool]:
+    """Return for each meeting whether the rank that came last had been there when this one went on."""
+    rank = int(os.environ["RANK"])
+    found = []
+    with process_group(rank, rank, int(os.environ["WORLD_SIZE"]), f"file://{folder / 'meeting'}"):
+        _set_pg_timeout(_LIMIT)
+        for number in range(MEETINGS):
+            late = folder / f"late-{number}"
+            if rank == number % 2:
+                time.sleep(_LATE if number == 0 else 0.0)
+                late.touch()
+            wait_for_all()
+            found.append(late.exists())
+    return found
