@@ -198,9 +198,10 @@ def _lower(most: int, groups: int) -> str:
 def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
     ranks, most = devices or DEFAULT_CPU_RANKS, machine.cpu_cores * MOST_RANKS_PER_CORE
     if ranks * groups > most:
+        cores = number_of(machine.cpu_cores, "CPU core")
         raise HardwareError(
-            f"{_asked(ranks, groups)} but no accelerator is visible, and {machine.cpu_cores} CPU cores run at most "
-            f"{machine.cpu_cores} x {MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
+            f"{_asked(ranks, groups)} but no accelerator is visible, and {cores} can run at most {machine.cpu_cores} x "
+            f"{MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
         )
     return Hardware(
         accelerator="cpu",

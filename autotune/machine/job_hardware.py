@@ -9,6 +9,7 @@ from autotune.machine.hardware import probe_hardware
 from trials import plugins
 from trials.job import Job
 from trials.sites import SITES
+from trials.units import number_of
 from trials.workload import Hardware
 
 _log = logging.getLogger(__name__)
@@ -33,9 +34,9 @@ def hardware_of(job: Job) -> Hardware:
     here = probe_hardware(wanted and wanted // nodes, groups)
     if here.accelerator == "cpu" and here.devices * groups > here.cpu_cores:
         _log.warning(
-            "%d ranks share %d CPU cores, so measured times are unreliable; %s",
+            "%d ranks share %s, so measured times are unreliable; %s",
             here.devices * groups,
-            here.cpu_cores,
+            number_of(here.cpu_cores, "CPU core"),
             f"set hardware.devices to {nodes * max(1, here.cpu_cores // groups)} or less"
             + (", or lower search.parallel" if groups > 1 else ""),
         )

@@ -76,7 +76,7 @@ def test_without_accelerators_two_ranks_share_the_processor() -> None:
 
 def test_more_than_four_cpu_ranks_per_core_are_refused() -> None:
     assert choose(16, machine=MACHINE, found=()).devices == 16
-    with pytest.raises(HardwareError, match="4 CPU cores run at most 4 x 4 = 16; set it to 16 or less"):
+    with pytest.raises(HardwareError, match="4 CPU cores can run at most 4 x 4 = 16; set it to 16 or less"):
         choose(17, machine=MACHINE, found=())
 
 
