@@ -262,10 +262,8 @@ def list_(options: Options, study: str | None, **wanted: Any) -> None:
 
     if study is None:
         list_studies(options, **wanted)
-        return
-    if given := [f"--{name}" for name, value in wanted.items() if value not in (None, False)]:
-        raise click.UsageError(f"STUDY names one study; remove it, or {', '.join(given)}, which list several")
-    show_study(options, study)
+    else:
+        show_study(options, study, **wanted)
 
 
 _STUDIES = click.argument("names", metavar="STUDY...", nargs=-1, required=True)

@@ -42,7 +42,10 @@ def list_studies(options: Options, *, model: str | None, tag: str | None, archiv
     )
 
 
-def show_study(options: Options, name: str) -> None:
+def show_study(options: Options, name: str, **of_list: object) -> None:
+    """Show one study; refuse the options `of_list`, unless they are absent."""
+    if given := [f"--{option}" for option, value in of_list.items() if value not in (None, False)]:
+        raise click.UsageError(f"STUDY names one study; remove it, or {', '.join(given)}, which list several")
     with open_store(options.database_url()) as store:
         study = store.find_study(name)
         work, trials = store.workload(study.workload_fingerprint), store.trials(study.id)
