@@ -7,22 +7,26 @@ from pathlib import Path
 
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from trials.engine.group import process_group, wait_for_all
+from trials.engine.group import env_meeting, process_group, wait_for_all
 
 _LIMIT, _LATE = timedelta(seconds=1), 3.0
 MEETINGS = 3
 
 
-def orders_of_meetings(folder: Path) -> list[bool]:
-    """Return for each meeting whether the rank that came last had been there when this one went on."""
+def orders_of_meetings(folder: Path, port: int) -> list[bool]:
+    """Return for each meeting whether the rank that came last had been there when this one went on.
+
+    Rank 0, which serves the store, comes last and ends first.
+    """
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     rank = int(os.environ["RANK"])
     found = []
-    with process_group(rank, rank, int(os.environ["WORLD_SIZE"]), f"file://{folder / 'meeting'}"):
+    with process_group(rank, rank, int(os.environ["WORLD_SIZE"]), env_meeting(str(folder))):
         _set_pg_timeout(_LIMIT)
         for number in range(MEETINGS):
             late = folder / f"late-{number}"
             if rank == number % 2:
-                time.sleep(_LATE if number == 0 else 0.0)
+                time.sleep(0.0 if rank else _LATE)
                 late.touch()
             wait_for_all()
             found.append(late.exists())

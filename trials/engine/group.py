@@ -5,7 +5,7 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -26,7 +26,8 @@ from trials.errors import SiteError
 _MASTER_SCHEME = "master"
 _REQUEST, _TAKEN = "autotune/request", "autotune/rank"
 _ARRIVED = "autotune/arrived"
-_POLL_SECONDS = 0.02
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.02, 1.0
+"""Between two questions to the store: thousands of ranks must not keep busy the one that writes and serves it."""
 
 
 def env_meeting(request: str) -> str:
@@ -122,8 +123,17 @@ def wait_for_all() -> None:
     store, ranks = _get_default_store(), distributed.get_world_size()
     # All ranks come once before one of them comes again.
     meeting, place = divmod(store.add(_ARRIVED, 1) - 1, ranks)
-    complete = f"{_ARRIVED}/{meeting}"
+    complete, left = f"{_ARRIVED}/{meeting}", f"{_ARRIVED}/{meeting}/left"
     if place == ranks - 1:
         store.set(complete, "")
-    while not store.check([complete]):
-        time.sleep(_POLL_SECONDS)
+    _poll(lambda: store.check([complete]))
+    store.add(left, 1)
+    if distributed.get_rank() == 0:  # it may serve the store, and end after this
+        _poll(lambda: store.add(left, 0) == ranks)
+
+
+def _poll(is_done: Callable[[], bool]) -> None:
+    pause = _LEAST_PAUSE_SECONDS
+    while not is_done():
+        time.sleep(pause)
+        pause = min(2 * pause, _MOST_PAUSE_SECONDS)
