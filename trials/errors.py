@@ -14,7 +14,7 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
     |-- NodesMissing       a node of the job has not come, or has been lost
     |-- NodeRefused        a node has other devices or other software than this one
     `-- WireError          a message between the agent and its ranks that cannot be decoded
-        |-- NotSigned      somebody without the token of the agent wrote it
+        |-- NotSigned      its sender does not have the token of the agent
         `-- OtherForm      it has other fields than this version's
 """
 
@@ -76,7 +76,7 @@ class NodeRefused(TrialsError):
 
 
 class NotSigned(WireError):
-    """A message was written by somebody without the token of the agent."""
+    """The sender of a message does not have the token of the agent."""
 
 
 class OtherForm(WireError):

@@ -56,7 +56,7 @@ class Processes:
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether the system has ended processes of this machine for want of memory since the ranks were started."""
+        """Whether memory has run out since the ranks were started, so that the kernel killed processes."""
         return kills_for_memory() > self._kills_before
 
     def stop(self) -> None:
@@ -89,8 +89,9 @@ def crash_of(rank: int, code: int, *, short_of_memory: bool) -> Crash:
         return Crash(rank=rank, detail=detail, of_machine=True)
     if code == -signal.SIGKILL and short_of_memory:
         detail = (
-            f"the system ended it for want of memory: all processes here may use {usable_memory_bytes() >> 20} MiB; "
-            "allow more, use fewer ranks, or lower data.workers or, on a CPU, hardware.memory_limit"
+            "the process was killed, and memory ran out meanwhile: all processes here may use "
+            f"{usable_memory_bytes() >> 20} MiB; allow more, use fewer ranks, or lower data.workers or, on a CPU, "
+            "hardware.memory_limit"
         )
         return Crash(rank=rank, detail=detail)
     how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

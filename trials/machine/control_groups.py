@@ -41,7 +41,7 @@ def core_quotas(membership: str, mount: Path = _MOUNT) -> Iterator[float]:
 
 
 def kills_for_memory() -> int:
-    """Return how many processes this machine has ended for want of memory since its start; 0 where it is not known."""
+    """Return how many processes the kernel has killed because memory ran out, since its start; 0 if it does not say."""
     for line in _read(Path("/proc/vmstat")).splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill":

@@ -136,7 +136,7 @@ def tight_group() -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_a_rank_that_the_system_ends_for_want_of_memory_says_so(
+def test_a_rank_that_is_killed_because_memory_runs_out_is_named_so(
     prepared: Prepared, tmp_path: Path, tight_group: Path
 ) -> None:
     def join(_: float) -> bool:
@@ -147,7 +147,10 @@ def test_a_rank_that_the_system_ends_for_want_of_memory_says_so(
         answer = pool.ask(prepared.request(PIPELINE, LONG), 120, on_step=join)
     assert isinstance(answer, Crash)
     assert answer.rank == 1
-    assert re.match(r"the system ended it for want of memory: all processes here may use \d+ MiB; allow", answer.detail)
+    assert re.match(
+        r"the process was killed, and memory ran out meanwhile: all processes here may use \d+ MiB; allow",
+        answer.detail,
+    )
 
 
 @pytest.mark.parametrize(
