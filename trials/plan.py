@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -107,6 +107,9 @@ class Levelled:
 
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
+Tower: TypeAlias = Literal["vision", "language"]
+TOWERS: tuple[Tower, ...] = get_args(Tower)
+Offload: TypeAlias = Literal["none", "vision", "language", "both"]
 
 _ALWAYS = frozenset({"kind", "packer", "recompute_vision", "recompute_language"})
 """Fields of the first version of plans that have a default: an id covers them even at their default."""
@@ -126,6 +129,8 @@ class Layout:
     """Ranks that hold the matrices of a language layer together, each some rows or columns (Megatron-LM)."""
     reduce_within: int = 1
     """Neighbouring data ranks, those of a node, that average gradients first; their groups then do. 1: all at once."""
+    offload: Offload = "none"
+    """Kinds of layers that offload what they keep to the host where other plans recompute it."""
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.data, self.tensor) < 1:
@@ -137,6 +142,11 @@ class Layout:
         if self.tensor > 1 and self.zero > 1:
             raise InvalidPlan(
                 f"ZeRO {self.zero} does not work with tensor degree {self.tensor}; use ZeRO 0 or 1, or tensor 1"
+            )
+        if self.zero == 3 and self.offload != "none":
+            raise InvalidPlan(
+                f"ZeRO {self.zero} gathers weights inside of a layer and does not work with offload {self.offload}; "
+                "use ZeRO 2, or offload none"
             )
         if self.reduce_within != 1:
             self._check_groups()
@@ -163,6 +173,10 @@ class Layout:
     def world_size(self) -> int:
         return self.grid.world_size
 
+    def offloads(self, tower: Tower) -> bool:
+        """Return whether layers of this kind offload what they keep, where they do not keep it."""
+        return self.offload in (tower, "both")
+
     @property
     def shares_gradients(self) -> bool:
         """Whether data ranks hold gradients in shares (ZeRO 2 and 3), and so reduce them in each backward pass."""
@@ -184,7 +198,10 @@ class Recomputed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One pipeline stage: its layers of each kind, and how many of them, the first ones, are recomputed."""
+    """One pipeline stage: its layers of each kind, and how many of them, the first ones, are recomputed.
+
+    Where the layout offloads a kind of layers, what these keep is offloaded instead, and nothing is recomputed.
+    """
 
     vision: int
     language: int

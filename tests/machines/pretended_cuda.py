@@ -78,6 +78,8 @@ class PretendedCuda(TorchDispatchMode):
         self._patch = patch.object(torch, "tensor", _tensor)
         self._values = WeakIdKeyDictionary()
         """What was copied to the device as it was."""
+        self._locked = WeakIdKeyDictionary()
+        """Page-locked tensors on the CPU."""
 
     def __enter__(self) -> Self:
         _register()
@@ -126,10 +128,18 @@ class PretendedCuda(TorchDispatchMode):
             return func(*args)
         tensors = [each for each in tree_leaves((args, given)) if isinstance(each, torch.Tensor)]
         target = given.get("device") or torch.device("cpu")
+        if given.pop("pin_memory", None):
+            with _disable_current_modes():
+                locked = func(*args, **given)
+            self._locked[locked] = True
+            return locked
         if target.type != "cuda" and not any(isinstance(each, FakeTensor) for each in tensors):
             with _disable_current_modes():
                 return func(*args, **given)
         name = func._schema.name
+        to_locked = name == "aten::copy_" and args[0] in self._locked and args[2:] == (True,)
+        if to_locked:
+            return args[0]
         if self._refuses and (why := _wait(name, args, given)):
             self._waits.append(f"{name} {why}")
             if threading.current_thread() is threading.main_thread():

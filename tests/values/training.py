@@ -3,12 +3,13 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autotune.workload import Prepared, prepare
 from trials.job import Job
-from trials.plan import Layout, Packed, Packing, Plan, Stage, ZeroStage
+from trials.plan import Layout, Offload, Packed, Packing, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
@@ -60,6 +61,11 @@ def plan_of(
     """A plan whose pipeline has these stages."""
     layout = Layout(pipeline=len(stages), data=data, tensor=tensor, zero=zero, reduce_within=within)
     return Plan(packing=packing, layout=layout, stages=tuple(stage(text) for text in stages))
+
+
+def offloading(plan: Plan, offload: Offload) -> Plan:
+    """The plan, with layers of these kinds that offload what they would recompute."""
+    return replace(plan, layout=replace(plan.layout, offload=offload))
 
 
 def train(pool: WarmPool, prepared: Prepared, plan: Plan, max_steps: int | None = None) -> TrainingReport:

@@ -35,6 +35,8 @@ from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.model.cut import cut
 from trials.model.stage import StageModule, pack_loss
+from trials.offload.offloading import Offloading
+from trials.offload.transfers import Transfers
 from trials.plan import Layout, Plan
 
 LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
@@ -104,6 +106,7 @@ class _DeepSpeedEngine:
         self._plan = plan
         self._device = device
         self._copies = CopyStream(device)
+        stage.offloading = None if plan.layout.offload == "none" else Offloading(Transfers(device))
         self._optimizer = build_optimizer(stage, training)
         self._configuration = configuration(plan.layout, training, stage.model.dtype)
         self._engine: Any

@@ -28,6 +28,9 @@ class Cut:
     """Whether this is the last stage, which holds the head and computes the loss."""
     further_levels: tuple[Recomputed, ...] = ()
     """The numbers of recomputed layers for packs of the second level and further ones."""
+    offload_vision: bool = False
+    """Whether what would be recomputed of the vision layers is offloaded instead."""
+    offload_language: bool = False
 
     def recomputed(self, level: int) -> Recomputed:
         """Return how many layers are recomputed for packs of a level."""
@@ -72,6 +75,8 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 projects=number == projecting,
                 heads=number == len(plan.stages) - 1,
                 further_levels=stage.further_levels,
+                offload_vision=plan.layout.offloads("vision"),
+                offload_language=plan.layout.offloads("language"),
             )
         )
         vision_start, language_start = vision.stop, language.stop

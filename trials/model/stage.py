@@ -17,6 +17,7 @@ from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
 from trials.model.slices import cut_layer, layer_plan
 from trials.model.trained import trains
+from trials.offload.offloading import Offloading
 from trials.sharing.group import SharingGroup
 
 
@@ -44,6 +45,8 @@ class StageModule(nn.Module):
         """Those of them that have the same slices of the language layers: the heads of these are dealt among them."""
         self.tensor = SharingGroup()
         """The ranks that hold this copy of the stage together."""
+        self.offloading: Offloading | None = None
+        """What offloads the layers that the cut offloads; the engine sets it."""
         self.slices: dict[nn.Parameter, int] = {}
         """The parameters of which each of these ranks holds a slice, with the dimension along which they are cut."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
@@ -73,6 +76,14 @@ class StageModule(nn.Module):
             self.slices |= cut_layer(self.model.get_submodule(path), layer_plan(self.model.config), group)
 
     def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        if self.offloading is None:
+            return self._forward(inputs)
+        self.offloading.begin_pack()
+        output = self._forward(inputs)
+        self.offloading.end_pack(output if self.cut.heads else output[0])
+        return output
+
+    def _forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
         floats, integers = inputs
         # DeepSpeed wants a gradient for all that it receives; layers before the first that trains would compute it.
         states, tokens = unpack(floats if self.trains_before else floats.detach(), integers)
@@ -90,11 +101,11 @@ class StageModule(nn.Module):
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return the states after this stage's vision layers, then those of earlier layers that the projector takes."""
         current, *kept = states
-        recomputed = self.cut.recomputed(tokens.level).vision
+        freed, offloading = self.cut.recomputed(tokens.level).vision, self._offloading(self.cut.offload_vision)
         runner = self.family.vision_runner(self.model, current, tokens)
         for place, number in enumerate(self.cut.vision):
             layer = self.model.get_submodule(self.chain.vision_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < recomputed)
+            current = run_layer(layer, partial(runner, layer, number), current, place < freed, offloading)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
@@ -102,17 +113,22 @@ class StageModule(nn.Module):
     def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
-        sharing, recomputed = self.sharing[tokens.level], self.cut.recomputed(tokens.level).language
+        sharing, freed = self.sharing[tokens.level], self.cut.recomputed(tokens.level).language
+        offloading = self._offloading(self.cut.offload_language)
         attending = self.attending[tokens.level]
         rotary = self.model.get_submodule(self.chain.rotary)
         runner = self.family.language_runner(self.model, rotary, current, tokens, attending)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < recomputed)
+            current = run_layer(layer, partial(runner, layer, number), current, place < freed, offloading)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens, sharing)
         return (current, *features)
+
+    def _offloading(self, offloads: bool) -> Offloading | None:
+        assert not (offloads and self.offloading is None), "the engine has to set what offloads"
+        return self.offloading if offloads else None
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [T, vocabulary] of language states [1, T, hidden]."""
@@ -131,15 +147,24 @@ def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -
 
 
 def run_layer(
-    layer: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, recompute: bool
+    layer: nn.Module,
+    run: Callable[[torch.Tensor], torch.Tensor],
+    states: torch.Tensor,
+    frees: bool,
+    offloading: Offloading | None = None,
 ) -> torch.Tensor:
-    """Return the states after a layer. Without a backward pass nothing is kept, so nothing is recomputed."""
+    """Return the states after a layer, which keeps all of them or `frees` what it keeps.
+
+    What it frees is offloaded, or recomputed without `offloading`. Without a backward pass nothing is kept.
+    """
     trains = torch.is_grad_enabled()
     if trains and not states.requires_grad and any(parameter.requires_grad for parameter in layer.parameters()):
         # The first layer that trains. A reentrant checkpoint has gradients only if its input needs one.
         states = states.detach().requires_grad_()
-    if not (recompute and trains and states.requires_grad):
+    if not (frees and trains and states.requires_grad):
         return run(states)
+    if offloading is not None:
+        return offloading.run(layer, run, states)
     # Reentrant, so that what the recomputation saves passes the hooks that count live bytes, like everything else.
     output: torch.Tensor = checkpoint(run, states, use_reentrant=True)
     return output

@@ -167,6 +167,8 @@ class ProfileReport:
     """Every kind of layer."""
     scatter_seconds_per_byte: float = 0.0
     """Time of averaging gradients over all ranks, of which each keeps its share."""
+    host_seconds_per_byte: tuple[float, float] | None = None
+    """Time of copies (to the host's memory, back) while all ranks copy; None where the device has no other memory."""
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""

@@ -18,7 +18,7 @@ from autotune.workload import Prepared
 from tests.tiny_models import qwen3_vl
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
-from tests.values.training import plan_of, prepared_of, stage, variant_of
+from tests.values.training import offloading, plan_of, prepared_of, stage, variant_of
 from trials.data.loader import encode
 from trials.data.records.sample import IGNORED
 from trials.job import ModelSection
@@ -47,6 +47,12 @@ TWO_RANKS = {
     "data parallel": plan_of("4+2", data=2),
     "data parallel, ZeRO 1, some recomputed": plan_of("4+2r2,1", data=2, zero=1, packing=TIGHT),
     "data parallel, ZeRO 1, padded, everything recomputed": plan_of("4+2r4,2", data=2, zero=1, packing=PADDED),
+    # A CPU stands in for a device here: the product refuses such plans on it.
+    "split in the vision tower, everything offloaded": offloading(plan_of("3+0r3,0", "1+2r1,2"), "both"),
+    "data parallel, ZeRO 1, vision offloaded, language recomputed": offloading(
+        plan_of("4+2r2,1", data=2, zero=1), "vision"
+    ),
+    "data parallel, ZeRO 2, language offloaded": offloading(plan_of("4+2r0,2", data=2, zero=2), "language"),
 }
 WEIGHTED_ON_ONE = {
     "packed": plan_of("4+2r0,1", packing=TIGHT),
@@ -110,6 +116,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         TWO_RANKS,
         short=(
             "split in the language model, some recomputed",
+            "split in the vision tower, everything offloaded",
             "split in the vision tower, padded, everything recomputed",
             "data parallel, ZeRO 1, some recomputed",
         ),

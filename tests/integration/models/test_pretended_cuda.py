@@ -1,7 +1,7 @@
 """Steps on a pretended CUDA device: each tensor is on its device, and the host never waits inside a step."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,10 @@ from trials.model.family import join_samples
 from trials.model.paths import allocate
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule, pack_loss
+from trials.offload.offloading import Offloading
+from trials.offload.transfers import Transfers
 from trials.plan import Layout, Packed, Plan, Stage
+from trials.tasks.profiling.host import time_host
 
 PACKING = Packed(qv=10, qt=10_000, qv_min=0, qt_min=0)
 
@@ -40,6 +43,7 @@ class Step:
     dtype: str = "bfloat16"
     pipeline: int = 1
     recompute: bool = False
+    offload: bool = False
     weighted: bool = False
     text_alone: bool = False
     fault: str = "none"
@@ -55,7 +59,8 @@ def plan_of(step: Step, vision: int, language: int) -> Plan:
         Stage(vision=v, language=n, recompute_vision=v * step.recompute, recompute_language=n * step.recompute)
         for v, n in counts
     ]
-    return Plan(packing=PACKING, layout=Layout(pipeline=step.pipeline, data=1, zero=0), stages=tuple(stages))
+    layout = Layout(pipeline=step.pipeline, data=1, zero=0, offload="both" if step.offload else "none")
+    return Plan(packing=PACKING, layout=layout, stages=tuple(stages))
 
 
 def stages_of(step: Step) -> list[StageModule]:
@@ -68,6 +73,8 @@ def stages_of(step: Step) -> list[StageModule]:
         for path in (*stage.paths, *stage.chain.buffers):
             allocate(stage.model, path, CUDA)
         stage.tie()
+        if step.offload:
+            stage.offloading = Offloading(Transfers(CUDA), least_bytes=1)
     return stages
 
 
@@ -104,6 +111,7 @@ def run(step: Step) -> dict[str, Any]:
         patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)),
         patch.object(packed, "kernel_for", noting),
         FAULTS[step.fault](),
+        pretended_streams(),
     ):
         stages = stages_of(step)
         batch = batch_of(step, stages[0])
@@ -157,6 +165,30 @@ def arrived(device: PretendedCuda, sent: tuple[torch.Tensor, torch.Tensor]) -> t
     return buffers["inputs"][0]
 
 
+class PretendedStream:
+    """A stream, or an event, that does nothing; for none of them the host can wait."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device
+
+    def wait_stream(self, other: "PretendedStream") -> None: ...
+
+    def wait_event(self, event: "PretendedStream") -> None: ...
+
+    def record(self) -> None: ...
+
+
+@contextmanager
+def pretended_streams() -> Iterator[None]:
+    with (
+        patch.object(torch.cuda, "Stream", PretendedStream),
+        patch.object(torch.cuda, "Event", PretendedStream),
+        patch.object(torch.cuda, "current_stream", PretendedStream),
+        patch.object(torch.cuda, "stream", lambda stream: nullcontext()),
+    ):
+        yield
+
+
 # --- faults ---
 
 
@@ -201,6 +233,25 @@ def in_new_process(*steps: Step) -> list[dict[str, Any] | str]:
     return found
 
 
+def copies_of_a_profile() -> tuple[Any, list[tuple[str, str, bool]]]:
+    """The seconds per byte, and the different copies: from where, to where, and whether the host goes on."""
+    copied: list[tuple[str, str, bool]] = []
+    copy = torch.Tensor.copy_
+
+    def noting(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        copied.append((str(source.device), str(target.device), non_blocking))
+        return copy(target, source, non_blocking)
+
+    with (
+        PretendedCuda(),
+        pretended_streams(),
+        patch.object(torch.cuda, "synchronize", lambda *_: None),
+        patch.object(torch.distributed, "barrier", lambda: None),
+        patch.object(torch.Tensor, "copy_", noting),
+    ):
+        return time_host(CUDA), [*dict.fromkeys(copied)]
+
+
 CUDA_0 = str(CUDA)
 NAMES = plugins.names(TINY)
 SHORT = ("internvl", "text-experts")
@@ -224,6 +275,14 @@ def check(found: dict[str, Any] | str, *kernels: str) -> None:
 @pytest.mark.parametrize("names", parameters({"a few": (SHORT,), "all": (NAMES,)}, short=("a few",)))
 def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str, str], names: Sequence[str]) -> None:
     found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True) for name in names))
+    for name, outcome_of_step in zip(names, found, strict=True):
+        check(outcome_of_step, "one_by_one" if name == "gemma3" else "together")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("names", parameters({"a few": (SHORT,), "all": (NAMES,)}, short=("a few",)))
+def test_so_has_a_step_whose_layers_offload(folders: dict[str, str], names: Sequence[str]) -> None:
+    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True, offload=True) for name in names))
     for name, outcome_of_step in zip(names, found, strict=True):
         check(outcome_of_step, "one_by_one" if name == "gemma3" else "together")
 
@@ -266,3 +325,10 @@ def test_a_wrong_device_and_a_waiting_host_are_found(folders: dict[str, str]) ->
     for error, expected in zip(found, FOUND.values(), strict=True):
         assert isinstance(error, str)
         assert expected in error
+
+
+@pytest.mark.ranks
+def test_a_profile_times_copies_to_page_locked_memory_and_back() -> None:
+    ((seconds, copies),) = on_ranks(copies_of_a_profile, world_size=1)
+    assert all(per_byte > 0 for per_byte in seconds)
+    assert copies == [(CUDA_0, "cpu", True), ("cpu", CUDA_0, True)]

@@ -50,10 +50,14 @@ def test_a_gpu_needs_triton_and_a_c_compiler(tmp_path: Path, monkeypatch: pytest
     assert missing_tool("cuda") is None
 
 
-def test_layouts_whose_ranks_exchange_inside_of_a_layer_cannot_be_compiled() -> None:
+def test_layouts_whose_layers_exchange_or_offload_cannot_be_compiled() -> None:
     for layout in (Layout(pipeline=2, data=2, zero=1), Layout(pipeline=1, data=4, zero=2)):
         check_compilable(layout)
     with pytest.raises(InvalidPlan, match=r"ZeRO 3, whose hooks .*; use ZeRO 2, or remove training\.compile"):
         check_compilable(Layout(pipeline=1, data=4, zero=3))
     with pytest.raises(InvalidPlan, match=r"tensor degree 2, whose .*; use tensor 1, or remove training\.compile"):
         check_compilable(Layout(pipeline=2, data=1, tensor=2, zero=1))
+    with pytest.raises(
+        InvalidPlan, match="does not work with offload, .*; use offload none, or remove training.compile"
+    ):
+        check_compilable(Layout(pipeline=2, data=1, zero=1, offload="vision"))

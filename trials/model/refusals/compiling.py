@@ -15,7 +15,7 @@ INSTALL = "install it, or remove training.compile from the job file"
 def check_compilable(layout: Layout) -> None:
     """Raise InvalidPlan for a layout whose layers are not compiled as those of a profile."""
     if (why := uncompilable(layout)) is not None:
-        other = "tensor 1" if layout.zero < 3 else "ZeRO 2"
+        other = "ZeRO 2" if layout.zero == 3 else "tensor 1" if layout.tensor > 1 else "offload none"
         raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")
 
 
@@ -25,6 +25,8 @@ def uncompilable(layout: Layout) -> str | None:
         return "ZeRO 3, whose hooks gather weights inside of a layer"
     if layout.tensor > 1:
         return f"tensor degree {layout.tensor}, whose ranks exchange states inside of a layer"
+    if layout.offload != "none":
+        return "offload, whose hooks see what each operation keeps"
     return None
 
 

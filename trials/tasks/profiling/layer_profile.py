@@ -25,6 +25,7 @@ from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
+from trials.tasks.profiling.host import time_host
 from trials.tasks.profiling.links import time_communication
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
@@ -92,6 +93,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         tensor=tensor,
         gathers=gathers,
         scatter_seconds_per_byte=time_scatter(device, pace),
+        host_seconds_per_byte=time_host(device),
         updates=time_updates(request, task, build, rates, pace),
         shortened=tuple(pace.shortened.items()),
     )

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.test_families import TINY
+from tests.integration.models.layouts.test_sharing import FAMILIES
 from tests.integration.models.test_parity import check
-from tests.integration.models.test_sharing import FAMILIES
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
 from trials import plugins

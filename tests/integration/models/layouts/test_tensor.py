@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from storage.store import Store
 from tests.contracts.test_families import TINY
+from tests.integration.models.layouts.test_sharing import compared, levelled
 from tests.integration.models.test_parity import check
-from tests.integration.models.test_sharing import compared, levelled
 from tests.integration.running.test_certificate import faults_in
 from tests.integration.running.training.test_changed_plans import change, lines, losses, prepared
 from tests.integration.running.training.test_training_families import checkpointed
