@@ -2,16 +2,29 @@
 
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import Layout, Levelled, Packing, Padded, Plan
+from trials.plan import Layout, Levelled, Offload, Packing, Padded, Plan
 from trials.units import number_of
 
 _MEBI = 1 << 20
+_FREEING: dict[Offload, str] = {
+    "none": "recompute",
+    "vision": "offload v, recompute l",
+    "language": "recompute v, offload l",
+    "both": "offload",
+}
+_OFFLOADING: dict[Offload, str] = {
+    "none": "",
+    "vision": ", vision layers offload",
+    "language": ", language layers offload",
+    "both": ", layers offload",
+}
 
 
 def plan_text(plan: Plan) -> str:
     """Return one line with layout, split, recompute and packing."""
     parts = plan_parts(plan)
-    return f"{parts['layout']}; split {parts['split']}; recompute {parts['recompute']}; {parts['packing']}"
+    freed = f"{freeing_text(plan.layout)} {parts['recompute']}"
+    return f"{parts['layout']}; split {parts['split']}; {freed}; {parts['packing']}"
 
 
 def plan_parts(plan: Plan) -> dict[str, str]:
@@ -27,7 +40,15 @@ def plan_parts(plan: Plan) -> dict[str, str]:
 def layout_text(layout: Layout, times: str = "x") -> str:
     tensor = f" {times} tensor {layout.tensor}" if layout.tensor > 1 else ""
     within = f", averages over {layout.reduce_within} ranks of a node first" if layout.reduce_within > 1 else ""
-    return f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}"
+    return (
+        f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}"
+        f"{_OFFLOADING[layout.offload]}"
+    )
+
+
+def freeing_text(layout: Layout) -> str:
+    """Return what happens to layers that do not keep what their backward pass needs."""
+    return _FREEING[layout.offload]
 
 
 def _recomputed(plan: Plan, level: int) -> str:

@@ -333,6 +333,10 @@ def check_layout(prepared: Prepared, layout: Layout) -> None:
     hardware, settings, degree = prepared.workload.hardware, prepared.job.model, layout.tensor
     if prepared.job.training.compiles:
         check_compilable(layout)
+    if layout.offload != "none" and hardware.accelerator == "cpu":
+        raise InvalidPlan(
+            "its layers offload what they keep to the host's memory, where a CPU has it already; use offload none"
+        )
     if degree == 1:
         return
     if not hardware.has_groups(degree):

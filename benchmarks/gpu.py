@@ -4,11 +4,13 @@
 
 Needs no network. Prints one JSON object, and replaces docs/benchmarks/gpu.md by a page with the devices' name. With
 `--pretend` the same code runs from start to end on CPU ranks and tiny models, and nothing is written: its numbers say
-nothing about a GPU. What does not begin before `--minutes` have passed is left out, and the benchmark fails.
+nothing about a GPU, and nothing is offloaded. What does not begin before `--minutes` have passed is left out, and the
+benchmark fails.
 
-- parity: gradients of a step compared with transformers' own model, in float32 and in bfloat16, on one device;
+- parity: gradients of a step compared with transformers' own model, in float32 and in bfloat16, on one device, with
+  layers that keep everything and with layers that offload it;
 - predictions: predicted and measured seconds of a step and peak bytes, and model FLOP utilisation, for one device
-  and for all of them;
+  and for all of them, of plans that recompute nothing, recompute all layers, and offload them;
 - tuning: a search and a training with its plan, for one device and for all;
 - large: one layer of each kind of InternViT-6B with InternLM2-20B is profiled on one device; the solver's plan for
   four stages, compared with OmniBal's boundaries 0, 23, 47, 72, 101 (93 layers of them in the chain here);
@@ -44,7 +46,7 @@ from benchmarks.devices.target import Target, pretended_target, real_target
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement
-from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
+from trials.plan import Layout, Offload, Packed, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
 
@@ -104,10 +106,16 @@ def parity(target: Target, example: Path) -> Iterator[Row]:
     model = with_model(example, target.trained, "parity")
     for dtype in ("float32", "bfloat16"):
         prepared = prepared_of(example, model, target, 1, dtype)
-        certificate = certify(
-            prepared, whole(prepared), example / f"certificates-{dtype}", LocalSite(target.accelerator)
-        )
-        yield {"dtype": dtype, "holds": float(certificate.holds), "reasons": list(certificate.reasons)}
+        for offload in target.offloads:
+            folder = example / f"certificates-{dtype}-{offload}"
+            plan = whole(prepared, frees=offload != "none", offload=offload)
+            certificate = certify(prepared, plan, folder, LocalSite(target.accelerator))
+            yield {
+                "dtype": dtype,
+                "offload": offload,
+                "holds": float(certificate.holds),
+                "reasons": list(certificate.reasons),
+            }
 
 
 def predictions(target: Target, example: Path) -> Iterator[Row]:
@@ -120,7 +128,7 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
                 profile_layers(prepared, pool, logs), prepared.epoch, prepared.workload.model.element_bytes
             )
             runner = Runner(prepared, CalibratedPredictor(predictor), pool)
-            for plan in plans(prepared, predictor, devices):
+            for plan in plans(target, prepared, predictor, devices):
                 found = [runner.run(plan).outcome for _ in range(target.rounds)]
                 measured = [each.measurement for each in found if isinstance(each, Completed)]
                 yield _predicted(target, prepared, predictor, plan, measured)
@@ -163,19 +171,23 @@ def flops_of_sample(prepared: Prepared) -> float:
     return _PASSES * float(forward.mean())
 
 
-def whole(prepared: Prepared, *, recompute: bool = False, devices: int = 1) -> Plan:
-    """Return a plan with all layers on each of the data ranks, with packs of about two mean samples."""
+def whole(prepared: Prepared, *, frees: bool = False, offload: Offload = "none", devices: int = 1) -> Plan:
+    """Return a plan with all layers on each of the data ranks, with packs of about two mean samples.
+
+    Where it `frees` memory, all layers are recomputed or offload.
+    """
     work = prepared.workload
     vision, language = work.model.vision_layers, work.model.language_layers
     stage = Stage(
         vision=vision,
         language=language,
-        recompute_vision=vision * recompute,
-        recompute_language=language * recompute,
+        recompute_vision=vision * frees,
+        recompute_language=language * frees,
     )
     # bfloat16 weights need ZeRO 1.
     zero: ZeroStage = 0 if work.model.element_bytes == 4 and devices == 1 else 1
-    return Plan(packing=packing(prepared), layout=Layout(pipeline=1, data=devices, zero=zero), stages=(stage,))
+    layout = Layout(pipeline=1, data=devices, zero=zero, offload=offload)
+    return Plan(packing=packing(prepared), layout=layout, stages=(stage,))
 
 
 def packing(prepared: Prepared) -> Packed:
@@ -185,10 +197,11 @@ def packing(prepared: Prepared) -> Packed:
     return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt)
 
 
-def plans(prepared: Prepared, predictor: Predictor, devices: int) -> Iterator[Plan]:
-    """Yield plans with and without recomputation; on several devices also a pipeline with the solver's split."""
+def plans(target: Target, prepared: Prepared, predictor: Predictor, devices: int) -> Iterator[Plan]:
+    """Yield plans that keep, recompute and offload; on several devices also a pipeline with the solver's split."""
     yield whole(prepared, devices=devices)
-    yield whole(prepared, recompute=True, devices=devices)
+    for offload in target.offloads:
+        yield whole(prepared, frees=True, offload=offload, devices=devices)
     if devices > 1:
         layout = Layout(pipeline=devices, data=1, zero=1)
         plan = solver(prepared, predictor).solve(packing(prepared), layout)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.schedule import simulate
+from autotune.prediction.simulation.schedule import simulate
 from benchmarks.output.result import Check, at_most, finish
 
 STAGES, MICRO_BATCHES = 8, 64

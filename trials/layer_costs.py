@@ -229,6 +229,8 @@ class LayerCosts:
     """The tensor degrees that were timed, ascending."""
     gathers: tuple[GatherCost, ...] = ()
     """Of all ranks in data parallel; none where layers were not profiled for ZeRO 2 and 3."""
+    host_seconds_per_byte: tuple[Measured, Measured] | None = None
+    """Copying to the host's memory, and back, while all ranks do; None where it was not timed."""
     of_node: int = 0
     """Ranks on each of several nodes; 0 where all were on one."""
     compile_seconds: Measured | None = None
@@ -242,9 +244,7 @@ class LayerCosts:
         if missing := [kind for kind in KINDS if kind not in dict(self.layers)]:
             raise ValueError(f"there are no costs of {', '.join(missing)}")
         if len(self.layers) > len(KINDS):
-            raise ValueError(
-                f"there are costs of {len(self.layers)} kinds of layers; there are only {', '.join(KINDS)}"
-            )
+            raise ValueError(f"there are costs of {len(self.layers)} kinds of layers, not of {', '.join(KINDS)} alone")
         if not self.updates:
             raise ValueError("there is no cost of an update")
 

@@ -14,6 +14,7 @@ from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.prediction.timeline import Timeline, timeline
+from autotune.prediction.untimed import untimed
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
@@ -51,6 +52,8 @@ class Forecast:
     """Standard error of the epoch's seconds, as a share of them."""
     predicted_samples_per_second: float
     memory_limit_bytes: int
+    host_limit_bytes: float
+    """Most bytes that a rank may offload to the host's memory."""
 
     @property
     def epoch_seconds_error(self) -> float:
@@ -67,8 +70,13 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether every stage is expected to stay within the limit."""
-        return max(self.prediction.stage_bytes) <= self.memory_limit_bytes
+        """Whether every stage is expected to stay within the limit, and what it offloads within the host's memory."""
+        return max(self.prediction.stage_bytes) <= self.memory_limit_bytes and not self.exceeds_host
+
+    @property
+    def exceeds_host(self) -> bool:
+        """Whether a stage is expected to offload more than may be of the host's memory."""
+        return max(stage.host for stage in self.prediction.stage_memory) > self.host_limit_bytes
 
     @property
     def keeps_batch(self) -> bool:
@@ -217,22 +225,10 @@ class Forecaster:
     def _check_profiled(self, plan: Plan) -> None:
         """Raise PredictError for a plan whose ranks exchange what the profile has not timed."""
         tensor, costs = plan.layout.tensor, self.cluster.costs
-        if not costs.knows_tensor(tensor):
+        if missing := untimed(costs, plan.layout):
             raise PredictError(
-                f"the profile has no times of what {tensor} ranks exchange that hold layers together: an older version "
-                f"wrote it, or its devices cannot; measure them on {tensor} devices or more with "
-                "`autotune profile JOB --fresh`"
-            )
-        if not costs.knows_zero(plan.layout.zero):
-            raise PredictError(
-                f"the profile has no times of what ranks exchange with ZeRO {plan.layout.zero}: an older version wrote "
-                "it; measure them with `autotune profile JOB --fresh`"
-            )
-        if not costs.knows_reduction(plan.layout):
-            raise PredictError(
-                f"the profile has no times of averages of gradients over {plan.layout.reduce_within} data ranks of a "
-                "node first: its nodes have no such ranks, or an older version wrote it; leave reduce_within out, or "
-                "measure them with `autotune profile JOB --fresh`"
+                f"the profile has no times of {missing}: an older version wrote it, or its devices cannot; measure "
+                "them with `autotune profile JOB --fresh`, or give a plan without"
             )
         for degree in (each * tensor for each in plan.packing.degrees):
             if not costs.knows_degree(degree):
@@ -250,4 +246,5 @@ class Forecaster:
             relative_error=self._predictor.relative_error(plan),
             predicted_samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
             memory_limit_bytes=self.cluster.memory_limit_bytes,
+            host_limit_bytes=Limits.of(self.workload).host_limit_bytes,
         )

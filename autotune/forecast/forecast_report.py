@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
-from autotune.plan_text import plan_text
+from autotune.plan_text import freeing_text, plan_text
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.results.text_table import table
@@ -122,7 +122,11 @@ def _plan(forecast: Forecast) -> str:
         f"  epoch {_epoch_seconds(forecast)} s in {number_of(len(prediction.step_seconds), 'step')}, "
         f"{forecast.predicted_samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
     ]
-    if not forecast.fits:
+    if forecast.exceeds_host:
+        lines.append(
+            "  DOES NOT FIT: a rank is expected to offload more than the host has for it; offload fewer layers"
+        )
+    elif not forecast.fits:
         lines.append("  DOES NOT FIT: a stage is expected to need more than the limit; recompute more layers")
     if not forecast.keeps_batch:
         lines.append(
@@ -143,7 +147,7 @@ def _parts(forecast: Forecast) -> str:
 
 
 def _stages(forecast: Forecast) -> str:
-    prediction, limit = forecast.prediction, forecast.memory_limit_bytes
+    prediction, limit, layout = forecast.prediction, forecast.memory_limit_bytes, forecast.plan.layout
     rows = [
         (
             str(number),
@@ -154,10 +158,11 @@ def _stages(forecast: Forecast) -> str:
             f"{memory.low / _MEBI:,.0f} to {memory.high / _MEBI:,.0f}",
             f"{memory.expected / limit:.0%}",
             f"{memory.static / _MEBI:,.0f}",
+            *([] if layout.offload == "none" else [f"{memory.host / _MEBI:,.0f}"]),
         )
         for number, (stage, idle, memory) in enumerate(
             zip(forecast.plan.stages, prediction.stage_idle, prediction.stage_memory, strict=True)
         )
     ]
-    header = ("stage", "layers", "recompute", "idle", "peak MiB", "range", "of limit", "static MiB")
-    return table(header, rows)
+    header = ["stage", "layers", freeing_text(layout), "idle", "peak MiB", "range", "of limit", "static MiB"]
+    return table([*header, *([] if layout.offload == "none" else ["host MiB"])], rows)

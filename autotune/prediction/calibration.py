@@ -206,7 +206,8 @@ class Calibration:
         lowest, error = self._memory.predict(_byte_row(stage, stage.low))
         expected, _ = self._memory.predict(_byte_row(stage, stage.expected))
         highest, high_error = self._memory.predict(_byte_row(stage, stage.high))
-        return StageBytes(
+        return replace(
+            stage,
             static=stage.static * float(self._memory.mean[0]),
             low=max(0.0, lowest - _WIDTH * error),
             expected=expected,

@@ -119,6 +119,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
             for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
         ),
         gathers=(_gather_cost(reports, gathers, of_node),) if gathers else (),
+        host_seconds_per_byte=_slowest_copies(reports),
         of_node=of_node,
         compile_seconds=_slowest_compile(reports),
         compiled_shares=tuple(
@@ -131,6 +132,12 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
 def _slowest_compile(reports: Sequence[ProfileReport]) -> float | None:
     """Return the seconds of the rank that compiled longest; None where layers ran as they are."""
     return max((report.compile_seconds for report in reports if report.compile_seconds is not None), default=None)
+
+
+def _slowest_copies(reports: Sequence[ProfileReport]) -> tuple[float, float] | None:
+    """Return the seconds per byte of the rank whose copies to the host, and back, take longest."""
+    timed = [report.host_seconds_per_byte for report in reports if report.host_seconds_per_byte is not None]
+    return (max(out for out, _ in timed), max(back for _, back in timed)) if timed else None
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int, frozen: int) -> LayerCost:

@@ -116,6 +116,9 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     for shares in costs.gathers:
         seconds = shares.seconds[KINDS.index("language")]
         lines.append(f"gathers    {seconds * 1e3:.3f} ms per language layer, {shares.data} data ranks with ZeRO 3")
+    if copies := costs.host_seconds_per_byte:
+        out, back = map(_nanoseconds_per_kibi, copies)
+        lines.append(f"host       {out} to its memory, {back} from it, for layers that offload")
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")

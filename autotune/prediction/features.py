@@ -15,8 +15,8 @@ from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, L
 from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
-"""Layers by kind, recomputation, the constant of each layer per pack, loading, all that ranks send each other, the
-optimizer of a single rank."""
+"""Layers by kind, recomputation (or copies to the host in its place), the constant of each layer per pack, loading,
+all that ranks send each other, the optimizer of a single rank."""
 LAYER_COSTS = COSTS[:4]
 """Costs that the best split depends on."""
 FEATURES = (*COSTS, "schedule")
@@ -103,7 +103,15 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             for cost in costs.tensor
         ),
         gathers=tuple(cost.times(factors[_COMMUNICATION]) for cost in costs.gathers),
+        host_seconds_per_byte=_times_of_copies(costs, factors[_RECOMPUTE]),
     )
+
+
+def _times_of_copies(costs: LayerCosts, factor: float) -> tuple[float, float] | None:
+    if costs.host_seconds_per_byte is None:
+        return None
+    out, back = costs.host_seconds_per_byte
+    return out * factor, back * factor
 
 
 def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factors: Sequence[float]) -> Features:
@@ -141,7 +149,7 @@ def stage_features(
         passes = np.zeros(3)
         for parts, some in of_levels:
             table = sizes.table[some]
-            of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, table))
+            of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, plan.layout, table))
             passes += [side[:, stage].sum() for side in of_packs]
             # Costs of communication alone do not say which layers have a backward pass.
             exchanges = predictor.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])

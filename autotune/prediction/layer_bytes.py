@@ -7,9 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.costs import Array
+from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.data.records.sample import Ints
 from trials.layer_costs import KINDS, LayerCosts
+from trials.plan import Layout
 
 _NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
 
@@ -23,13 +25,16 @@ class LayerBytes:
     transient: Array
     inputs: Array
     """Bytes of the inputs, which are all that layers keep that are recomputed."""
+    offloaded: NDArray[np.bool_]
+    """Whether layers of each kind offload what others recompute, [kinds]."""
 
     @classmethod
-    def of(cls, costs: LayerCosts, degree: int, tensor: int, factor: float, weight_bytes: int = 0) -> "LayerBytes":
+    def of(cls, costs: LayerCosts, degree: int, layout: Layout, factor: float, element_bytes: int) -> "LayerBytes":
         """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it.
 
-        With ZeRO 3, `weight_bytes` are those of a weight that is gathered, which are transient.
+        With ZeRO 3, weights of `element_bytes` that are gathered are transient.
         """
+        tensor = layout.tensor
         layers = [costs[kind] for kind in KINDS]
         if degree * tensor > 1:
             of_ranks, language = costs.shared_by(degree * tensor), KINDS.index("language")
@@ -44,12 +49,14 @@ class LayerBytes:
         gathered = [layer.gathered_parameters for layer in layers]
         for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
             gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
-        weights = weight_bytes * np.array([(0, 0, 0, count) for count in gathered])
+        weights = layout.shares_weights * element_bytes * np.array([(0, 0, 0, count) for count in gathered])
+        offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
             kept=factor * np.array([layer.kept_bytes for layer in layers]),
             shared=factor * np.array([layer.shared_bytes for layer in layers]),
             transient=factor * np.array([layer.transient_bytes for layer in layers]) + weights,
             inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
+            offloaded=offloaded,
         )
 
     @cached_property
@@ -65,18 +72,41 @@ class LayerBytes:
         return kept
 
     def split(self, parts: Parts, kinds: int) -> tuple[Array, Array]:
-        """Return the same for layers that are kept whole, and for inputs of those that are recomputed."""
+        """Return the same for layers that are kept whole, and for inputs of those that are recomputed.
+
+        Of those that offload, only the input of the first stays: other stages or layers hold it as well.
+        """
         layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
         whole = layers - recomputed
         kept: Array = whole @ self.kept[:kinds] + (whole > 0) @ self.shared[:kinds]
-        inputs: Array = recomputed @ self.inputs[:kinds]
+        inputs: Array = np.where(self.offloaded[:kinds], recomputed > 0, recomputed) @ self.inputs[:kinds]
         return kept, inputs
+
+    def freed(self) -> Array:
+        """Return the most that a layer of each kind frees that is recomputed or offloads, [kinds, 4]."""
+        freed: Array = np.maximum(self.kept - ~self.offloaded[:, None] * self.inputs, 0)
+        return freed
 
     def beginning(self, parts: Parts) -> Array:
         """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 4]."""
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
-        transient: Array = self.transient[last]
+        transient: Array = self.transient[last] + self._on_their_way(parts, len(KINDS))
         return transient
+
+    def on_host(self, parts: Parts) -> Array:
+        """Return what a pack keeps in the host's memory, [stages, 4]."""
+        kept: Array = (self.offloaded * parts.recomputed) @ self.kept
+        return kept
+
+    def _on_their_way(self, parts: Parts, kinds: int) -> Array:
+        """Return the bytes on the device of layers that offload: at most two, the last of the first kinds, [stages, 4].
+
+        As one runs, what the one before it keeps is copied.
+        """
+        away: NDArray[np.bool_] = np.logical_and(parts.recomputed[:, :kinds], self.offloaded[:kinds])
+        last = kinds - 1 - np.argmax(away[:, ::-1], axis=1)
+        bytes_of_two: Array = away.max(axis=1, keepdims=True) * (2 * self.kept + self.shared)[last]
+        return bytes_of_two
 
     @cached_property
     def _has_transient(self) -> list[bool]:
@@ -84,7 +114,7 @@ class LayerBytes:
 
     def needs_most_at(self, parts: Parts, kind: int) -> Ints:
         """Return the stages that may need most at the last layer of a kind, and not as the backward pass begins."""
-        if self._has_transient[kind]:
+        if self._has_transient[kind] or self.offloaded[kind]:
             return np.flatnonzero(parts.layers[:, kind])
         return np.flatnonzero(recomputes_all(parts, kind)) if kind in (VISION, LANGUAGE) else _NO_STAGES
 
@@ -98,8 +128,8 @@ class LayerBytes:
         before, inputs_before = self.split(parts, kind)
         others = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
         again = inputs_before + others + self.kept[kind] + self.shared[kind]
-        recomputed = recomputes_all(parts, kind)[:, None]
-        transient = np.broadcast_to(self.transient[kind], kept.shape)
+        recomputed = recomputes_all(parts, kind)[:, None] & ~self.offloaded[kind]
+        transient = np.broadcast_to(self.transient[kind], kept.shape) + self._on_their_way(parts, kind + 1)
         return np.where(recomputed, before, kept), np.where(recomputed, again, inputs), transient
 
 

@@ -1,7 +1,7 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -28,13 +28,15 @@ class StageBytes:
     low: float
     expected: float
     high: float
+    host: float = 0.0
+    """Bytes that its fullest rank offloads to the host's memory at once."""
 
     def keeping(self, factor: float) -> "StageBytes":
         """Return the interval if packs keep a multiple of the bytes."""
         low, expected, high = (
             self.static + factor * (each - self.static) for each in (self.low, self.expected, self.high)
         )
-        return StageBytes(static=self.static, low=low, expected=expected, high=high)
+        return replace(self, low=low, expected=expected, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,7 @@ class PeakParts:
     recomputed: float
     """Inputs of the layers that are recomputed, and the activations of the one that is being recomputed."""
     transient: float
-    """Gradients and workspaces of the layer that runs, and with ZeRO 3 its weights."""
+    """Gradients and workspaces of the layer that runs, with ZeRO 3 its weights, and what is offloaded on its way."""
 
     @property
     def total(self) -> float:
@@ -62,9 +64,7 @@ class StageMemory:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         layers = [costs[kind] for kind in KINDS]
         self._static_factor, kept = factors
-        self._bytes = cache(
-            lambda degree, tensor, gathers: LayerBytes.of(costs, degree, tensor, kept, gathers * element_bytes)
-        )
+        self._bytes = cache(lambda degree, layout: LayerBytes.of(costs, degree, layout, kept, element_bytes))
         self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = np.array([layer.parameters for layer in layers])
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
@@ -86,7 +86,8 @@ class StageMemory:
 
         Intervals come from the errors of the fitted bytes and of bytes outside the layers.
         """
-        return self._intervals(parts, layout, *self._most(parts, layout, numbers, sizes))
+        most = self._most(parts, layout, numbers, sizes)
+        return self._intervals(parts, layout, *most, self._on_host((parts,), layout, numbers, sizes))
 
     def intervals_of_levels(
         self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
@@ -96,7 +97,8 @@ class StageMemory:
         if len(of_levels) == 1:
             return self.intervals(whole, layout, np.arange(len(whole)), sizes)
         peaks = np.stack([self._peaks(of_levels, layout, number, sizes).sum(axis=1) for number in range(len(whole))])
-        return self._intervals(whole, layout, peaks[:, 0], peaks.max(axis=1))
+        on_host = self._on_host(of_levels, layout, np.arange(len(whole)), sizes)
+        return self._intervals(whole, layout, peaks[:, 0], peaks.max(axis=1), on_host)
 
     def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of the expected peak bytes of one stage of a plan."""
@@ -107,7 +109,7 @@ class StageMemory:
         static = float(self.static(part, layout)[0])
         return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
-    def kept(self, of_levels: Sequence[Parts], sizes: EpochSizes) -> Array:
+    def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
 
         `of_levels` are the stages as they are for packs of each level.
@@ -115,19 +117,32 @@ class StageMemory:
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
             [
-                sizes.table @ self._bytes(degree, sizes.tensor, False).of_packs(parts, len(KINDS)).T
+                sizes.table @ self._of_layers(degree, layout).of_packs(parts, len(KINDS)).T
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
         kept: Array = every[sizes.levels, np.arange(len(sizes.levels))]
         return kept
 
-    def _intervals(self, parts: Parts, layout: Layout, waiting: Array, most: Array) -> tuple[StageBytes, ...]:
+    def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+        """Return what packs in flight keep in the host's memory, [stages], as if all were the heaviest one."""
+        heaviest = [
+            _largest_alone(packs, of_layers.on_host(parts), of_layers.columns)
+            for packs, parts in zip(sizes.of_levels, of_levels, strict=True)
+            for of_layers in [self._of_layers(packs.degree, layout)]
+        ]
+        on_host: Array = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)
+        return on_host
+
+    def _intervals(
+        self, parts: Parts, layout: Layout, waiting: Array, most: Array, on_host: Array
+    ) -> tuple[StageBytes, ...]:
         static = self.static(parts, layout)
         error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
         # Only what waiting packs keep is certain; which layer runs at the peak is an assumption.
-        columns = (static, static + waiting * np.maximum(0.0, 1 - error), static + most, static + most * (1 + error))
-        names = ("static", "low", "expected", "high")
+        least = static + waiting * np.maximum(0.0, 1 - error)
+        columns = (static, least, static + most, static + most * (1 + error), on_host)
+        names = ("static", "low", "expected", "high", "host")
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
@@ -151,8 +166,7 @@ class StageMemory:
         """
         of_layers = self._of_layers(sizes.degree, layout)
         both, columns = [VISION, LANGUAGE], of_layers.columns
-        saved = np.maximum(of_layers.kept[both] - of_layers.inputs[both], 0)
-        rows = np.concatenate([saved, of_layers.shared[both]])
+        rows = np.concatenate([of_layers.freed()[both], of_layers.shared[both]])
         # The pack that runs need not be next to the others that are heaviest.
         others = _largest(
             sizes, np.repeat(in_flight - 1, len(rows)), np.tile(rows, (len(in_flight), 1)), columns
@@ -170,7 +184,7 @@ class StageMemory:
         return self._static_factor * static
 
     def _of_layers(self, degree: int, layout: Layout) -> LayerBytes:
-        return self._bytes(degree, layout.tensor, layout.shares_weights)
+        return self._bytes(degree, layout)
 
     # --- one level ---
 

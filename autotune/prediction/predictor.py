@@ -6,7 +6,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from autotune.prediction.attribution import (
+from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.costs import Array
+from autotune.prediction.curves import Curves
+from autotune.prediction.freeing import Freeing
+from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
+from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts, numbered
+from autotune.prediction.simulation.attribution import (
     Breakdown,
     PackSeconds,
     Slowness,
@@ -14,13 +20,8 @@ from autotune.prediction.attribution import (
     attribute_all,
     whole_seconds,
 )
-from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
-from autotune.prediction.curves import Curves
-from autotune.prediction.meetings import Sharing
-from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
-from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts, numbered
-from autotune.prediction.schedule import simulate_plans
+from autotune.prediction.simulation.meetings import Sharing
+from autotune.prediction.simulation.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
@@ -99,8 +100,7 @@ class Predictor:
         layers = [costs[kind] for kind in KINDS]
         self._forward = np.array([layer.forward_seconds for layer in layers])
         self._backward = np.array([layer.backward_seconds for layer in layers])
-        self._again = np.array([layer.recompute_seconds for layer in layers])
-        self._curves = Curves(costs)
+        self._curves, self._freeing = Curves(costs), Freeing(costs)
         self._outputs = np.array([layer.output_bytes for layer in layers])
         self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
         # A layer that is cut is frozen as a whole, or not at all.
@@ -246,7 +246,7 @@ class Predictor:
 
     def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
         """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
-        forward, backward = self.pass_seconds(parts, sizes.table)
+        forward, backward = self.pass_seconds(parts, layout, sizes.table)
         latency, per_byte = self._links(layout, np.arange(len(parts)) if numbers is None else numbers)
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
@@ -259,7 +259,7 @@ class Predictor:
             load=self.load_seconds(parts, sizes.whole),
             forward=forward,
             backward=backward,
-            recompute=(curves * (sizes.table @ self._again.T)) @ parts.recomputed.T,
+            recompute=self._freeing.seconds(sizes.table, layout) @ parts.recomputed.T,
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
@@ -285,7 +285,7 @@ class Predictor:
         forward, backward = np.zeros((2, len(sizes), len(parts))) + self._sharded_seconds(parts, layout)[:, None]
         language, again, projects = (
             parts.layers[:, LANGUAGE],
-            parts.recomputed[:, LANGUAGE],
+            parts.recomputed[:, LANGUAGE] * (not layout.offloads("language")),
             parts.layers[:, PROJECTOR],
         )
         for degree in np.unique(degrees[degrees * tensor > 1]).tolist():
@@ -330,11 +330,11 @@ class Predictor:
             backward += gradients * cost.scatter_seconds_per_byte
         return np.stack((forward, backward))
 
-    def pass_seconds(self, parts: Parts, sizes: Array) -> tuple[Array, Array]:
-        """Return (forward, backward with recomputation) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
-        curves = self._curves.at(sizes)
-        forward, backward, again = (curves * (sizes @ side.T) for side in (self._forward, self._backward, self._again))
-        return forward @ parts.layers.T, backward @ parts.layers.T + again @ parts.recomputed.T
+    def pass_seconds(self, parts: Parts, layout: Layout, sizes: Array) -> tuple[Array, Array]:
+        """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
+        curves, freeing = self._curves.at(sizes), self._freeing.seconds(sizes, layout)
+        forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
+        return forward @ parts.layers.T, backward @ parts.layers.T + freeing @ parts.recomputed.T
 
     def load_seconds(self, parts: Parts, sizes: Array) -> Array:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""
@@ -362,7 +362,7 @@ class Predictor:
 
     def kept_bytes(self, plan: Plan, sizes: EpochSizes) -> Array:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
-        return self._memory.kept(Parts.of_levels(plan), sizes)
+        return self._memory.kept(Parts.of_levels(plan), plan.layout, sizes)
 
     def stage_memory(self, plan: Plan, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""

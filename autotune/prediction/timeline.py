@@ -7,7 +7,7 @@ import numpy as np
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
-from autotune.prediction.schedule import simulate, trace
+from autotune.prediction.simulation.schedule import simulate, trace
 from trials.model.cut import cut
 from trials.plan import Plan
 

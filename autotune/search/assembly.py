@@ -9,6 +9,7 @@ from optuna.storages import BaseStorage
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
+from autotune.prediction.untimed import untimed
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs
@@ -117,21 +118,10 @@ def assemble(
 
 def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
     """Raise JobError for a current plan whose ranks exchange what the profile has not timed."""
-    if not costs.knows_tensor(plan.layout.tensor):
+    if missing := untimed(costs, plan.layout):
         raise JobError(
-            f"search.current_plan: the stored profile has no times of what {plan.layout.tensor} ranks exchange that "
-            "hold layers together; measure them with `autotune profile JOB --fresh`"
-        )
-    if not costs.knows_zero(plan.layout.zero):
-        raise JobError(
-            "search.current_plan: the stored profile has no times of what ranks exchange that hold gradients or "
-            "weights in shares; measure them with `autotune profile JOB --fresh`"
-        )
-    if not costs.knows_reduction(plan.layout):
-        raise JobError(
-            "search.current_plan: the stored profile has no times of averages of gradients over "
-            f"{plan.layout.reduce_within} data ranks of a node first; measure them with `autotune profile JOB --fresh` "
-            "or leave reduce_within out"
+            f"search.current_plan: the stored profile has no times of {missing}; measure them with `autotune profile "
+            "JOB --fresh`, or give a plan without"
         )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
     if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:

@@ -68,9 +68,9 @@ def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Contai
     exchanges more. With its layout among the `named` ones, it is returned wherever it fits.
     """
     devices = workload.hardware.devices
-    if devices == 1 or not solver.knows_zero(3):
-        return None
     layout = Layout(pipeline=1, data=devices, zero=3)
+    if devices == 1 or solver.untimed(layout):
+        return None
     stages = _uniform(limits.vision_layers, limits.language_layers, 1, True)
     found, samples = None, 1
     while samples * devices <= workload.global_batch_samples:

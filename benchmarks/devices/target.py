@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.machine.hardware import probe_hardware
+from trials.plan import Offload
 from trials.tasks.request import ProbeSizes
 from trials.workload import Hardware
 
@@ -63,6 +64,11 @@ class Target:
     def device_counts(self) -> tuple[int, ...]:
         """One device, and all of them."""
         return (1, self.devices) if self.devices > 1 else (1,)
+
+    @property
+    def offloads(self) -> tuple[Offload, ...]:
+        """Layouts that free the memory of layers: CPU ranks cannot offload what they keep."""
+        return ("none",) if self.pretended else ("none", "both")
 
 
 def real_target() -> Target:

@@ -1,6 +1,7 @@
 """Random problems for the solver."""
 
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import strategies as st
 
@@ -9,7 +10,7 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from tests.values.search import layer_costs, limits_of, predictor_of, times
 from trials.layer_costs import LayerCosts
-from trials.plan import Layout, Packed, Packing, Padded
+from trials.plan import Layout, Offload, Packed, Packing, Padded
 
 packings: st.SearchStrategy[Packing] = st.sampled_from(
     [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]
@@ -25,10 +26,13 @@ def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, 
         pipeline=draw(st.integers(1, min(most_stages, vision + language))),
         data=draw(st.integers(1, 2)),
         zero=draw(st.sampled_from([0, 1])),
+        offload=draw(st.sampled_from(get_args(Offload))),
     )
     packing = draw(packings)
     factors = draw(st.lists(st.tuples(st.floats(0.2, 3), st.floats(0, 2), st.floats(0, 1)), min_size=5, max_size=5))
-    predictor = predictor_of(_uneven(draw(layer_costs), factors), batch=draw(st.sampled_from([1, 8, 32])))
+    copies = draw(st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)))
+    costs = replace(_uneven(draw(layer_costs), factors), host_seconds_per_byte=copies)
+    predictor = predictor_of(costs, batch=draw(st.sampled_from([1, 8, 32])))
     least = Solver(predictor, limits_of(1, vision, language)).least_bytes(packing, layout)
     limit = round(least * draw(st.floats(0.5, 3)))
     return predictor, limits_of(limit, vision, language), packing, layout

@@ -13,6 +13,7 @@ from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
@@ -58,13 +59,20 @@ class Runner:
         prediction = self._predictor.predict(plan)
         if prediction.batch_deviation > MOST_BATCH_DEVIATION:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
-        limit = self._prepared.workload.memory_limit_bytes
+        limits = Limits.of(self._prepared.workload)
+        limit = limits.memory_limit_bytes
         for stage, needed in enumerate(prediction.stage_memory):
             if needed.low > limit:  # where the interval reaches below it, only the run itself decides
                 needs, least, has = (size / (1 << 20) for size in (needed.expected, needed.low, limit))
                 return Rejected(
                     reason=f"stage {stage} is predicted to need {needs:.0f} MiB, {least:.0f} MiB at least, "
                     f"limit {has:.0f} MiB"
+                )
+            if needed.host > limits.host_limit_bytes:
+                needs, has = (size / (1 << 20) for size in (needed.host, limits.host_limit_bytes))
+                return Rejected(
+                    reason=f"stage {stage} is predicted to offload {needs:.0f} MiB to the host's memory, limit "
+                    f"{has:.0f} MiB for each rank"
                 )
         return None
 

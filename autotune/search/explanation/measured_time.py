@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from autotune.prediction.attribution import Breakdown, Slowness, UpdateSeconds
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.simulation.attribution import Breakdown, Slowness, UpdateSeconds
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart

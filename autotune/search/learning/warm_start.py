@@ -45,7 +45,7 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
     model = workload.model
     vision = sum(stage.vision for stage in plan.stages)
     layers = sum(stage.vision + stage.language for stage in plan.stages)
-    if plan.layout.tensor not in (1, *solver.tensor_degrees) or not solver.knows_reduction(plan.layout):
+    if solver.untimed(plan.layout):
         return None
     if plan.layout.world_size != workload.hardware.devices or not solver.keeps_batch(plan.packing, plan.layout):
         return None

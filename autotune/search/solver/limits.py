@@ -1,5 +1,6 @@
 """Constraints on every plan of a search."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from trials.workload import Workload
 
 HEADROOM = 0.97
 """Share of the memory that solved plans may use, since predictions err by a few per cent."""
+_HOST_SHARE = 0.25
+"""Share of the host's memory for what layers offload: torch rounds each page-locked block up to a power of two, and
+ranks, loading processes and files need memory as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +22,8 @@ class Limits:
     language_layers: int
     memory_limit_bytes: int
     """Per rank."""
+    host_limit_bytes: float = math.inf
+    """Most bytes that a rank may offload to the host's memory."""
 
     @classmethod
     def of(cls, workload: Workload) -> "Limits":
@@ -26,6 +32,7 @@ class Limits:
             vision_layers=model.vision_layers,
             language_layers=model.language_layers,
             memory_limit_bytes=workload.memory_limit_bytes,
+            host_limit_bytes=_HOST_SHARE * workload.hardware.ram_bytes / workload.hardware.of_node,
         )
 
     @property
@@ -38,5 +45,12 @@ class Limits:
         return self.memory_limit_bytes * HEADROOM
 
     def first_above(self, memory: Sequence[StageBytes]) -> int | None:
-        """Return the first stage whose interval is entirely above the memory; None when each may fit."""
-        return next((number for number, stage in enumerate(memory) if stage.low > self.memory_limit_bytes), None)
+        """Return the first stage whose interval is entirely above the memory, or that offloads too much; or None."""
+        return next(
+            (
+                number
+                for number, stage in enumerate(memory)
+                if stage.low > self.memory_limit_bytes or stage.host > self.host_limit_bytes
+            ),
+            None,
+        )

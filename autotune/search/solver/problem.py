@@ -126,7 +126,10 @@ class Problem:
         nothing = np.zeros_like(held.vision)
         parts = held.parts(nothing, nothing)
         seconds: Array = np.sum(
-            [each.row_share * self._predictor.pass_seconds(parts, each.mean)[0][0] for each in self.sizes.of_levels],
+            [
+                each.row_share * self._predictor.pass_seconds(parts, self._layout, each.mean)[0][0]
+                for each in self.sizes.of_levels
+            ],
             axis=0,
         )
         return seconds
@@ -361,7 +364,7 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
 def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
     """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
     mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
-    forward, backward = predictor.pass_seconds(_EACH_LAYER, mean)
+    forward, backward = predictor.pass_seconds(_EACH_LAYER, layout, mean)
     exchange, exchange_back = predictor.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
     seconds = predictor.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
     kept, recomputed = seconds.reshape(2, len(KINDS))

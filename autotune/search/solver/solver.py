@@ -9,12 +9,13 @@ import numpy as np
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.untimed import untimed
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
 from trials.data.metrics import step_sums
-from trials.plan import Layout, Packing, Plan, Recomputed, Stage, ZeroStage, layer_counts
+from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
@@ -70,13 +71,9 @@ class Solver:
         costs = self._predictor.costs
         return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
 
-    def knows_zero(self, zero: ZeroStage) -> bool:
-        """Return whether plans with this ZeRO stage can be compared."""
-        return self._predictor.costs.knows_zero(zero)
-
-    def knows_reduction(self, layout: Layout) -> bool:
-        """Return whether plans that average gradients as this layout does can be compared."""
-        return self._predictor.costs.knows_reduction(layout)
+    def untimed(self, layout: Layout) -> str | None:
+        """Return what the profile has not timed for plans with this layout; None where they can be compared."""
+        return untimed(self._predictor.costs, layout, (1, *self.tensor_degrees))
 
     def extrapolates(self, layout: Layout) -> bool:
         """Return whether the profile timed no averages of gradients that pass between nodes as in this layout."""
@@ -100,18 +97,23 @@ class Solver:
         sizes = self._predictor.sizes(packing, layout)
         nothing = np.array([0])
         everything = Holdings.of(nothing, nothing, np.array([self.layers]), self._limits.vision_layers, 1)
-        forward, backward = self._predictor.pass_seconds(everything.parts(nothing, nothing), sizes.table)
+        forward, backward = self._predictor.pass_seconds(everything.parts(nothing, nothing), layout, sizes.table)
         seconds = step_sums(sizes.epoch, (forward + backward)[:, 0][sizes.epoch.assignment])
         return float(1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum())
 
     def admits(self, plan: Plan) -> bool:
-        """Return whether a plan of the model's layers can be trained: it keeps the batch, and may fit the memory."""
+        """Return whether a plan of the model's layers can be trained: it keeps the batch, and may fit the memory.
+
+        It must also offload layers of each kind that its layout says; without, it is that of another layout.
+        """
         return self.admits_each((plan,))[0]
 
     def admits_each(self, plans: Sequence[Plan]) -> list[bool]:
         """Return what `admits` does for each plan, in less time."""
         return [
-            self.keeps_batch(plan.packing, plan.layout) and self._limits.first_above(memory) is None
+            self.keeps_batch(plan.packing, plan.layout)
+            and _offloads_each(plan)
+            and self._limits.first_above(memory) is None
             for plan, memory in zip(plans, self._predictor.plans_memory(plans), strict=True)
         ]
 
@@ -196,3 +198,9 @@ class Solver:
 
     def _problem(self, packing: Packing, layout: Layout) -> Problem:
         return Problem(self._predictor, self._limits, packing, layout)
+
+
+def _offloads_each(plan: Plan) -> bool:
+    """Return whether layers of each kind offload of which the layout says so."""
+    levels = [level for stage in plan.stages for level in stage.recomputed]
+    return all(any(getattr(level, tower) for level in levels) for tower in TOWERS if plan.layout.offloads(tower))

@@ -14,6 +14,7 @@ from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.layouts import layout_name, layouts, named_layout, refused, zero_stages
 from autotune.search.space.node_reductions import further_by_nodes
 from autotune.search.space.offers import FurtherLayouts, offered_layouts
+from autotune.search.space.offloaded import further_offloaded
 from autotune.search.space.packings import ALONE, ladder_name
 from autotune.search.space.sharded import further_sharded
 from autotune.search.space.space import Axes, Space, packings_of
@@ -206,23 +207,19 @@ def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[F
             further_sharded(workload, solver),
             further_cut(workload, solver),
             further_by_nodes(workload, solver),
+            further_offloaded(workload, solver),
         )
     ]
 
 
 def _check_timed(chosen: Iterable[Layout], solver: Solver) -> None:
     """Raise JobError for a named layout whose exchanges the profile has not timed."""
-    remedy = "measure them with `autotune profile JOB --fresh`"
     for layout in chosen:
-        if layout.tensor > 1 and layout.tensor not in solver.tensor_degrees:
-            missing = f"what {layout.tensor} ranks exchange that hold layers together"
-            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
-        if not solver.knows_zero(layout.zero):
-            missing = "what ranks exchange that hold gradients or weights in shares"
-            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
-        if not solver.knows_reduction(layout):
-            missing = f"averages of gradients over {layout.reduce_within} data ranks of a node first"
-            raise refused(layout_name(layout), f"the profile has no times of {missing}; {remedy}")
+        if missing := solver.untimed(layout):
+            raise refused(
+                layout_name(layout),
+                f"the profile has no times of {missing}; measure them with `autotune profile JOB --fresh`",
+            )
 
 
 def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout]) -> tuple[Layout, ...]:

@@ -4,12 +4,14 @@ import re
 
 from autotune.errors import JobError
 from trials.errors import InvalidPlan
-from trials.plan import Layout, ZeroStage
+from trials.plan import Layout, Offload, ZeroStage
 from trials.workload import ModelShape, Workload
 
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 _SHARDING: tuple[ZeroStage, ...] = (2, 3)
-_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])(?:-w(\d{1,9}))?")
+OFFLOADS: dict[str, Offload] = {"ov": "vision", "ol": "language", "ovl": "both"}
+"""Kinds of layers that offload, by the end of a layout's name."""
+_NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])(?:-w(\d{1,9}))?(?:-(ov|ol|ovl))?")
 
 
 def layouts(model: ModelShape, devices: int) -> tuple[Layout, ...]:
@@ -41,11 +43,13 @@ def zero_stages(model: ModelShape, data: int) -> tuple[ZeroStage, ...]:
 def layout_name(layout: Layout) -> str:
     """Return the name of a layout in the study: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4.
 
-    It ends in `-w4` where 4 data ranks of a node average gradients first.
+    `-w4` follows where 4 data ranks of a node average gradients first, and `-ov`, `-ol` or `-ovl` where vision layers,
+    language layers or both offload what they keep.
     """
     tensor = f"-t{layout.tensor}" if layout.tensor > 1 else ""
     within = f"-w{layout.reduce_within}" if layout.reduce_within > 1 else ""
-    return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}{within}"
+    offload = "".join(f"-{name}" for name, kinds in OFFLOADS.items() if kinds == layout.offload)
+    return f"p{layout.pipeline}-d{layout.data}{tensor}-z{layout.zero}{within}{offload}"
 
 
 def named_layout(name: str, workload: Workload) -> Layout | None:
@@ -54,9 +58,9 @@ def named_layout(name: str, workload: Workload) -> Layout | None:
     Raise JobError, with the arithmetic, for one that these devices or a chain of these layers cannot have.
     """
     found = _NAME.fullmatch(name)
-    if found is None or (found[3] is found[5] is None and int(found[4]) < _SHARDING[0]):
+    if found is None or (found[3] is found[5] is found[6] is None and int(found[4]) < _SHARDING[0]):
         return None
-    pipeline, data, tensor, zero, within = (int(number or 1) for number in found.groups())
+    pipeline, data, tensor, zero, within = (int(number or 1) for number in found.groups()[:-1])
     try:
         layout = Layout(
             pipeline=pipeline,
@@ -64,6 +68,7 @@ def named_layout(name: str, workload: Workload) -> Layout | None:
             tensor=tensor,
             zero=zero,  # type: ignore[arg-type]
             reduce_within=within,
+            offload=OFFLOADS.get(found[6], "none"),
         )
     except InvalidPlan as error:
         raise refused(name, str(error)) from error

@@ -22,7 +22,7 @@ def further_by_nodes(workload: Workload, solver: Solver) -> FurtherLayouts:
             by_nodes
             for layout in layouts(workload.model, hardware.devices)
             if (within := layout.grid.data_ranks_of_node(hardware.of_node)) > 1
-            and solver.knows_reduction(by_nodes := replace(layout, reduce_within=within))
+            and solver.untimed(by_nodes := replace(layout, reduce_within=within)) is None
         ),
         helps=partial(_is_faster, solver),
         searched="Averages of gradients on each node first are",

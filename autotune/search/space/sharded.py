@@ -19,7 +19,7 @@ def further_sharded(workload: Workload, solver: Solver) -> FurtherLayouts:
     """
     layouts = sharded_layouts(workload.hardware.devices)
     return FurtherLayouts(
-        possible=tuple(layout for layout in layouts if solver.knows_zero(layout.zero)),
+        possible=tuple(layout for layout in layouts if solver.untimed(layout) is None),
         helps=partial(_saves_recomputation, solver),
         searched="ZeRO 2 and 3 are",
         usual="ZeRO 0 or 1",

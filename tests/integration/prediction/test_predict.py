@@ -24,7 +24,7 @@ from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.forecast import PLAN, Trials, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
-from tests.values.training import PACKED, plan_of
+from tests.values.training import PACKED, offloading, plan_of
 from trials import wire
 from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts, LinkCost, TensorCost
 from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
@@ -103,7 +103,39 @@ def test_a_plan_with_zero_3_is_predicted_once_the_profile_knows_what_is_gathered
     text = CliRunner().invoke(main, ["predict", *map(str, (*options, path, "--plan", plan_file(plans[1])))])
     assert "pipeline 1 x data 4, ZeRO 3" in text.stdout
     _, said = refusal("predict", *options, profile, "--plan", plan_file(plans[1]))
-    assert "the profile has no times of what ranks exchange with ZeRO 3" in said
+    assert "no times of what ranks exchange that hold gradients or weights in shares (ZeRO 3)" in said
+
+
+def test_a_plan_whose_layers_offload_is_predicted_once_the_profile_knows_copies(
+    job: JobFile, profiled: ProfiledCosts, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    def profile_with(ram_bytes: int) -> Path:
+        path = tmp_path / f"copies-{ram_bytes}.json"
+        costs = replace(profiled.costs, host_seconds_per_byte=(1e-12, 1e-12))
+        hardware = replace(profiled.hardware, ram_bytes=ram_bytes)
+        path.write_text(wire.encode(replace(profiled, costs=costs, hardware=hardware)))
+        return path
+
+    recomputing = plan_of("12+0r12,0", "0+8r0,8", packing=PACKED)
+    plan = offloading(recomputing, "both")
+    (other,), (found,) = (
+        predicted(job.path, "--device-profile", profile_with(1 << 40), "--plan", plan_file(each))["plans"]
+        for each in (recomputing, plan)
+    )
+    assert other["parts"]["recompute"] > 0
+    assert found["parts"]["recompute"] == 0
+    assert found["fits"]
+    hosts = [[stage["host"] for stage in each["stages"]] for each in (other, found)]
+    assert hosts[0] == [0, 0]
+    assert min(hosts[1]) > 0
+    few = profile_with(round(max(hosts[1])))
+    arguments = ["predict", str(job.path), "--device-profile", str(few), "--plan", str(plan_file(plan))]
+    text = CliRunner().invoke(main, arguments).stdout
+    assert "ZeRO 0, layers offload; split 12v+0l | 0v+8l; offload 12v+0l | 0v+8l" in text
+    assert "DOES NOT FIT: a rank is expected to offload more than the host has for it; offload fewer layers" in text
+    assert re.search(r"^stage  layers  +offload +idle .* host MiB$", text, re.MULTILINE)
+    _, said = refusal("predict", job.path, "--device-profile", profile, "--plan", plan_file(plan))
+    assert "the profile has no times of copies of what layers keep to the host's memory" in said
 
 
 def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from autotune.prediction.schedule import simulate
+from autotune.prediction.simulation.schedule import simulate
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_VIT_300M
 from benchmarks.machines.dials import Dials, drawn_dials
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job

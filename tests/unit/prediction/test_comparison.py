@@ -64,9 +64,9 @@ def test_no_more_packs_are_looked_at_than_those_of_the_steps() -> None:
     seen = []
 
     class Watching(Predictor):
-        def pass_seconds(self, parts, sizes):  # type: ignore[no-untyped-def]
+        def pass_seconds(self, parts, layout, sizes):  # type: ignore[no-untyped-def]
             seen.append(len(sizes))
-            return super().pass_seconds(parts, sizes)
+            return super().pass_seconds(parts, layout, sizes)
 
     plans = plans_of(PACKED, Layout(pipeline=2, data=2, zero=0))
     sizes = PREDICTOR.sizes(PACKED, plans[0].layout)

@@ -155,11 +155,11 @@ def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
 def test_recompute_adds_the_forward_time_of_its_layers_to_the_backward_pass(plan: Plan, costs: LayerCosts) -> None:
     predictor = predictor_of(costs)
     table = predictor.sizes(plan.packing, plan.layout).table
-    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), table)
+    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
     kept = replace(
         plan, stages=tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in plan.stages)
     )
-    forward_of_kept, backward_of_kept = predictor.pass_seconds(Parts.of(cut(kept)), table)
+    forward_of_kept, backward_of_kept = predictor.pass_seconds(Parts.of(cut(kept)), kept.layout, table)
     assert (forward == forward_of_kept).all()
     for number, stage in enumerate(plan.stages):
         again = stage.recompute_vision * np.array(costs["vision"].forward_seconds)
@@ -171,7 +171,7 @@ def test_the_stages_together_take_the_chains_time() -> None:
     predictor = predictor_of()
     plan = plan_of("3+0", "2+1", "0+3", packing=PACKED)
     table = predictor.sizes(plan.packing, plan.layout).table
-    forward, _ = predictor.pass_seconds(Parts.of(cut(plan)), table)
+    forward, _ = predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
     counts = {"vision_embedding": 1, "vision": 5, "projector": 1, "language": 4, "head": 1}
     chain = sum(counts[kind] * np.array(COSTS[kind].forward_seconds) for kind in KINDS)
     assert forward.sum(axis=1) == pytest.approx(table @ chain)

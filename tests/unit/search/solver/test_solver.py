@@ -80,7 +80,7 @@ class BruteForce:
         recomputed[:, VISION] = [option.recompute_vision for option in options]
         recomputed[:, LANGUAGE] = [option.recompute_language for option in options]
         parts = Parts(layers=np.repeat(part.layers, len(options), axis=0), recomputed=recomputed)
-        seconds = mean_seconds(self._predictor, parts, self._sizes.mean)
+        seconds = mean_seconds(self._predictor, parts, self._layout, self._sizes.mean)
         needed = self._predictor.stage_bytes(parts, self._layout, number, self._sizes)
         return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()
 
@@ -98,16 +98,16 @@ def _is_less(one: Stage, other: Stage) -> bool:
     )
 
 
-def mean_seconds(predictor: Predictor, parts: Parts, mean: Array) -> Array:
+def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Array) -> Array:
     """Return the seconds of the mean pack on each stage."""
-    forward, backward = predictor.pass_seconds(parts, mean)
+    forward, backward = predictor.pass_seconds(parts, layout, mean)
     seconds: Array = (predictor.load_seconds(parts, mean) + forward + backward)[0]
     return seconds
 
 
 def closed_form(predictor: Predictor, plan: Plan) -> float:
     sizes = predictor.sizes(plan.packing, plan.layout)
-    times = mean_seconds(predictor, Parts.of(cut(plan)), sizes.mean)
+    times = mean_seconds(predictor, Parts.of(cut(plan)), plan.layout, sizes.mean)
     return float(times.sum() + (sizes.epoch.micro_batches - 1) * times.max())
 
 
@@ -296,7 +296,7 @@ def test_the_forward_split_ignores_memory_and_the_backward_pass() -> None:
     def slowest(ends: Ends) -> float:
         stages = tuple(stage_of(limits, start, end) for start, end in pairwise((0, *ends)))
         plan = Plan(packing=packing, layout=layout, stages=stages)
-        return float(predictor.pass_seconds(Parts.of(cut(plan)), mean)[0].max())
+        return float(predictor.pass_seconds(Parts.of(cut(plan)), layout, mean)[0].max())
 
     found = Solver(predictor, limits).forward_boundaries(packing, layout)
     assert slowest(found) == pytest.approx(min(map(slowest, splits(limits.layers, 3))))

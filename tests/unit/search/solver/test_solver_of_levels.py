@@ -135,7 +135,7 @@ class BruteForce:
         loaded = sizes.whole[of_level].mean(axis=0, keepdims=True)
         degrees = np.array([self._packing.degrees[level]])
         exchanges = self._predictor.exchange_seconds(parts, self._layout, mean, degrees)
-        passes = self._predictor.pass_seconds(parts, mean), exchanges
+        passes = self._predictor.pass_seconds(parts, self._layout, mean), exchanges
         seconds = float(np.sum(passes) + self._predictor.load_seconds(parts, loaded).sum())
         return seconds * float(sizes.degrees[of_level].sum() / sizes.degrees.sum())
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.costs import Array
-from autotune.prediction.meetings import Meetings, Sharing
-from autotune.prediction.schedule import simulate, trace
-from tests.unit.prediction.test_schedule import PARTNERS, TOWARDS
+from autotune.prediction.simulation.meetings import Meetings, Sharing
+from autotune.prediction.simulation.schedule import simulate, trace
+from tests.unit.prediction.simulation.test_schedule import PARTNERS, TOWARDS
 
 RANKS = 4
 Times = tuple[Array, Array, Array, Array]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
 from autotune.prediction.costs import Array
-from autotune.prediction.meetings import Sharing
-from autotune.prediction.schedule import simulate
+from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
+from autotune.prediction.simulation.meetings import Sharing
+from autotune.prediction.simulation.schedule import simulate
 from trials.data.records.sample import Ints
 
 NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)

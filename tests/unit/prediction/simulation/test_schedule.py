@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.costs import Array
-from autotune.prediction.schedule import simulate, simulate_plans, trace
+from autotune.prediction.simulation.schedule import simulate, simulate_plans, trace
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
 TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.meetings import Sharing
-from autotune.prediction.schedule import simulate
+from autotune.prediction.simulation.meetings import Sharing
+from autotune.prediction.simulation.schedule import simulate
 from trials.data.records.sample import Ints
 
 

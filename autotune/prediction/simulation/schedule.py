@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.meetings import Meetings
+from autotune.prediction.simulation.meetings import Meetings
 from trials.data.records.sample import Ints
 
 _TOGETHER = 4096

@@ -1,0 +1,47 @@
+"""Seconds that layers take to free memory: to compute again what they do not keep, or to wait until it is copied."""
+
+import numpy as np
+
+from autotune.prediction.costs import Array
+from autotune.prediction.curves import Curves
+from trials.layer_costs import KINDS, LayerCosts
+from trials.plan import TOWERS, Layout
+
+
+def offloaded_kinds(layout: Layout) -> list[int]:
+    """Return the kinds, by their place in KINDS, that offload what other plans recompute."""
+    return [KINDS.index(tower) for tower in TOWERS if layout.offloads(tower)]
+
+
+class Freeing:
+    """Seconds that freeing the memory of a layer of each kind adds to its passes."""
+
+    def __init__(self, costs: LayerCosts) -> None:
+        layers = [costs[kind] for kind in KINDS]
+        self._curves = Curves(costs)
+        self._again = np.array([layer.recompute_seconds for layer in layers])
+        self._kept = np.array([layer.kept_bytes for layer in layers])
+        self._passes = tuple(
+            np.array(side)
+            for side in zip(*((layer.forward_seconds, layer.backward_seconds) for layer in layers), strict=True)
+        )
+        self._per_byte = costs.host_seconds_per_byte or (0.0, 0.0)
+
+    def seconds(self, sizes: Array, layout: Layout) -> Array:
+        """Return the seconds for packs of `sizes` [packs, 4], [packs, kinds].
+
+        What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after
+        it runs backward. Packs wait where a copy takes longer than the pass of such a layer.
+        """
+        curves = self._curves.at(sizes)
+        seconds: Array = curves * (sizes @ self._again.T)
+        if kinds := offloaded_kinds(layout):
+            copied = sizes @ self._kept[kinds].T
+            seconds[:, kinds] = np.sum(
+                [
+                    np.maximum(0, per_byte * copied - curves[:, kinds] * (sizes @ passes[kinds].T))
+                    for per_byte, passes in zip(self._per_byte, self._passes, strict=True)
+                ],
+                axis=0,
+            )
+        return seconds
