@@ -104,6 +104,11 @@ class Problem:
     def _freed_by_level(self) -> list[Array]:
         return [self._freed(sizes) for sizes in self.sizes.of_levels]
 
+    @property
+    def freeing_seconds(self) -> Array:
+        """Seconds that recomputing or offloading a layer adds for the mean row, [kinds]."""
+        return self._seconds.recomputed
+
     # --- the parts of the chain ---
 
     @property

@@ -15,7 +15,8 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
 from trials.data.metrics import step_sums
-from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, layer_counts
+from trials.layer_costs import KINDS
+from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
 
 RANKED = Wanted(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
@@ -83,6 +84,11 @@ class Solver:
         """Return the seconds of averaging a byte of gradients over the data ranks."""
         return self._predictor.costs.communication(layout).reduce_seconds_per_byte
 
+    def freeing_seconds(self, packing: Packing, layout: Layout) -> dict[Tower, float]:
+        """Return the seconds that freeing the memory of a layer adds for the mean pack, by kind of layer."""
+        seconds = self._problem(packing, layout).freeing_seconds
+        return {tower: float(seconds[KINDS.index(tower)]) for tower in TOWERS}
+
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the predicted epoch seconds of each plan."""
         return self._predictor.plans_epoch_seconds(plans)
@@ -134,6 +140,8 @@ class Solver:
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
 
     def _least_seconds(self, packing: Packing, layout: Layout) -> float:
+        if layout.offload != "none":  # with unlimited memory no layer does
+            return self.least_seconds(packing, replace(layout, offload="none"))
         if not (self.keeps_batch(packing, layout) and self.fills_levels(packing, layout)):
             return np.inf
         return self._problem(packing, layout).least_seconds()
