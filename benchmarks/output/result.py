@@ -1,6 +1,7 @@
 """What every benchmark prints: one JSON object with the machine, the rows and the checks."""
 
 import json
+import logging
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from autotune.machine.host import this_machine
+
+# As it is imported, DeepSpeed writes to stdout which accelerator it has found.
+logging.getLogger("DeepSpeed").disabled = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

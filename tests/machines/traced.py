@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import torch
 from torch import nn
 from transformers import AttentionInterface
 
@@ -13,6 +14,8 @@ from trials.model.attention.packed import PACKED_ATTENTION, packed_attention
 @contextmanager
 def traced(backend: str) -> Iterator[None]:
     """Let layers that are compiled in this context have a backend such as `eager` or `aot_eager`."""
+    # Else layers have the graphs that this process has found for others of their class.
+    torch._dynamo.reset()
     compile_module = nn.Module.compile
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nn.Module, "compile", lambda layer, **how: compile_module(layer, backend=backend, **how))
