@@ -129,6 +129,7 @@ class StageMemory:
         heaviest = [
             _largest_alone(packs, of_layers.on_host(parts), of_layers.columns)
             for packs, parts in zip(sizes.of_levels, of_levels, strict=True)
+            if len(packs.table)  # a level may have none
             for of_layers in [self._of_layers(packs.degree, layout)]
         ]
         on_host: Array = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)

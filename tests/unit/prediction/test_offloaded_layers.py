@@ -19,7 +19,7 @@ from tests.values.training import offloading, plan_of
 from trials import wire
 from trials.layer_costs import LayerCosts
 from trials.model.cut import cut
-from trials.plan import Layout, Offload, Packed, Plan
+from trials.plan import Layout, Levelled, Offload, Packed, Plan, Recomputed
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
 OUT, BACK = 2e-9, 1e-9
@@ -157,6 +157,18 @@ def test_packs_in_flight_keep_the_first_input_of_layers_that_offload() -> None:
     # Three packs are in flight on the first stage, and what each keeps of five layers is on the host.
     assert [stage.host for stage in memory] == [3 * 5 * KEPT["vision"], 0, 0]
     assert [stage.host for stage in recomputed] == [0, 0, 0]
+
+
+def test_each_level_offloads_its_own_layers_and_one_without_packs_nothing() -> None:
+    large = replace(PACKED, qv=500, qt=100_000)
+    plan = offloaded("both", "5+4 r5,0")
+    (stage,) = plan.stages
+    for further, most in (((0, 4), 5 * KEPT["vision"]), ((0, 0), 5 * KEPT["vision"])):
+        stages = (replace(stage, further_levels=(Recomputed(vision=further[0], language=further[1]),)),)
+        levels = replace(plan, packing=Levelled(levels=(PACKED, large)), stages=stages)
+        predictor = predictor_of(flat())
+        assert not (predictor.sizes(levels.packing, levels.layout).levels == 1).any()
+        assert predictor.predict(levels).stage_memory[0].host == most
 
 
 def test_what_is_on_its_way_counts_as_transient() -> None:
