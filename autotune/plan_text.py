@@ -40,8 +40,9 @@ def plan_parts(plan: Plan) -> dict[str, str]:
 def layout_text(layout: Layout, times: str = "x") -> str:
     tensor = f" {times} tensor {layout.tensor}" if layout.tensor > 1 else ""
     within = f", averages over {layout.reduce_within} ranks of a node first" if layout.reduce_within > 1 else ""
+    during = ", averages during the last backward pass" if layout.bucket_bytes else ""
     return (
-        f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}"
+        f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}{during}"
         f"{_OFFLOADING[layout.offload]}"
     )
 

@@ -131,6 +131,8 @@ class Layout:
     """Neighbouring data ranks, those of a node, that average gradients first; their groups then do. 1: all at once."""
     offload: Offload = "none"
     """Kinds of layers that offload what they keep to the host where other plans recompute it."""
+    bucket_bytes: int = 0
+    """Least bytes of gradients that are averaged at once during the last backward pass; 0: all of them after it."""
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.data, self.tensor) < 1:
@@ -150,6 +152,13 @@ class Layout:
             )
         if self.reduce_within != 1:
             self._check_groups()
+        if self.bucket_bytes and not self.can_overlap:
+            raise InvalidPlan(
+                "gradients are averaged during the last backward pass with pipeline 1, tensor 1, several data ranks, "
+                "ZeRO 0 or 1 and reduce_within 1; leave bucket_bytes out"
+            )
+        if self.bucket_bytes < 0:
+            raise InvalidPlan(f"a bucket of {self.bucket_bytes} bytes of gradients is impossible; use 0 or more")
 
     def _check_groups(self) -> None:
         """Raise InvalidPlan unless data ranks can average gradients in these groups first."""
@@ -163,6 +172,12 @@ class Layout:
                 f"reduce_within {self.reduce_within} does not divide {self.data} data ranks into several groups; use "
                 f"{' or '.join(divisors) or 1}"
             )
+
+    @property
+    def can_overlap(self) -> bool:
+        """Whether data ranks can average gradients during a backward pass: all ranks at once, each all of them."""
+        alone = self.pipeline == self.tensor == self.reduce_within == 1
+        return alone and self.data > 1 and self.zero < 2
 
     @property
     def grid(self) -> Grid:

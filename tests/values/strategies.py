@@ -66,6 +66,7 @@ def plans(draw: st.DrawFn) -> Plan:
     layout = Layout(pipeline=len(stages), data=draw(st.integers(1, 8)), zero=draw(st.sampled_from(degrees)))
     groups = [each for each in range(1, layout.data) if layout.data % each == 0 and layout.zero < 2] or [1]
     layout = replace(layout, reduce_within=draw(st.sampled_from(groups)))
+    layout = replace(layout, bucket_bytes=draw(st.sampled_from((0, 1 << 20))) if layout.can_overlap else 0)
     packing = draw(packings())
     if isinstance(packing, Packed) and not draw(st.integers(0, 3)):
         further = replace(packing, qt=min(packing.qt + draw(st.integers(1, 99)), 2**31 - 1))

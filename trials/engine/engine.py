@@ -28,6 +28,7 @@ from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.muon import import_uncompiled
 from trials.engine.node_reduction import NodeReduction
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
+from trials.engine.overlapped_averages import OverlappedAverages
 from trials.engine.replicas import sum_gradients
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
@@ -160,20 +161,26 @@ class PlainEngine(_DeepSpeedEngine):
             model=stage, optimizer=self._optimizer, config=config, dist_init_required=False, mpu=mpu
         )
         self._take_state()
+        size = plan.layout.bucket_bytes
+        self._averages = OverlappedAverages(self._engine, stage, size) if size else None
 
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         total = torch.zeros((), device=self._device)
         packs = self._copied(batches, self._plan.layout.data / total_weight)
-        for _ in range(count):
+        for number in range(count):
             with self.stopwatch.section(LOAD):
                 inputs, target = next(packs)
             with self.stopwatch.section(FORWARD):
                 loss = pack_loss(self._engine(inputs), target)
+            if self._averages and number == count - 1:
+                self._averages.begin()
             with self.stopwatch.section(BACKWARD):
                 self._engine.backward(loss)
             total += loss.detach()
         with self.stopwatch.section(OPTIMIZER):
             sum_gradients(self._engine, self.stage)
+            if self._averages:
+                self._averages.finish()
             self._engine.step()
         comm.all_reduce(total)
         return float(total) / self._plan.layout.data
@@ -185,6 +192,11 @@ class PlainEngine(_DeepSpeedEngine):
                 found += torch.stack((pack_loss(self._engine(inputs), target), _targets(target[0])))
         comm.all_reduce(found)
         return float(found[0]), int(found[1])
+
+    def close(self) -> None:
+        if self._averages:
+            self._averages.close()
+        super().close()
 
 
 class PipelineEngine(_DeepSpeedEngine):

@@ -1,6 +1,6 @@
 """Gradients of the parameters that every tensor rank holds whole. Each rank has the part of its own tokens."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,8 +18,9 @@ def sum_gradients(engine: Any, stage: StageModule) -> None:
     """Sum these gradients over the tensor ranks, before data ranks average theirs. Every rank must call it."""
     if stage.tensor.group is None:
         return
+    buffers = float_buffers(engine)
     replicas = [each for each in stage.parameters() if each.requires_grad and each not in stage.slices]
-    for bucket in _buckets(_gradients(engine, replicas)):
+    for bucket in _buckets(gradient_of(each, buffers) for each in replicas):
         if len(bucket) == 1 and bucket[0].is_contiguous():
             comm.all_reduce(bucket[0], group=stage.tensor.group)
             continue
@@ -29,17 +30,21 @@ def sum_gradients(engine: Any, stage: StageModule) -> None:
             each.copy_(part.view_as(each))
 
 
-def _gradients(engine: Any, parameters: Iterable[nn.Parameter]) -> Iterator[torch.Tensor]:
-    """Yield the float32 gradient of each parameter, zeros where this rank has none: another one may have one."""
+def float_buffers(engine: Any) -> Mapping[nn.Parameter, torch.Tensor]:
+    """Return DeepSpeed's own float32 gradients of bfloat16 weights with ZeRO 1; nothing for other weights."""
     wrapper = engine.optimizer
-    if hasattr(wrapper, "fp32_groups_gradients"):  # its own buffers, for bfloat16 weights
-        buffers = dict(zip(chain(*wrapper.bf16_groups), chain(*wrapper.fp32_groups_gradients), strict=True))
-        yield from (buffers[each] for each in parameters)
-        return
-    for each in parameters:
-        if each.grad is None:
-            each.grad = torch.zeros_like(each)
-        yield each.grad
+    if not hasattr(wrapper, "fp32_groups_gradients"):
+        return {}
+    return dict(zip(chain(*wrapper.bf16_groups), chain(*wrapper.fp32_groups_gradients), strict=True))
+
+
+def gradient_of(parameter: nn.Parameter, buffers: Mapping[nn.Parameter, torch.Tensor]) -> torch.Tensor:
+    """Return the float32 gradient, zeros where this rank has none: another one may have one."""
+    if parameter in buffers:
+        return buffers[parameter]
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.plan_text import plan_parts
+from autotune.plan_text import layout_text, plan_parts
 from autotune.search.solver.holdings import Holdings
 from tests.values import strategies
 from trials.errors import InvalidPlan
@@ -127,6 +127,37 @@ def test_groups_that_average_first_are_part_of_the_id_and_their_absence_is_not()
     assert '"reduce_within":2' in grouped.document
     assert grouped.id != plan.id
     assert plan_parts(grouped)["layout"] == "pipeline 1 x data 4, ZeRO 1, averages over 2 ranks of a node first"
+
+
+def test_averages_during_the_last_backward_pass_are_part_of_the_id_and_their_absence_is_not() -> None:
+    layout = Layout(pipeline=1, data=4, zero=1)
+    plan = Plan(packing=PACKED, layout=layout, stages=(Stage(vision=2, language=2),))
+    during = dataclasses.replace(plan, layout=dataclasses.replace(layout, bucket_bytes=1 << 20))
+    assert "bucket_bytes" not in plan.document
+    assert '"bucket_bytes":1048576' in during.document
+    assert during.id != plan.id
+    assert plan_parts(during)["layout"] == "pipeline 1 x data 4, ZeRO 1, averages during the last backward pass"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(pipeline=2, data=2, zero=1),
+        Layout(pipeline=1, data=2, tensor=2, zero=1),
+        Layout(pipeline=1, data=1, zero=0),
+        Layout(pipeline=1, data=2, zero=2),
+        Layout(pipeline=1, data=4, zero=1, reduce_within=2),
+    ],
+    ids=layout_text,
+)
+def test_other_layouts_cannot_average_gradients_during_a_pass(layout: Layout) -> None:
+    with pytest.raises(InvalidPlan, match="several data ranks, ZeRO 0 or 1 and reduce_within 1; leave bucket_bytes"):
+        dataclasses.replace(layout, bucket_bytes=1 << 20)
+
+
+def test_a_bucket_has_bytes() -> None:
+    with pytest.raises(InvalidPlan, match="a bucket of -1 bytes of gradients is impossible; use 0 or more"):
+        Layout(pipeline=1, data=4, zero=1, bucket_bytes=-1)
 
 
 @pytest.mark.parametrize(

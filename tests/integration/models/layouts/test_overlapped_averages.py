@@ -1,0 +1,170 @@
+"""Gradients that are averaged during the last backward pass: the same steps as those averaged after it."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.machines.own_ranks import on_ranks
+from tests.values.parameters import parameters
+from tests.values.training import plan_of, prepared_of, variant_of
+from trials import wire
+from trials.engine.group import process_group
+from trials.engine.overlapped_averages import buckets
+from trials.engine.state import WEIGHT
+from trials.launchers.local import LocalLauncher
+from trials.plan import Packed, Plan
+from trials.run.pool import Answers, WarmPool
+from trials.tasks.request import Request, Training
+from trials.tasks.session import open_session
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
+
+pytestmark = pytest.mark.ranks
+
+STEPS = 2
+WITHIN = 1e-5
+BUCKET = 40_000
+"""Bytes of several small parameters, and fewer than those of a matrix."""
+TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
+
+CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "ZeRO 0": (plan_of("4+2r2,1", data=2, packing=TIGHT), {}),
+    "ZeRO 1": (plan_of("4+2", data=2, zero=1, packing=TIGHT), {"training": {"clip_norm": 0.1}}),
+    "bfloat16": (plan_of("4+2r2,1", data=2, zero=1, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
+    "a frozen vision tower": (plan_of("4+2", data=2, packing=TIGHT), {"training": {"freeze": ["vision"]}}),
+    "only the vision tower": (
+        plan_of("4+2r4,2", data=2, zero=1, packing=TIGHT),
+        {"training": {"freeze": ["projector", "language"]}},
+    ),
+    "shared packs": (plan_of("4+2", data=2, packing=replace(TIGHT, qt_min=0, sequence=2)), {}),
+    "four ranks": (plan_of("4+2", data=4, packing=TIGHT), {}),
+    "four ranks, ZeRO 1": (plan_of("4+2r4,2", data=4, zero=1, packing=TIGHT), {}),
+    "four ranks, bfloat16": (plan_of("4+2", data=4, zero=1, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example with few layers, and an output projection that is the word embedding."""
+
+    def change(config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+
+    return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
+
+
+@pytest.fixture(scope="module")
+def pools(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, WarmPool]]:
+    """Ranks by their number."""
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as four:
+        yield {2: pool, 4: four}
+
+
+@pytest.mark.parametrize(("plan", "changes"), parameters(CASES, short=("ZeRO 0", "ZeRO 1", "bfloat16", "four ranks")))
+def test_steps_are_those_of_averages_after_the_pass(
+    plan: Plan, changes: dict[str, Any], tied: Path, pools: Mapping[int, WarmPool], tmp_path: Path
+) -> None:
+    losses, weights = [], []
+    for name, size in (("during", BUCKET), ("after", 0)):
+        each = replace(plan, layout=replace(plan.layout, bucket_bytes=size))
+        settings = {"checkpoint_every": STEPS, "global_batch_samples": 16, **changes.get("training", {})}
+        prepared = prepared_of(
+            tied,
+            tmp_path / name,
+            **{**changes, "training": settings, "hardware": {"devices": plan.layout.data}},
+        )
+        output = prepared.job.training.output
+        answer = pools[plan.layout.data].ask(prepared.request(each, Training(output=output, max_steps=STEPS)), 240)
+        assert isinstance(answer, Answers), answer
+        losses.append([line.loss for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Progress)])
+        weights.append(stored(output / f"checkpoint-{STEPS}"))
+    assert len(losses[0]) == STEPS
+    assert losses[0] == pytest.approx(losses[1], rel=WITHIN)
+    during, after = weights
+    assert during.keys() == after.keys()
+    for name, weight in after.items():
+        assert torch.linalg.vector_norm(during[name] - weight) <= WITHIN * torch.linalg.vector_norm(weight), name
+
+
+def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Return the weights and moments of a checkpoint."""
+    return {
+        f"{file.name} {name}": tensor
+        for file in sorted(checkpoint.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def test_ranks_whose_passes_leave_other_gradients_out_still_average_the_same_buckets(
+    shallow: Path, tmp_path: Path
+) -> None:
+    """On one rank no vision layer gets a gradient, on the other one no language layer does."""
+    files = []
+    for name, zero, size in (("after", 0, 0), ("during", 0, BUCKET), ("during, ZeRO 1", 1, BUCKET)):
+        prepared = prepared_of(shallow, tmp_path / name)
+        plan = plan_of("4+2", data=2, zero=zero, packing=TIGHT)  # type: ignore[arg-type]
+        plan = replace(plan, layout=replace(plan.layout, bucket_bytes=size))
+        files.append(tmp_path / name / "request.json")
+        files[-1].write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
+    one, other = on_ranks(weights_after_a_step, files)
+    assert one == other
+    after, *several = one
+    for during in several:
+        assert during == pytest.approx(after, rel=WITHIN)
+
+
+def weights_after_a_step(files: Sequence[Path]) -> list[list[float]]:
+    """Return the norms of the weights after the first step of each request."""
+    rank, found = int(os.environ["RANK"]), []
+    for file in files:
+        request = wire.decode(Request, file.read_text())
+        with (
+            process_group(rank, rank, 2, f"file://{file}.meeting") as device,
+            open_session(request, rank, device) as session,
+        ):
+            stage, epoch = session.engine.stage, session.epoch(0)
+            cut_off = (stage.chain.vision_layers, stage.chain.language_layers)[rank][-1]
+            stage.model.get_submodule(cut_off).register_forward_hook(lambda _, __, output: output.detach())
+            with closing(session.batches(epoch, [0])) as batches:
+                session.step(batches, epoch.step(0))
+            states = [session.engine.state.read(each, WEIGHT) for each in stage.parameters()]
+            found.append([float(state.norm()) for state in states])
+    return found
+
+
+def test_a_gradient_that_grows_after_its_bucket_has_begun_ends_the_step(shallow: Path, tmp_path: Path) -> None:
+    prepared = prepared_of(shallow, tmp_path / "work")
+    plan = plan_of("4+2r4,2", data=2, packing=TIGHT)
+    plan = replace(plan, layout=replace(plan.layout, bucket_bytes=BUCKET))
+    file = tmp_path / "request.json"
+    file.write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
+    for message in on_ranks(fault_of_shared_layers, file):
+        assert "a parameter got a further gradient while its first one was averaged" in message
+
+
+def fault_of_shared_layers(file: Path) -> str:
+    """Return the message of a step whose first two vision layers have the same weights, and are recomputed."""
+    rank, request = int(os.environ["RANK"]), wire.decode(Request, file.read_text())
+    with (
+        process_group(rank, rank, 2, f"file://{file}.meeting") as device,
+        open_session(request, rank, device) as session,
+    ):
+        stage, epoch = session.engine.stage, session.epoch(0)
+        layers = stage.model.get_submodule(stage.chain.vision_layers[0].rpartition(".")[0])
+        assert isinstance(layers, torch.nn.ModuleList)
+        layers[0] = layers[1]
+        with closing(session.batches(epoch, [0])) as batches, pytest.raises(RuntimeError) as caught:
+            session.step(batches, epoch.step(0))
+        return str(caught.value)
+
+
+def test_a_large_gradient_is_alone_and_small_ones_are_together() -> None:
+    sizes = (1, 1000, 2, 30, 30, 40)
+    found = buckets([torch.nn.Parameter(torch.zeros(size)) for size in sizes], least_bytes=200)
+    assert [[each.numel() for each in bucket] for bucket in found] == [[1000], [1, 2, 30, 30], [40]]

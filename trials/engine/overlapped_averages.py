@@ -1,0 +1,116 @@
+"""Averages of gradients over data ranks that run while the last backward pass of a step computes further gradients."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+from trials.engine.replicas import float_buffers, gradient_of
+from trials.engine.static_memory import GRADIENT_BYTES
+from trials.model.paths import parameters_at
+from trials.model.stage import StageModule
+
+
+class OverlappedAverages:
+    """One rank's part in the averages of the buckets of gradients, in place of DeepSpeed's.
+
+    A bucket is summed as soon as the pass has all of its gradients, and the buckets before it are being summed. What
+    the pass leaves, such as a vision tower without images on this rank, is summed after it. So all ranks sum the same
+    buckets in the same order, whichever gradients they have, and none waits for a bucket that another one leaves out.
+    """
+
+    def __init__(self, engine: Any, stage: StageModule, bucket_bytes: int) -> None:
+        """Replace the averages of `engine`, which has one stage, no tensor ranks, and ZeRO 0 or 1."""
+        self._buffers = float_buffers(engine)
+        self._buckets = buckets(_as_reached(stage), bucket_bytes)
+        self._bucket_of = {each: number for number, bucket in enumerate(self._buckets) for each in bucket}
+        self._missing: list[set[nn.Parameter]] = []
+        """Parameters of each bucket whose gradient is not complete; empty but in the last pass of a step."""
+        self._sums: list[tuple[torch.Tensor, distributed.Work]] = []
+        """Those of the first buckets, which have begun."""
+        # Later than the hooks by which DeepSpeed adds bfloat16 gradients up.
+        self._hooks = [each.register_post_accumulate_grad_hook(self._take) for each in self._bucket_of]
+        engine.buffered_allreduce_fallback = _leave
+        if hasattr(engine.optimizer, "params_in_partition"):  # float32 weights with ZeRO 1
+            engine.optimizer.allreduce_bucket = _joined
+            engine.optimizer.gradient_average = False
+
+    def begin(self) -> None:
+        """Call it before the last backward pass of a step."""
+        self._missing = [set(bucket) for bucket in self._buckets]
+
+    def finish(self) -> None:
+        """Replace all gradients by their averages. Every rank must call it after the pass."""
+        while len(self._sums) < len(self._buckets):
+            self._sum_next()
+        for bucket, (joined, work) in zip(self._buckets, self._sums, strict=True):
+            work.wait()
+            joined.div_(distributed.get_world_size())
+            gradients = [gradient_of(each, self._buffers) for each in bucket]
+            if gradients[0].data_ptr() != joined.data_ptr():
+                for each, part in zip(gradients, joined.split([each.numel() for each in gradients]), strict=True):
+                    each.copy_(part.view_as(each))
+        self._missing, self._sums = [], []
+
+    def close(self) -> None:
+        """Leave the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _take(self, parameter: nn.Parameter) -> None:
+        if not self._missing:
+            return
+        number = self._bucket_of[parameter]
+        if number < len(self._sums):
+            raise RuntimeError(
+                "a parameter got a further gradient while its first one was averaged, as in layers that share weights "
+                "and are recomputed; leave bucket_bytes out of the plan's layout"
+            )
+        self._missing[number].discard(parameter)
+        while len(self._sums) < len(self._buckets) and not self._missing[len(self._sums)]:
+            self._sum_next()
+
+    def _sum_next(self) -> None:
+        gradients = [gradient_of(each, self._buffers) for each in self._buckets[len(self._sums)]]
+        alone = len(gradients) == 1 and gradients[0].is_contiguous()
+        joined = gradients[0] if alone else _joined(gradients)
+        work = distributed.all_reduce(joined, async_op=True)
+        assert work is not None  # only a rank outside of the group has none
+        self._sums.append((joined, work))
+
+
+def buckets(parameters: Iterable[nn.Parameter], least_bytes: int) -> list[list[nn.Parameter]]:
+    """Return parameters whose gradients are summed together, ordered by the last of each.
+
+    A gradient of `least_bytes` or more is alone, so that it is not copied.
+    """
+    found: list[list[nn.Parameter]] = []
+    small: list[nn.Parameter] = []
+    for parameter in parameters:
+        if parameter.numel() * GRADIENT_BYTES >= least_bytes:
+            found.append([parameter])
+            continue
+        small.append(parameter)
+        if sum(each.numel() for each in small) * GRADIENT_BYTES >= least_bytes:
+            found.append(small)
+            small = []
+    return [*found, small] if small else found
+
+
+def _as_reached(stage: StageModule) -> list[nn.Parameter]:
+    """Return the parameters that train in the order in which a backward pass has their gradients.
+
+    A tied weight has its gradient when the pass has reached the first layer that holds it.
+    """
+    of_chain = [each for path in stage.paths for _, each in parameters_at(stage.model, path) if each.requires_grad]
+    return [*reversed(dict.fromkeys(of_chain))]
+
+
+def _joined(bucket: Iterable[torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
+    """Return the tensors, flat; in place of `DeepSpeedZeroOptimizer.allreduce_bucket`, as they are averages already."""
+    return torch.cat([each.flatten() for each in bucket])
+
+
+def _leave(*_: Any, **__: Any) -> None:
+    """Replace `DeepSpeedEngine.buffered_allreduce_fallback`: nothing is left to average."""
