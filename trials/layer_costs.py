@@ -18,24 +18,31 @@ Coefficients: TypeAlias = tuple[Measured, Measured, Measured, Measured]
 
 NOISE_LIMIT = 0.20
 """A layer's times are noisy when its repeats spread by more than this share of their median."""
+LEAST_HIDDEN_SHARE = 0.1
+"""Averages of gradients run during a backward pass where this hides at least this share of them."""
 NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
 
 
+class _Measurement:
+    """Base of costs that are refused, with ValueError, for a number that no measurement can give."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_measured(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCost:
+class LinkCost(_Measurement):
     """Sending a pack's states to the next stage; both are 0 where there is one rank."""
 
     latency_seconds: Measured
     """Time of all messages that announce the states."""
     seconds_per_byte: Measured
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationCost:
+class CommunicationCost(_Measurement):
     """Messages between stages and averaging of gradients in one layout, while all of its ranks communicate."""
 
     pipeline: int
@@ -50,24 +57,20 @@ class CommunicationCost:
     """As `reduce_seconds_per_byte`, where these data ranks average gradients first."""
     between: LinkCost | None = None
     """Of the slowest stage to the next one on another node; None where all are on one."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
+    bucket_bytes: int = 0
+    """Least bytes of gradients to average at once during a computation; 0 where that was not timed."""
+    hidden_share: Annotated[Measured, Field(le=1)] = 0.0
+    """Share of averages in such buckets that a computation of the same length hides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadCost:
+class LoadCost(_Measurement):
     """Reading and encoding a pack on the stages that need it, as coefficients like those of `LayerCost`."""
 
     pixels_seconds: Coefficients = NOTHING
     """Seconds on the first stage, which decodes the images."""
     labels_seconds: Coefficients = NOTHING
     """Seconds on the last stage, when it is not also the first."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,7 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharingCost:
+class SharingCost(_Measurement):
     """What ranks that share a pack exchange and keep, as coefficients of the sizes of a rank's part of the pack."""
 
     degree: int
@@ -146,13 +149,9 @@ class SharingCost:
     shared_bytes: Coefficients
     transient_bytes: Coefficients
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorCost:
+class TensorCost(_Measurement):
     """What ranks that hold language layers together exchange, as coefficients of a rank's part of a pack."""
 
     degree: int
@@ -162,13 +161,9 @@ class TensorCost:
     backward_seconds: Coefficients
     """Without recomputation, which repeats the exchanges of the forward pass."""
 
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatherCost:
+class GatherCost(_Measurement):
     """What data ranks exchange that hold each weight in shares (ZeRO 3)."""
 
     data: int
@@ -177,10 +172,6 @@ class GatherCost:
     """Gathering the weights of a layer of each kind, in the order of KINDS."""
     scatter_seconds_per_byte: Measured
     """Averaging gradients of which each rank keeps its share."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
 
     def times(self, factor: float) -> "GatherCost":
         """Return the costs where all exchanges take `factor` times as long."""
@@ -193,7 +184,7 @@ class GatherCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateCost:
+class UpdateCost(_Measurement):
     """The optimizer's step, with the engine's work around it except averaging gradients."""
 
     zero: ZeroStage
@@ -201,10 +192,6 @@ class UpdateCost:
     """Number of ranks on which it was measured; 1 is without ZeRO."""
     seconds_per_parameter: Measured
     """Seconds on every rank for each parameter of its stage."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a number that no measurement can give."""
-        check_measured(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +252,8 @@ class LayerCosts:
             link=linked.link if linked and linked.pipeline > 1 else self.link,
             reduce_seconds_per_byte=self._reduction(layout),
             between=between[0] if between else None,
+            bucket_bytes=linked.bucket_bytes if linked else 0,
+            hidden_share=linked.hidden_share if linked else 0.0,
         )
 
     def extrapolates(self, layout: Layout) -> bool:
@@ -275,6 +264,13 @@ class LayerCosts:
         """Return whether averages of gradients in this layout can be predicted."""
         timed = {(cost.pipeline, cost.data, cost.within): layout.tensor == 1 for cost in self.communications}
         return layout.reduce_within == 1 or timed.get((layout.pipeline, layout.data, layout.reduce_within), False)
+
+    def overlapped(self, layout: Layout) -> Layout:
+        """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
+        if not layout.can_overlap:
+            return layout
+        cost = self.communication(layout)
+        return replace(layout, bucket_bytes=cost.bucket_bytes if cost.hidden_share >= LEAST_HIDDEN_SHARE else 0)
 
     def _alike(self, layout: Layout) -> CommunicationCost | None:
         """Return what was timed with as many data ranks that lie on as many nodes; None where nothing was."""

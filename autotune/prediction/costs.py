@@ -270,6 +270,8 @@ def _communication(timings: Sequence[CommunicationTiming], of_node: int) -> Comm
         reduce_seconds_per_byte=max(timing.reduce_seconds_per_byte for timing in timings),
         within=timings[0].within,
         within_seconds_per_byte=max(timing.within_seconds_per_byte for timing in timings),
+        bucket_bytes=timings[0].bucket_bytes,
+        hidden_share=min(timing.hidden_share for timing in timings),
         between=_slowest(between) if between else None,
     )
 

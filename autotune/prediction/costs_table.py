@@ -102,6 +102,12 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         if cost.within > 1
     ]
     lines += [
+        f"{cost.data} data ranks: a computation hides {cost.hidden_share:.0%} of a reduction in buckets of "
+        f"{cost.bucket_bytes >> 10} KiB"
+        for cost in costs.communications
+        if cost.bucket_bytes
+    ]
+    lines += [
         f"between nodes, {cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.between)}"
         for cost in costs.communications
         if cost.between

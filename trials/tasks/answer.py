@@ -94,6 +94,10 @@ class CommunicationTiming:
     """Data ranks of a node that can average gradients first; 1 where there are none."""
     within_seconds_per_byte: float = 0.0
     """Time of averaging gradients, first over these data ranks; 0 where there are none."""
+    bucket_bytes: int = 0
+    """Least bytes of gradients to average at once during a computation; 0 unless all ranks are data ranks."""
+    hidden_share: float = 0.0
+    """Share of averages in such buckets that a computation of the same length hides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

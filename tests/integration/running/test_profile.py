@@ -64,6 +64,13 @@ def test_a_stored_profile_is_taken_and_one_of_another_form_measured_again(
         assert layer_costs(prepared, store, NeverAnswers(), Path()) == costs
 
 
+def test_a_profile_says_how_much_of_averages_a_computation_hides(costs: LayerCosts) -> None:
+    every, *others = costs.communications
+    assert every.bucket_bytes in {1 << 16, 1 << 18, 1 << 20, 1 << 22}
+    assert 0 <= every.hidden_share <= 1
+    assert {(other.bucket_bytes, other.hidden_share) for other in others} == {(0, 0.0)}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_layer_costs_time_and_memory(costs: LayerCosts, kind: LayerKind) -> None:
     cost = costs[kind]

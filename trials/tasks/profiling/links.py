@@ -10,6 +10,7 @@ from torch import distributed
 from trials.engine.node_reduction import NodeReduction
 from trials.grid import Grid
 from trials.tasks.answer import CommunicationTiming
+from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
 
 _SMALL_BYTES = 1 << 10
@@ -24,6 +25,7 @@ _EXCHANGES = 20
 def time_communication(device: torch.device, repeats: int, of_node: int, pace: Pace) -> Iterator[CommunicationTiming]:
     """Time every pipeline x data of all ranks, from one stage on. Every rank must take all of them.
 
+    With all of them in data parallelism, averages during a computation are timed as well.
     Where data ranks can average gradients on each node of `of_node` ranks first, this is timed as well.
 
     All ranks of a layout communicate at once, as in a training, where they share the links between machines.
@@ -35,6 +37,7 @@ def time_communication(device: torch.device, repeats: int, of_node: int, pace: P
             latency, per_byte = _time_links(grid, device, pace)
             within = grid.data_ranks_of_node(of_node)
             at_once, by_nodes = _time_reductions(grid, within, device, repeats, pace)
+            overlap = time_overlap(device, repeats, pace) if grid.data == ranks > 1 else NO_OVERLAP
             yield CommunicationTiming(
                 pipeline=grid.pipeline,
                 data=grid.data,
@@ -43,6 +46,8 @@ def time_communication(device: torch.device, repeats: int, of_node: int, pace: P
                 reduce_seconds_per_byte=at_once,
                 within=within,
                 within_seconds_per_byte=by_nodes,
+                bucket_bytes=overlap.bucket_bytes,
+                hidden_share=overlap.hidden_share,
             )
 
 

@@ -39,7 +39,7 @@ class Pace:
     @classmethod
     def of(cls, seconds: float, device: torch.device) -> "Pace":
         """Return the pace of all ranks of the default process group."""
-        return cls(seconds, partial(now, device), partial(_slowest, device))
+        return cls(seconds, partial(now, device), partial(slowest, device))
 
     def sizes(self, what: str, ladder: Sequence[int], prepare: Callable[[int], Callable[[], object]]) -> Sequence[int]:
         """Return the sizes at which to time an exchange: the first and the last of `ladder`, which ascends.
@@ -161,7 +161,7 @@ def _next(ladder: Sequence[int], seconds: Sequence[float]) -> float:
     return seconds[-1] + added * (ladder[number] - ladder[number - 1])
 
 
-def _slowest(device: torch.device, values: Sequence[float]) -> list[float]:
+def slowest(device: torch.device, values: Sequence[float]) -> list[float]:
     greatest = torch.tensor(values, dtype=torch.float64, device=device)
     distributed.all_reduce(greatest, distributed.ReduceOp.MAX)
     found: list[float] = greatest.tolist()
