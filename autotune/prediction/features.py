@@ -143,6 +143,7 @@ def stage_features(
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
     packs = np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])
     of_levels = [(parts, packs[sizes.levels[packs] == level]) for level, parts in enumerate(Parts.of_levels(plan))]
+    reduction = predictor.update_parts(plan.layout, of_levels[0][0], sizes).reduction[stage]
     found = []
     for one in np.eye(len(COSTS)):
         alone = predictor.with_costs(scaled(predictor.costs, one))
@@ -154,7 +155,9 @@ def stage_features(
             # Costs of communication alone do not say which layers have a backward pass.
             exchanges = predictor.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
             passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
-        update = alone.update_seconds(plan.layout, of_levels[0][0])[stage]
+        # Without its passes nothing hides averages of gradients.
+        update = alone.update_parts(plan.layout, of_levels[0][0], sizes).optimizer[stage]
+        update += one[_COMMUNICATION] * reduction
         found.append((*(passes / len(steps)).tolist(), float(update)))
     of_load, of_forward, of_backward, of_update = zip(*found, strict=True)
     return (*of_load, 0.0), (*of_forward, 0.0), (*of_backward, 0.0), (*of_update, 0.0)

@@ -52,6 +52,11 @@ class Parts:
         of_kinds[:, [VISION, LANGUAGE]] = recomputed
         return cls(layers=layers, recomputed=of_kinds)
 
+    @property
+    def before_head(self) -> "Parts":
+        """These stages without the head."""
+        return Parts(layers=self.layers * (np.arange(len(KINDS)) < KINDS.index("head")), recomputed=self.recomputed)
+
     def __len__(self) -> int:
         return len(self.layers)
 

@@ -127,7 +127,7 @@ class Predictor:
     def predict(self, plan: Plan) -> Prediction:
         sizes = self.sizes(plan.packing, plan.layout)
         of_levels = Parts.of_levels(plan)
-        update = self.update_parts(plan.layout, of_levels[0])
+        update = self.update_parts(plan.layout, of_levels[0], sizes)
         sharing = self.sharing(of_levels[0], plan.layout, sizes)
         breakdown, of_steps = attribute_all(sizes.blocks, self.plan_seconds(plan, sizes), update, sharing=sharing)
         work = of_steps.sum(axis=0) / plan.layout.data
@@ -171,15 +171,19 @@ class Predictor:
         several = [self.pack_seconds(parts, plan.layout, sizes) for parts in Parts.of_levels(plan)]
         return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
 
-    def update_parts(self, layout: Layout, parts: Parts) -> UpdateSeconds:
-        """Return the seconds of reduction and optimizer of the stages of one plan.
+    def update_parts(self, layout: Layout, parts: Parts, sizes: EpochSizes) -> UpdateSeconds:
+        """Return the seconds of reduction and optimizer of the stages of one plan, after the passes of a step.
 
-        ZeRO 2 and 3 reduce in each backward pass.
+        ZeRO 2 and 3 reduce in each backward pass. With `bucket_bytes` a mean backward pass hides a share of it.
         """
         parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))  # own slices alone
         reduction = np.zeros(len(parts))
         if layout.data > 1 and not layout.shares_gradients:
-            reduction += parameters * GRADIENT_BYTES * self.costs.communication(layout).reduce_seconds_per_byte
+            cost = self.costs.communication(layout)
+            reduction += parameters * GRADIENT_BYTES * cost.reduce_seconds_per_byte
+            if layout.bucket_bytes:
+                _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
+                reduction -= cost.hidden_share * np.minimum(reduction, backward[0])
         if layout.tensor > 1:  # of what its ranks hold whole, as if they were data ranks
             replicas = parts.layers @ (self._trained - self._dealt)
             alike = self.costs.communication(replace(layout, data=layout.tensor, tensor=1, reduce_within=1))
@@ -188,12 +192,6 @@ class Predictor:
             reduction=reduction,
             optimizer=parameters * self.costs.update_seconds_per_parameter(layout),
         )
-
-    def update_seconds(self, layout: Layout, parts: Parts) -> Array:
-        """Return the seconds of reduction and optimizer, [stages]."""
-        update = self.update_parts(layout, parts)
-        seconds: Array = update.reduction + update.optimizer
-        return seconds
 
     def step_seconds(self, plan: Plan, steps: Sequence[int]) -> Array:
         """Return the seconds of these steps of the epoch, in the order of `ChosenSteps`."""
@@ -228,7 +226,7 @@ class Predictor:
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]  # [stages, packs]; each block gathers from rows
         # All data ranks of a stage reduce together, so the slowest of them decides.
-        update = self.update_seconds(layout, parts)[stages.T, None]
+        update = self.update_parts(layout, parts, sizes).seconds[stages.T, None]
         seconds = []
         for block in sizes.timed_blocks:
             of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)  # each data rank as a step of its own
@@ -240,7 +238,7 @@ class Predictor:
     def _whole_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
         """Return the seconds of steps in which data ranks may wait for each other, [steps]."""
         parts = Parts.of(cut(plan))
-        update, sharing = self.update_parts(plan.layout, parts), self.sharing(parts, plan.layout, sizes)
+        update, sharing = self.update_parts(plan.layout, parts, sizes), self.sharing(parts, plan.layout, sizes)
         seconds = self.plan_seconds(plan, sizes)
         return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.timed_blocks])
 

@@ -57,7 +57,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     rows = sizes.epoch.rows(step)
     # [data ranks, micro-batches]: each rank is simulated as a step of its own.
     packs = rows.T
-    seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_seconds(plan.layout, parts)
+    seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_parts(plan.layout, parts, sizes).seconds
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
     sharing = predictor.sharing(parts, plan.layout, sizes)

@@ -36,7 +36,7 @@ def hbp_plan(workload: Workload, predictor: Predictor, solver: Solver) -> Plan |
     It has the fewest pipeline stages in which the longest sample fits when as many ranks as possible share it, since
     HBP divides the states by ZeRO 3. Of the lengths, those count whose levels keep the global batch, if any do.
     """
-    found = layouts(workload.model, workload.hardware.devices)
+    found = [solver.overlapped(layout) for layout in layouts(workload.model, workload.hardware.devices)]
     # The highest ZeRO stage leaves most memory for activations.
     for layout in sorted(found, key=lambda layout: (layout.pipeline, -layout.zero)):
         recipe = _Recipe(workload, predictor, solver, layout)

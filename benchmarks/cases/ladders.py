@@ -151,10 +151,11 @@ def _least_communication(workload: Mixed, several: Sequence[Layout], *, recomput
 
 def _described(workload: Mixed, plan: Plan) -> dict[str, Any]:
     prediction = workload.predictor.predict(plan)
-    epoch = workload.predictor.sizes(plan.packing, plan.layout).epoch
+    sizes = workload.predictor.sizes(plan.packing, plan.layout)
+    epoch = sizes.epoch
     found = balance(epoch, workload.weights)
     squares = (epoch.pack_sizes().squares / epoch.degrees)[epoch.assignment]
-    reduction = workload.predictor.update_parts(plan.layout, Parts.of_levels(plan)[0]).reduction.max() * epoch.steps
+    update = workload.predictor.update_parts(plan.layout, Parts.of_levels(plan)[0], sizes)
     return {
         "plan": wire.to_document(plan),
         "epoch_seconds": prediction.epoch_seconds,
@@ -164,7 +165,7 @@ def _described(workload: Mixed, plan: Plan) -> dict[str, Any]:
         "dist_ratio_language": found.dist_ratio_language,
         "dist_ratio_vision": found.dist_ratio_vision if workload.workload.data.vision_units else 0.0,
         "communication_ratio": _communication(epoch),
-        "share_of_reduction": float(reduction) / prediction.epoch_seconds,
+        "share_of_reduction": float(update.reduction.max()) * epoch.steps / prediction.epoch_seconds,
         "shares": {name: seconds / prediction.epoch_seconds for name, seconds in prediction.breakdown.totals.items()},
     }
 

@@ -84,6 +84,11 @@ class UpdateSeconds:
     reduction: Array
     optimizer: Array
 
+    @property
+    def seconds(self) -> Array:
+        """Both together."""
+        return self.reduction + self.optimizer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Breakdown:

@@ -131,7 +131,7 @@ class MeasuredTime:
 
     def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Array:
         """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
-        update = predictor.update_parts(self._plan.layout, self._parts)
+        update = predictor.update_parts(self._plan.layout, self._parts, sizes)
         if self._plan.layout.grid.of_stage == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
         slowness = self._slowness(predictor, measured)

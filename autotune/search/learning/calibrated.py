@@ -234,7 +234,8 @@ class CalibratedPredictor:
             # A rank waits for the others where all of them exchange.
             if not plan.layout.shares_weights:
                 measured.append((forward, stage.forward_seconds))
-            if not plan.layout.shares_gradients:
+            # Averages during a pass take a part of the machine.
+            if not (plan.layout.shares_gradients or plan.layout.bucket_bytes):
                 measured.append((backward, stage.backward_seconds))
             # The engine counts the reduction, and so the waiting for other ranks of the stage, as part of the update.
             if plan.layout.grid.of_stage == 1:

@@ -1,6 +1,7 @@
 """Where a search begins after searches on similar workloads: their calibration, and their winners."""
 
 import logging
+from dataclasses import replace
 from itertools import pairwise
 
 from autotune.prediction.calibration import CalibrationState
@@ -42,7 +43,7 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
 
     None where neither can be trained.
     """
-    model = workload.model
+    model, plan = workload.model, replace(plan, layout=solver.overlapped(plan.layout))
     vision = sum(stage.vision for stage in plan.stages)
     layers = sum(stage.vision + stage.language for stage in plan.stages)
     if solver.untimed(plan.layout):

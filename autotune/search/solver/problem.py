@@ -168,7 +168,7 @@ class Problem:
         parts = every.parts(nothing, nothing)
         slowest = least_slowest(self._kept(), self._limits.layers)
         alone = _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
-        update = self._predictor.update_seconds(layout, parts)[0] / layout.pipeline
+        update = self._predictor.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
         return float(epoch.height * slowest + self.sizes.epoch_steps * (alone + update))
 
     def best(self, wanted: Wanted) -> list[Plan]:

@@ -72,6 +72,10 @@ class Solver:
         costs = self._predictor.costs
         return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
 
+    def overlapped(self, layout: Layout) -> Layout:
+        """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
+        return self._predictor.costs.overlapped(layout)
+
     def untimed(self, layout: Layout) -> str | None:
         """Return what the profile has not timed for plans with this layout; None where they can be compared."""
         return untimed(self._predictor.costs, layout, (1, *self.tensor_degrees))

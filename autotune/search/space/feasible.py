@@ -51,7 +51,7 @@ def feasible_space(
     space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
-    chosen = _layouts(workload, wanted)
+    chosen = [solver.overlapped(layout) for layout in _layouts(workload, wanted)]
     _check_timed(chosen, solver)
     several = _further(workload, solver, wanted)
     fitting = _fitting(workload, solver, chosen)

@@ -16,7 +16,7 @@ def further_offloaded(workload: Workload, solver: Solver) -> FurtherLayouts:
     They help where plans recompute layers, and copies take less time than that.
     """
     possible = (
-        replace(layout, offload=offload)
+        replace(solver.overlapped(layout), offload=offload)
         for layout in layouts(workload.model, workload.hardware.devices)
         for offload in OFFLOADS.values()
     )

@@ -234,11 +234,15 @@ def test_a_machine_unlike_its_profile_is_learned_from_a_few_plans(tmp_path: Path
     assert calibrated.relative_error(held_out) < width / 2
 
 
-@pytest.mark.parametrize(("zero", "learns"), [(1, (True, True)), (2, (True, False)), (3, (False, False))])
-def test_passes_in_which_ranks_wait_for_each_other_say_nothing_of_the_layers(
-    zero: ZeroStage, learns: tuple[bool, bool], tmp_path: Path
+@pytest.mark.parametrize(
+    ("zero", "bucket", "learns"),
+    [(1, 0, (True, True)), (1, 1 << 20, (True, False)), (2, 0, (True, False)), (3, 0, (False, False))],
+)
+def test_passes_in_which_ranks_wait_or_average_gradients_say_nothing_of_the_layers(
+    zero: ZeroStage, bucket: int, learns: tuple[bool, bool], tmp_path: Path
 ) -> None:
     plan = plan_of("5+4", data=2, zero=zero, packing=PACKED)
+    plan = replace(plan, layout=replace(plan.layout, bucket_bytes=bucket))
     trial = measured(plan, tmp_path, PREDICTOR)
 
     def seconds(**factors: float) -> float:

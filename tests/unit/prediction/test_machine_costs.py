@@ -33,7 +33,7 @@ def test_sends_and_reductions_take_the_time_of_the_plans_own_layout() -> None:
     sends = measured.pack_seconds(parts, plan.layout, sizes).sends[:, 0]
     # A vision layer outputs 3e4 bytes for each unit.
     assert sends == pytest.approx(0.25 + 1e-6 * 3e4 * sizes.table[:, 0])
-    reductions = [predictor.update_parts(plan.layout, parts).reduction for predictor in (usual, measured)]
+    reductions = [predictor.update_parts(plan.layout, parts, sizes).reduction for predictor in (usual, measured)]
     assert reductions[1] == pytest.approx(1e-7 / COSTS.reduce_seconds_per_byte * reductions[0])
     assert measured.epoch_seconds(plan) == pytest.approx(measured.predict(plan).epoch_seconds)
     assert measured.epoch_seconds(plan) > 2 * usual.epoch_seconds(plan)
@@ -131,10 +131,11 @@ def test_what_tensor_ranks_hold_whole_is_averaged_inside_their_node() -> None:
         replace(each, reduce_seconds_per_byte=2 * each.reduce_seconds_per_byte) if each.data == 4 else each
         for each in costs.communications
     )
-    parts = Parts.of(cut(plan_of("5+4")))
+    plan = plan_of("5+4")
+    parts = Parts.of(cut(plan))
+    predictors = [predictor_of(each) for each in (costs, replace(costs, communications=twice))]
     seconds, slower = (
-        predictor_of(each).update_parts(layout, parts).reduction[0]
-        for each in (costs, replace(costs, communications=twice))
+        each.update_parts(layout, parts, each.sizes(plan.packing, layout)).reduction[0] for each in predictors
     )
     whole = 4 * sum(count * COSTS[kind].parameters for kind, count in zip(KINDS, parts.layers[0], strict=True))
     assert slower - seconds == pytest.approx(whole * INSIDE)

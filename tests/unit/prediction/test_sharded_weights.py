@@ -66,7 +66,8 @@ def test_zero_2_averages_all_gradients_in_each_backward_pass() -> None:
 def test_zero_0_and_1_average_gradients_once_in_a_step() -> None:
     predictor, parts = predictor_of(sharded()), Parts.of(cut(of_zero(1)))
     assert exchanges(of_zero(1), sharded()) == (0.0, 0.0)
-    reductions = [predictor.update_parts(of_zero(zero).layout, parts).reduction[0] for zero in (0, 1, 2, 3)]
+    sizes = predictor.sizes(PACKED, of_zero(1).layout)
+    reductions = [predictor.update_parts(of_zero(zero).layout, parts, sizes).reduction[0] for zero in (0, 1, 2, 3)]
     assert reductions == pytest.approx([PARAMETERS * 4 * 1e-9] * 2 + [0.0] * 2)
 
 
@@ -83,14 +84,15 @@ def test_all_data_ranks_begin_each_pass_together() -> None:
     parts, layout = Parts.of(cut(of_zero(3))), of_zero(3).layout
     sizes = predictor.sizes(PACKED, layout)
     seconds = predictor.pack_seconds(parts, layout, sizes)
-    update = float(predictor.update_seconds(layout, parts)[0])
+    update = float(predictor.update_parts(layout, parts, sizes).seconds[0])
     step = int(np.argmax([len(sizes.epoch.rows(number)) for number in range(sizes.epoch.steps)]))
     rows = sizes.epoch.rows(step)
     forward, backward = seconds.loaded_forward[rows, 0], seconds.backward[rows, 0]
     assert len(rows) > 1
     by_pass = float(forward.max(axis=1).sum() + backward.max(axis=1).sum()) + update
     by_rank = float((forward + backward).sum(axis=0).max())
-    for zero, expected in ((3, by_pass), (1, by_rank + float(predictor.update_seconds(of_zero(1).layout, parts)[0]))):
+    of_zero_1 = float(predictor.update_parts(of_zero(1).layout, parts, sizes).seconds[0])
+    for zero, expected in ((3, by_pass), (1, by_rank + of_zero_1)):
         plan = of_zero(zero)  # type: ignore[arg-type]
         assert predictor.predict(plan).step_seconds[step] == pytest.approx(expected)
         assert predictor.plans_epoch_seconds([plan])[0] == pytest.approx(predictor.predict(plan).epoch_seconds)

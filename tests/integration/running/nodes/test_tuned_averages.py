@@ -70,7 +70,13 @@ def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_b
     with postgres.database(postgres_server) as team:
         best = tune(job, listener=heard.append, database=team)
         timed = averages(best, team)
-        shown = CliRunner().invoke(main, ["compare", AT_ONCE.id, BY_NODES.id, "--db", team])
+        done = [each.trial for each in heard if isinstance(each, TrialEnded)]
+        # Perhaps during the last backward pass, as the profile says.
+        tried = {
+            replace(plan, layout=replace(plan.layout, bucket_bytes=0)): plan for plan in (one.plan for one in done)
+        }
+        of_all = tried[AT_ONCE]
+        shown = CliRunner().invoke(main, ["compare", of_all.id, BY_NODES.id, "--db", team])
 
     assert timed.within == 2
     (reason,) = (each.text for each in heard if isinstance(each, Note) and each.text.startswith("Averages of gradie"))
@@ -79,11 +85,10 @@ def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_b
     else:
         assert reason.endswith("averages on each node first took longer in the profile")
 
-    done = [each.trial for each in heard if isinstance(each, TrialEnded)]
     assert Role.CURRENT_PLAN in {trial.role for trial in done if trial.plan == BY_NODES}
     by_nodes, at_once = (
         [measurement(trial) for trial in done if trial.plan == plan and isinstance(trial.result.outcome, Completed)]
-        for plan in (BY_NODES, AT_ONCE)
+        for plan in (BY_NODES, of_all)
     )
     assert len(by_nodes[0].stages) == len(at_once[0].stages) == 4
     for one, other in product(by_nodes, at_once):
@@ -92,7 +97,7 @@ def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_b
 
     assert shown.exit_code == 0, shown.stderr
     assert "pipeline 1 x data 4, ZeRO 1, averages over 2 ranks of a node first" in shown.stdout
-    assert re.search(rf"{BY_NODES.id} is \d\.\d\d .* times as fast as {AT_ONCE.id}", shown.stdout)
+    assert re.search(rf"{BY_NODES.id} is \d\.\d\d .* times as fast as {of_all.id}", shown.stdout)
 
 
 def measurement(trial: FinishedTrial) -> Measurement:

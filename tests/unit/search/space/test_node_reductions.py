@@ -165,13 +165,13 @@ def test_a_plan_of_another_search_is_taken_over_where_its_averages_were_timed() 
 def test_a_step_has_the_time_of_its_own_averages() -> None:
     predictor, plan = predictor_of(timed()), plan_of("5+4", data=4, zero=1, within=2, packing=PACKED)
     at_once = replace(plan, layout=replace(GROUPED, reduce_within=1))
-    parts = Parts.of(cut(plan))
+    parts, sizes = Parts.of(cut(plan)), predictor.sizes(PACKED, GROUPED)
     for each, rate in ((plan, FASTER), (at_once, AT_ONCE)):
-        assert predictor.update_parts(each.layout, parts).reduction == pytest.approx(PARAMETERS * 4 * rate)
+        assert predictor.update_parts(each.layout, parts, sizes).reduction == pytest.approx(PARAMETERS * 4 * rate)
     difference = predictor.predict(at_once).step_seconds - predictor.predict(plan).step_seconds
     assert difference == pytest.approx(PARAMETERS * 4 * (AT_ONCE - FASTER))
     slower = predictor_of(scaled(timed(), [3.0 if name == "communication" else 1.0 for name in FACTORS]))
-    assert slower.update_parts(GROUPED, parts).reduction == pytest.approx(3 * PARAMETERS * 4 * FASTER)
+    assert slower.update_parts(GROUPED, parts, sizes).reduction == pytest.approx(3 * PARAMETERS * 4 * FASTER)
 
 
 @pytest.mark.parametrize(
