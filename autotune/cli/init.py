@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.draft.arguments import read_arguments
-from autotune.draft.settings import Draft, draft_of
+from autotune.draft.settings import Draft, absent_files, draft_of
 from autotune.draft.template import job_text
 from autotune.errors import JobError
 from autotune.job_file import load_job
@@ -26,11 +26,14 @@ def write_job(
     if data:
         for missing in (path for path in data if not path.exists()):
             raise JobError(f"{missing}: no such file or folder; give annotation files")
+        if images := {source["images"] for source in draft.values.get("data.sources", ()) if "images" in source}:
+            draft.notes.append(f"For DATA, the image folder {', '.join(images)} of {trainer} is left out")
         draft.values["data.sources"] = [{"path": _relative(path, out)} for path in data]
     for key, what in (("model.path", "MODEL"), ("data.sources", "DATA")):
         if key not in draft.values:
             where = f"{trainer} does not name it" if trainer else "or give a configuration with --from"
             raise JobError(f"{what} is missing; give `autotune init MODEL DATA`; {where}")
+    draft.notes += absent_files(draft.values, out.absolute().parent)
     with whole_file(out) as stream:
         stream.write(job_text(draft).encode())
     try:

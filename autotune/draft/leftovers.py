@@ -70,6 +70,8 @@ _IMAGES = {
     *(f"{kind}_{end}_token_num" for kind in ("image", "video") for end in ("max", "min")),
 }
 """Arguments about what the files of the model folder say: its images and its prompts."""
+_PARTS = {"vision_tower", "vision_path", "llm_path", "mlp_path", "pretrain_mm_mlp_adapter"}
+"""Arguments that name a part of the model."""
 _LEARNING = {
     "optim",
     "optimizer",
@@ -98,6 +100,15 @@ _LEARNING = {
     "additional_target",
     "modules_to_save",
     "use_backbone_lora",
+    "vision_lora",
+    "unfreeze_vit_layers",
+    "unfreeze_lm_head",
+    "freeze_parameters",
+    "freeze_parameters_regex",
+    "freeze_parameters_ratio",
+    "trainable_parameters",
+    "trainable_parameters_regex",
+    "completion_only_loss",
     "max_length",
     "truncation_strategy",
     "min_lr",
@@ -105,7 +116,6 @@ _LEARNING = {
     "resize_vocab",
     "new_special_tokens",
     "adapter_name_or_path",
-    "pretrain_mm_mlp_adapter",
     "resume_from_checkpoint",
     "external_plugins",
     "curriculum_learning",
@@ -122,13 +132,15 @@ def notes_on(given: Given) -> Iterator[str]:
         names = ", ".join(sorted(given.automatic))
         yield f"`auto`, so decided by a script or a model that was not read; check them in the job: {names}"
     left = {name: value for name, value in given.left.items() if name not in given.unknown}
+    if parts := _written(left, _PARTS):
+        yield f"model.path has to be a whole model; the job does not join the parts of one: {parts}"
     if images := _written(left, _IMAGES):
         yield f"The files of the model folder decide on images and prompts; change these there: {images}"
     if learning := _written({name: value for name, value in left.items() if not _is_usual(name, value)}, _LEARNING):
         yield f"The job has nothing for these, so the training differs: {learning}"
     if searched := sorted(_SEARCHED & left.keys()):
         yield f"Left to the search for a plan: {', '.join(searched)}"
-    if rest := sorted(left.keys() - _SEARCHED - _IMAGES - _LEARNING):
+    if rest := sorted(left.keys() - _SEARCHED - _IMAGES - _PARTS - _LEARNING):
         yield f"Not taken over: {', '.join(rest)}"
 
 

@@ -1,7 +1,7 @@
 """Settings of a job from the arguments of another trainer."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, get_args
@@ -13,7 +13,7 @@ from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
 from trials.job import PARTS, LossWeighting
-from trials.model.hub import folder_of
+from trials.model.hub import folder_of, may_be_id
 from trials.units import number_of
 
 _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -24,7 +24,6 @@ _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "save_total_limit": ("training.keep_checkpoints", count),
     "seed": ("training.seed", count),
     "dataloader_num_workers": ("data.workers", count),
-    "eval_steps": ("evaluation.every", count),
     "output_dir": ("training.output", text),
 }
 """Key of the job, and kind of value, by common name."""
@@ -34,6 +33,10 @@ _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
 }
+_EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
+"""Key of the job by an argument that is a number of steps, or below 1 a share of all."""
+_PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing")
+"""Arguments with which a sample of a micro-batch is a pack of them."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 _LORA_RANK = 8
@@ -58,6 +61,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     title, values = _common(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {title}"])
     given = Given(values)
+    _intervals(given, draft)
     for name, (key, read) in _PLAIN.items():
         if (value := given.take(name, read)) is not None:
             draft.values[key] = value
@@ -71,6 +75,18 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     _adapters(given, draft)
     draft.notes += notes_on(given)
     return draft
+
+
+def absent_files(values: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Yield notes on the model and the data that are not on this machine; `folder` is that of the job."""
+    model = values["model.path"]
+    if not (folder / folder_of(model)).is_dir():
+        places = ("neither a folder nor in the hub's cache", f"run `hf download {model}`, or ")
+        where, download = places if may_be_id(model) else ("no folder", "")
+        yield f"{model} is {where} here; {download}give the folder of the model as model.path"
+    for key in ("data.sources", "evaluation.sources"):
+        if missing := [source["path"] for source in values.get(key, ()) if not (folder / source["path"]).exists()]:
+            yield f"Not files here, so give their paths in {key}: {', '.join(missing)}"
 
 
 def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
@@ -88,11 +104,6 @@ def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
 def _data(given: Given, draft: Draft) -> None:
     if model := given.take("model_name_or_path", text):
         draft.values["model.path"] = _local(model)
-        if not Path(folder_of(_local(model))).is_dir():
-            draft.notes.append(
-                f"{model} is neither a folder nor in the hub's cache here; run `hf download {model}`, or give the "
-                "folder of the model as model.path"
-            )
     images, folder = given.take("images", text), given.take("dataset_dir", text)
     most = given.take("max_samples", count)
     for prefix, files, names in (
@@ -106,8 +117,6 @@ def _data(given: Given, draft: Draft) -> None:
             sources.append(entries | ({"images": images} if images else {}))
         if sources:
             draft.values[f"{prefix}.sources"] = sources
-        if missing := [source["path"] for source in sources if not Path(source["path"]).exists()]:
-            draft.notes.append(f"Not files here, so give their paths in {prefix}.sources: {', '.join(missing)}")
     if (share := given.take("evaluation_share", number)) and "evaluation.sources" not in draft.values:
         draft.values["evaluation.samples"] = share
     if not {"evaluation.sources", "evaluation.samples"} & draft.values.keys():
@@ -117,12 +126,14 @@ def _data(given: Given, draft: Draft) -> None:
 
 
 def _source(path: str, images: str | None) -> dict[str, Any]:
-    file, is_part, count = path.partition("#")  # ms-swift takes a number of samples after the name
+    # ms-swift takes a number of samples after the name, Qwen-VL a percentage.
+    part = re.fullmatch(r"(.+?)(?:#(\d+)|%(\d+))", path)
+    file, number, percent = part.groups() if part else (path, None, None)
     source: dict[str, Any] = {"path": _local(file)}
     if images:
         source["images"] = images
-    if is_part and count.isdigit():
-        source["sampling"] = f"random:{count}"
+    if part:
+        source["sampling"] = f"random:{number or f'{percent}%'}"
     return source
 
 
@@ -171,6 +182,24 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
             f"A step has {number_of(product, 'sample')}: {each} per device x "
             f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}"
         )
+    if packed := next((name for name in _PACKED if given.look(name, flag)), None):
+        draft.notes.append(
+            f"With {packed}, each of a step's samples is a pack there; multiply training.global_batch_samples by "
+            "the mean number of samples in a pack"
+        )
+
+
+def _intervals(given: Given, draft: Draft) -> None:
+    """Take the steps between checkpoints and evaluations. A share of all steps is not taken."""
+    strategy = given.take("save_strategy", text)
+    for name, key in _EVERY.items():
+        every = given.take(name, number)
+        if not every or (name == "save_steps" and strategy not in (None, "steps")):
+            continue
+        if every >= 1:
+            draft.values[key] = int(every)
+        else:
+            draft.notes.append(f"{name}: {every:g} is a share of all steps; give {key} a number of steps")
 
 
 def _steps(given: Given, draft: Draft) -> None:
@@ -195,9 +224,6 @@ def _steps(given: Given, draft: Draft) -> None:
         draft.values["training.betas"] = betas
     if norm := given.take("max_grad_norm", number):
         draft.values["training.clip_norm"] = norm
-    strategy = given.take("save_strategy", text)
-    if (every := given.take("save_steps", number)) and every >= 1 and strategy in (None, "steps"):
-        draft.values["training.checkpoint_every"] = int(every)
 
 
 def _loss(given: Given, draft: Draft) -> None:

@@ -20,6 +20,15 @@ def folder_of(model: str) -> str:
         return model
 
 
+def may_be_id(model: str) -> bool:
+    """Return whether a text has the form of a hub id with the name of its owner."""
+    try:
+        huggingface_hub.try_to_load_from_cache(model, _WEIGHTS[0])
+    except ValueError:
+        return False
+    return "/" in model
+
+
 def published_name(model: str) -> str:
     """Return the hub id of a folder in the cache, which is named by a commit; other texts unchanged."""
     found = _SNAPSHOT.fullmatch(model)
@@ -28,4 +37,5 @@ def published_name(model: str) -> str:
 
 def remedy(model: str) -> str:
     """Return what to do when a model is not on this machine, for a message."""
-    return f"correct model.path, or copy the model to this machine, as by `hf download {model}`"
+    download = f", as by `hf download {model}`" if may_be_id(model) else ""
+    return f"correct model.path, or copy the model to this machine{download}"

@@ -12,6 +12,7 @@ _OWN = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _NESTED = ("optimizer", "scheduler", "bf16", "fp16")
 _NAMES = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm"}
+_OFFLOADS = ("offload_optimizer", "offload_param")
 _OPTIMIZERS = ("adam", "adamw", "fusedadam")
 
 
@@ -41,6 +42,11 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         "bf16": bf16.get("enabled", False),
         "fp16": fp16.get("enabled", False),
     }
+    zero = _section(arguments.values, "zero_optimization")
+    offloaded = {
+        name: device for name in _OFFLOADS if (device := _section(zero, name).get("device")) != "none" and device
+    }
+    flat |= offloaded
     return {name: value for name, value in renamed(arguments, _NAMES).items() if name not in _NESTED} | flat
 
 

@@ -25,7 +25,9 @@ def recognises(arguments: Arguments) -> bool:
 
 def settings(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments of Trainer and of Qwen-VL, which freezes all parts by default."""
-    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES)
+    # Data sets alone are read; with them, `data_path` is an argument of a fork.
+    names = {**transformers_trainer.NAMES, "data_path": "data_path beside dataset_use"}
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, names)
     if str(arguments.values.get("lora_enable", "false")).lower() == "true":
         # Only layers of the language model have the names in `lora_target`; the `tune_` arguments have no effect.
         found |= {"tune_vision": False, "tune_projector": False, "tune_language": True}

@@ -28,7 +28,8 @@ _NAMES = {
 
 def recognises(arguments: Arguments) -> bool:
     """Return whether TRL is run, or arguments that only it has are among them."""
-    is_run = arguments.starts("trl", "sft", "sft_vlm") or "use_peft" in arguments.values
+    is_document = not arguments.words and "dataset_name" in arguments.values
+    is_run = arguments.starts("trl", "sft", "sft_vlm") or is_document or "use_peft" in arguments.values
     return is_run and "model_name_or_path" in arguments.values
 
 

@@ -51,9 +51,10 @@ NAMES = {
 
 
 def recognises(arguments: Arguments) -> bool:
-    """Return whether the model is named as for Trainer, without arguments that only other trainers have."""
-    return "model_name_or_path" in arguments.values and not {"finetuning_type", "train_type", "tuner_type"} & set(
-        arguments.values
+    """Return whether the model, or its language model, is named as for Trainer, and nothing as for others alone."""
+    given = arguments.values.keys()
+    return (
+        bool({"model_name_or_path", "llm_path"} & given) and not {"finetuning_type", "train_type", "tuner_type"} & given
     )
 
 

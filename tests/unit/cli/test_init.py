@@ -273,6 +273,12 @@ def test_what_deepspeed_calls_a_curriculum_is_not_taken_over() -> None:
     assert any("so the training differs: curriculum_learning" in note for note in notes)
 
 
+def test_what_deepspeed_offloads_is_named() -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
+    _, notes = converted("ds.json", json.dumps({**DEEPSPEED, "zero_optimization": zero}), "MODEL", "train.jsonl")
+    assert "Not taken over: offload_optimizer" in notes
+
+
 def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
     job, _ = converted("ds.json", json.dumps(DEEPSPEED), "MODEL", "train.jsonl", "--devices", "2")
     training = job.training

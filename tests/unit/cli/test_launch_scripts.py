@@ -172,6 +172,15 @@ def test_defaults_of_trl_are_those_of_its_trainer() -> None:
     assert converted(TRL.replace("--use_peft", "--use_peft false"))[0].training.lora.rank is None
 
 
+def test_a_configuration_of_trl_has_the_defaults_of_trl() -> None:
+    Path("sft.yaml").write_text("model_name_or_path: MODEL\ndataset_name: train.jsonl\npacking: true\n")
+    answer = CliRunner().invoke(main, ["init", "--json", "--from", "sft.yaml"])
+    assert answer.exit_code == 0, answer.output
+    job = load_job(Path("job.yaml"))
+    assert (job.model.dtype, job.training.learning_rate, job.data.max_tokens) == ("bfloat16", 2e-5, 1024)
+    assert "Taken from a configuration of TRL" in json.loads(answer.stdout)["notes"]
+
+
 def test_a_loss_on_prompts_is_named_since_a_job_has_none() -> None:
     assert "so the training differs: assistant_only_loss: False" in converted(TRL)[1]
     assert "differs" not in converted(TRL.replace("--use_peft", "--assistant_only_loss --use_peft"))[1]
@@ -188,6 +197,49 @@ def test_a_batch_of_unknown_parts_is_not_made_up() -> None:
     job, notes = converted(TRAINER.replace("OPTIONS", "--gradient_accumulation_steps $STEPS"))
     assert job.training.global_batch_samples == Job.model_validate(job.model_dump()).training.global_batch_samples == 32
     assert "not that of the script, which does not set gradient_accumulation_steps" in notes
+
+
+@pytest.mark.parametrize(("packs", "is_named"), [("--use_packed_ds True", True), ("--use_packed_ds False", False)])
+def test_a_step_of_packs_is_named_since_its_samples_are_not_known(packs: str, is_named: bool) -> None:
+    _, notes = converted(TRAINER.replace("OPTIONS", packs))
+    assert ("each of a step's samples is a pack there" in notes) == is_named
+
+
+def test_a_model_that_a_script_joins_from_parts_has_to_be_given() -> None:
+    script = TRAINER.replace("--model_name_or_path MODEL", "--llm_path qwen --vision_path vit").replace("OPTIONS", "")
+    job, notes = converted(script, "MODEL", "train.jsonl")
+    assert job.model.path == str(Path("MODEL").absolute())
+    assert "the job does not join the parts of one: llm_path: qwen, vision_path: vit" in notes
+    Path("run.sh").write_text(script)
+    assert "MODEL is missing" in refusal("init", "--from", "run.sh", "--out", "b.yaml")[1]
+
+
+def test_a_share_of_all_steps_is_named() -> None:
+    job, notes = converted(TRAINER.replace("OPTIONS", "--save_steps 0.1 --eval_steps 0.2"))
+    assert (job.training.checkpoint_every, job.evaluation.every) == (None, None)
+    assert "save_steps: 0.1 is a share of all steps; give training.checkpoint_every a number of steps" in notes
+    assert "eval_steps: 0.2 is a share" in notes
+
+
+def test_the_data_sets_of_qwen_vl_are_those_that_it_names_with_their_percentages() -> None:
+    job, notes = converted(QWEN_VL.replace("--dataset_use train.jsonl", "--dataset_use train.jsonl%20 --data_path x"))
+    assert [(source.path.name, source.sampling) for source in job.data.sources] == [("train.jsonl", "random:20%")]
+    assert "Not taken over: data_path beside dataset_use" in notes
+
+
+def test_only_what_has_the_form_of_a_hub_id_is_to_be_downloaded() -> None:
+    _, notes = converted(TRAINER.replace("MODEL", "/models/InternVL3-8B").replace("OPTIONS", ""))
+    assert "/models/InternVL3-8B is no folder here; give the folder of the model as model.path" in notes
+    assert "run `hf download org/name`" in converted(TRAINER.replace("MODEL", "org/name").replace("OPTIONS", ""))[1]
+
+
+def test_a_model_and_data_that_are_given_replace_those_of_the_script() -> None:
+    script = TRAINER.replace("MODEL", "org/name").replace("OPTIONS", "--image_folder pictures")
+    job, notes = converted(script.replace("train.jsonl", "gone.json"), "MODEL", "train.jsonl")
+    assert job.data.sources[0].images is None
+    assert "For DATA, the image folder pictures of run.sh is left out" in notes
+    assert "hf download" not in notes
+    assert "gone.json" not in notes
 
 
 @pytest.mark.parametrize("flag", ["--use_lora true", "--lora_enable True", "--use_peft", "--lora_r 4"])
