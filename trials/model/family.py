@@ -183,11 +183,14 @@ def load_family(config: PretrainedConfig) -> Family:
     return family
 
 
-def check_form(model_type: object) -> None:
+def check_form(settings: Mapping[str, Any]) -> None:
     """Raise ModelError for a model in a form of which a family reads another one, with the way to get that one.
 
     Without this the user would be asked to trust remote code, which does not help.
     """
+    named: list[tuple[str, Any]] = [("model_type", settings.get("model_type"))]
+    named += [("architecture", name) for name in settings.get("architectures") or ()]
     for _, family in plugins.each(FAMILIES):
-        if model_type in family.OTHER_FORMS:
-            raise ModelError(f"model_type {model_type!r} is not supported: {family.OTHER_FORMS[str(model_type)]}")
+        for kind, name in named:
+            if name in family.OTHER_FORMS:
+                raise ModelError(f"{kind} {name!r} is not supported: {family.OTHER_FORMS[name]}")

@@ -22,9 +22,9 @@ from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
-from trials.model.refusals.folder import CONFIG, check_folder, check_settings
+from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
 from trials.model.refusals.refusal import reason, refusing
-from trials.model.refusals.unsupported import check_code
+from trials.model.refusals.unsupported import check_code, check_quantized
 from trials.workload import Part
 
 _MOST_PARAMETERS = 10**14
@@ -98,8 +98,9 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
         if is_folder:
             check_folder(Path(path))
         settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
-        check_form(settings.get("model_type"))
+        check_form(settings)
         check_code(settings)
+        check_quantized(settings)
         if is_folder and not trust_remote_code:  # transformers takes most of the time of many callers
             return copy.deepcopy(_read_config(path, Path(path, CONFIG).read_bytes()))
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -194,6 +195,7 @@ def _check_place(path: str) -> None:
     folder = Path(path)
     if folder.is_dir():
         if not (folder / CONFIG).is_file():
+            check_adapter(folder)
             raise ModelError(f"model folder {path} has no {CONFIG}; save the model there with save_pretrained")
     elif folder.is_file():
         raise ModelError(f"model {path} is a file; give the folder that it is in")

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
-from trials.model.refusals.folder import CONFIG, read_index
+from trials.model.refusals.folder import CONFIG, check_pointer, read_index
 from trials.model.skeleton import Skeleton
 from trials.regular_file import check_regular
 
@@ -213,6 +213,7 @@ def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
 
 def _open(path: Path) -> Any:
     """Open a safetensors file; reading tensors raises nothing more once its header is read."""
+    check_pointer(path)
     try:
         check_regular(path)
         return safe_open(path, framework="pt")

@@ -50,10 +50,12 @@ __all__ = [
 ]
 
 AUTO_MODEL = AutoModelForImageTextToText
-OTHER_FORMS = {
-    "llava_llama": "it is LLaVA in the form of its own code; give the Hugging Face form, of model_type 'llava' or "
-    "'llava_next', which is published under names that begin with llava-hf, such as llava-hf/llava-1.5-7b-hf"
-}
+_OWN_FORM = (
+    "it is LLaVA in the form of its own code; give the Hugging Face form, of model_type 'llava' or 'llava_next', which "
+    "is published under names that begin with llava-hf, such as llava-hf/llava-1.5-7b-hf"
+)
+# In that of LLaVA-1.5 the model_type is `llava`, too.
+OTHER_FORMS = {"llava_llama": _OWN_FORM, "LlavaLlamaForCausalLM": _OWN_FORM}
 
 
 def takes(config: PretrainedConfig) -> bool:

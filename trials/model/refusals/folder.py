@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from trials.errors import ModelError
-from trials.regular_file import check_regular
+from trials.regular_file import check_regular, open_regular
 
 CONFIG = "config.json"
+_ADAPTER = "adapter_config.json"
+_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_LAYERS = 2_000
 """Layers of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
 _SETTINGS_BYTES = 16 << 20
@@ -82,6 +84,27 @@ def check_folder(folder: Path) -> None:
             _check_values(folder / name, _MOST_TOKENS)
     for path in (path for pattern in _OTHERS for path in folder.glob(pattern) if path.exists()):
         _check_size(path, _VOCABULARY_BYTES)
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ModelError for a folder with an adapter of peft, which is no model by itself."""
+    if (folder / _ADAPTER).exists():
+        base = ascii(_read_object(folder / _ADAPTER, _SETTINGS_BYTES, _MOST_VALUES).get("base_model_name_or_path"))
+        raise ModelError(
+            f"model folder {folder} holds an adapter of peft for {base:.{_SHOWN}}, not a model; merge it into that "
+            "model, as by merge_and_unload of peft, and save the result with save_pretrained"
+        )
+
+
+def check_pointer(path: Path) -> None:
+    """Raise ModelError for what a clone without Git LFS has in the place of a file."""
+    try:
+        with open_regular(path) as stream:
+            is_pointer = stream.read(len(_POINTER)) == _POINTER
+    except OSError:  # named where the file is read
+        return
+    if is_pointer:
+        raise ModelError(f"{path} is a pointer of Git LFS, not the file itself; run `git lfs pull` in {path.parent}")
 
 
 def check_settings(path: Path) -> dict[str, Any]:
@@ -155,6 +178,7 @@ def _check_bounds(path: Path, names: tuple[str, ...], value: Any) -> None:
 
 
 def _check_size(path: Path, most_bytes: int) -> None:
+    check_pointer(path)
     try:
         size = check_regular(path)
     except OSError as error:

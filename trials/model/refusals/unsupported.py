@@ -74,6 +74,17 @@ def check_code(settings: Mapping[str, Any]) -> None:
         )
 
 
+def check_quantized(settings: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model with quantized weights, which are no parameters that can be trained."""
+    for section in (settings, *(each for each in settings.values() if isinstance(each, dict))):
+        if quantized := section.get("quantization_config"):
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+            raise ModelError(
+                f"the model's weights are quantized (quantization_config: {method!a:.40}), and such weights cannot be "
+                "trained; give the model that it was made from. If they are not, remove quantization_config"
+            )
+
+
 def _first(config: PretrainedConfig, names: tuple[str, ...]) -> str | None:
     """Return the first of the settings that the configuration has."""
     return next((name for name in names if getattr(config, name, None)), None)
