@@ -62,6 +62,7 @@ MESSAGE_FAULTS: list[tuple[object, str]] = [
     ([{"role": "user", "value": "a"}], "it has `value`, rename that to `content`"),
     ([{"role": "critic", "content": "a"}], "expected user, tool, observation"),
     ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "`tool_calls`, which is not supported"),
+    ([TURN, {**ANSWER, "reasoning_content": "Hm."}], "turn 2 has `reasoning_content` beside its text"),
     ([{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}], "part 1 of turn 1 is 'audio'"),
     ([{"role": "user", "content": ["a"]}], "part 1 of turn 1 is 'a'; expected a text, an image or a video"),
     ([{"role": "user", "content": [{"type": "text", "text": None}]}], "part 1 of turn 1 is not a text but null"),
@@ -323,6 +324,7 @@ def test_length_caches_give_lengths(tmp_path: Path) -> None:
         ({"messages": [TURN, ANSWER], "images": []}, "messages", "messages"),
         ({"query": "a", "response": "b"}, "swift", "swift"),
         ({"instruction": "a", "output": "b"}, "llama-factory", "llama-factory"),
+        ({"images": [], "texts": [{"user": "a", "assistant": "b"}]}, "cauldron", "cauldron"),
         ({"vit_num": 1, "token_num": 2, "image_flags": 1}, "lengths", "lengths"),
     ],
 )
@@ -357,7 +359,7 @@ def test_a_file_in_no_known_format_is_refused_with_the_formats(tmp_path: Path, c
     path = tmp_path / "a.jsonl"
     path.write_text(content)
     with pytest.raises(
-        DataError, match=r"no format known here \(.*\); set `format` of this source to one of: internvl"
+        DataError, match=r"no format known here \(.*\); set `format` of this source to one of: cauldron, internvl"
     ):
         file_at(path)
 
@@ -381,7 +383,9 @@ def test_an_empty_file_is_called_empty(tmp_path: Path, content: str) -> None:
 
 def test_an_unknown_format_is_refused_with_the_formats(tmp_path: Path) -> None:
     path = write_records(tmp_path / "a.jsonl", TEXT)
-    with pytest.raises(DataError, match=r"'parquet' is not one of the formats here: internvl, lengths, .*, auto"):
+    with pytest.raises(
+        DataError, match=r"'parquet' is not one of the formats here: cauldron, internvl, lengths, .*, auto"
+    ):
         file_at(path, format="parquet")
 
 

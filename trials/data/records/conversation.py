@@ -15,6 +15,7 @@ from trials.data.records.video_references import video_of, videos_of
 _TEXT_KEYS = ("value", "content", "text")
 _WEIGHTS = ("loss", "weight", "train")
 """Keys by which a turn is left out of the loss."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
     "video": "name the column of the videos",
@@ -60,6 +61,8 @@ def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
     for key in ("tool_calls", "function_call"):
         if turn.get(key):
             raise RecordError(f"{where} has `{key}`, which is not supported; write the call as its text")
+    if reasoning := next((key for key in _REASONING if turn.get(key)), None):
+        raise RecordError(f"{where} has `{reasoning}` beside its text, which is not supported; write it into the text")
     for key in _WEIGHTS:
         if turn.get(key) is not None and not turn[key]:
             raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; remove the key")
