@@ -12,6 +12,10 @@ _KINDS = {
 }
 
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""Start of what a clone without Git LFS has in the place of a file."""
+
+
 def check_regular(path: Path) -> int:
     """Return the size of the file or folder. Raise OSError like `Path.stat`, and for a pipe, socket or device."""
     found = path.stat()

@@ -24,6 +24,14 @@ def test_an_archive_is_refused_with_what_it_is(tmp_path: Path, kind: str, name: 
         recognise(archive)
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.parquet"])
+def test_a_pointer_of_git_lfs_is_refused_with_what_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 4512398720\n")
+    with pytest.raises(DataError, match=rf"{name} is a pointer of Git LFS.* `git lfs pull` in"):
+        recognise(path)
+
+
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv"])
 def test_text_of_another_encoding_is_refused_with_what_it_is(tmp_path: Path, encoding: str, name: str) -> None:

@@ -11,6 +11,7 @@ from trials import plugins
 from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, open_annotations
 from trials.data.records.record import MAX_RECORD_BYTES, Record, RecordError
 from trials.errors import DataError
+from trials.regular_file import LFS_POINTER
 
 _TABLE_SUFFIXES = {".parquet", ".arrow", ".csv"}
 _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
@@ -65,6 +66,11 @@ def recognise(path: Path) -> str:
                 raise DataError(
                     f"annotation file {path} is text in {name}; write it in UTF-8, as by `iconv -f {name} -t UTF-8`"
                 )
+        if start.startswith(LFS_POINTER):
+            raise DataError(
+                f"annotation file {path} is a pointer of Git LFS, not the file itself; run `git lfs pull` in "
+                f"{path.parent}"
+            )
         for name, (place, mark) in _ARCHIVES.items():
             if start.startswith(mark, place):
                 raise DataError(

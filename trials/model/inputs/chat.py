@@ -208,6 +208,8 @@ class ChatMeasurer:
             )
         if sample.videos and isinstance(self._videos, str):
             raise DataError(self._videos)
+        if sample.turns[0].role == "assistant":
+            raise DataError("the conversation begins with an answer; begin it with a question, or remove that answer")
         counts = count_images(self._processor, image_sizes)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trials.errors import ModelError
-from trials.regular_file import check_regular, open_regular
+from trials.regular_file import LFS_POINTER, check_regular, open_regular
 
 CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
-_POINTER = b"version https://git-lfs.github.com/spec/"
 MOST_LAYERS = 2_000
 """Layers of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
 _SETTINGS_BYTES = 16 << 20
@@ -100,7 +99,7 @@ def check_pointer(path: Path) -> None:
     """Raise ModelError for what a clone without Git LFS has in the place of a file."""
     try:
         with open_regular(path) as stream:
-            is_pointer = stream.read(len(_POINTER)) == _POINTER
+            is_pointer = stream.read(len(LFS_POINTER)) == LFS_POINTER
     except OSError:  # named where the file is read
         return
     if is_pointer:

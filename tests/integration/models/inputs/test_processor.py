@@ -300,6 +300,12 @@ def test_a_conversation_that_the_template_refuses_is_an_error_of_the_data(tmp_pa
         measurer.measure(talk(*TALK), SIZES)
 
 
+def test_a_conversation_that_begins_with_an_answer_is_an_error_of_the_data(tmp_path: Path) -> None:
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=QWEN_CHAT)))
+    with pytest.raises(DataError, match="the conversation begins with an answer; begin it with a question"):
+        measurer.measure(talk(Turn(role="assistant", text="Hello."), *TALK[1:]), SIZES)
+
+
 # --- models ---
 
 
