@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from trials.errors import ModelError
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions of a template for a conversation that it does not support."""
 _PROBE = "Hello", "World"
+_TODAY = datetime(2025, 1, 1, tzinfo=UTC)
+"""Date for templates that write today's, as Mistral 3's does. With another one a sample would have other tokens, and
+perhaps more of them, when it is read than when it was measured, or after a training was resumed."""
+_CLOCK = (
+    "{% macro strftime_now(format) %}{{ format"
+    + "".join(f".replace('%{code}', '{_TODAY:%{code}}')" for code in ("-d", "-m", *"aAbBdFHIjmMpSyY"))
+    + " }}{% endmacro +%}"
+)
+"""Definition that stands before transformers' own, of which a template sees no replacement from outside."""
 _FILES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
 """Files that may hold a model's template; transformers takes the first that does."""
 
@@ -38,7 +48,8 @@ class ChatTemplate:
         Raise ModelError for a template that shows no image or no text.
         """
         self._tokenizer = tokenizer
-        self._template = template
+        is_dated = isinstance(template, str) and "strftime_now" in template
+        self._template = f"{_CLOCK}{template}" if is_dated else template
         self._image_tokens = image_tokens
         self._video_token = video
         self._in_parts = self._takes_parts()

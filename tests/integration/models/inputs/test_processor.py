@@ -300,6 +300,14 @@ def test_a_conversation_that_the_template_refuses_is_an_error_of_the_data(tmp_pa
         measurer.measure(talk(*TALK), SIZES)
 
 
+def test_a_template_that_writes_the_date_writes_the_same_on_every_day(tmp_path: Path) -> None:
+    dated = (
+        "\n{% set today = strftime_now('%Y-%m-%d') %}\nToday is {{ today }}, {{ strftime_now('%-d %B') }}. " + QWEN_CHAT
+    )
+    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=dated)))
+    assert measurer.template.rendered(talk(*TALK).turns).startswith("\nToday is 2025-01-01, 1 January. ")
+
+
 def test_a_conversation_that_begins_with_an_answer_is_an_error_of_the_data(tmp_path: Path) -> None:
     measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=QWEN_CHAT)))
     with pytest.raises(DataError, match="the conversation begins with an answer; begin it with a question"):
