@@ -1,6 +1,6 @@
 """Bundles: finished studies as self-describing JSON lines, for import into another database.
 
-    {"format": "autotune-bundle", "version": 5, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
+    {"format": "autotune-bundle", "version": 6, "source": "host: autotune.db", "exported": "2026-11-22T12:00:00+00:00"}
     {"table": "autotune_hardware", "row": {"fingerprint": "9504b3532fd465ff", "accelerator": "cuda", ...}}
     ...
     {"rows": 412, "sha256": "..."}
@@ -29,6 +29,7 @@ from storage.database.tables import (
     ABANDONED,
     AGENT,
     BUNDLE,
+    COMPILE_DECISION,
     DELETED,
     FINISHED,
     LAYER_PROFILE,
@@ -51,7 +52,7 @@ from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION, READABLE = "autotune-bundle", 5, (1, 2, 3, 4, 5)
+FORMAT, VERSION, READABLE = "autotune-bundle", 6, (1, 2, 3, 4, 5, 6)
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 _HALF = re.compile("[\ud800-\udfff]")
@@ -76,7 +77,7 @@ def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterat
     digest, count = hashlib.sha256(), 0
     documents = (
         {"table": table.name, "row": _document(table, row)}
-        for table, query in exported.queries(studies).items()
+        for table, query in exported.queries(connection, studies).items()
         # In parts, so that a large database is never in memory as a whole.
         for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)).mappings()
     )
@@ -227,10 +228,10 @@ def _has_subject(connection: Connection, row: Row) -> bool:
 def _differs(connection: Connection, table: Table, stored: Row, row: Row) -> bool:
     """Return whether the two rows contradict each other.
 
-    One may identify its model only by path, and a bundle of an older version lacks later columns. Layer profiles and
-    notes are replaced in the course of time.
+    One may identify its model only by path, and a bundle of an older version lacks later columns. Layer profiles,
+    decisions and notes are replaced in the course of time.
     """
-    if table in (LAYER_PROFILE, NOTE):
+    if table in (LAYER_PROFILE, COMPILE_DECISION, NOTE):
         return False
     ours, theirs = _document(table, stored), _document(table, row)
     names = {name for name in theirs if ours[name] != theirs[name]}

@@ -4,7 +4,7 @@ A new field needs a default that describes earlier measurements, since fingerpri
 keep their keys. Names for people are not part of a fingerprint.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from trials import wire
@@ -180,3 +180,7 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         return wire.digest(self, never=_FOR_PEOPLE)
+
+    def with_layers(self, *, compiled: bool) -> "Workload":
+        """Return the workload with compiled layers, or with layers as they are."""
+        return replace(self, model=replace(self.model, compiler=COMPILER if compiled else None))

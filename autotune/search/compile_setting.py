@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.errors import JobError, PredictError
@@ -13,7 +13,7 @@ from storage.records import CompileDecision
 from storage.store import Store
 from trials.model.refusals.compiling import uncompilable
 from trials.plan import Layout
-from trials.workload import COMPILER, Workload
+from trials.workload import Workload
 
 if TYPE_CHECKING:
     from trials.job import Job, TrainingSection
@@ -58,12 +58,12 @@ def decision_text(decision: CompileDecision) -> str:
 
 def decisions_of(store: Store, workload: Workload) -> tuple[CompileDecision, ...]:
     """Return the decisions for a workload, whether its layers are compiled or not, newest first."""
-    return store.compile_decisions(with_layers(workload, compiled=False).fingerprint)
+    return store.compile_decisions(workload.with_layers(compiled=False).fingerprint)
 
 
 def settled_workload(store: Store, job: "Job", now: Workload) -> Workload:
     """Return the workload of the job, as its setting is decided."""
-    return with_layers(now, compiled=setting_of(store, job, now).compiled) if job.training.compile == AUTO else now
+    return now.with_layers(compiled=setting_of(store, job, now).compiled) if job.training.compile == AUTO else now
 
 
 def obstacle(job: "Job", workload: Workload) -> str | None:
@@ -92,10 +92,6 @@ def steps_of(training: "TrainingSection", samples: int) -> int:
     """
     steps = training.epochs * math.ceil(samples / training.global_batch_samples)
     return min(steps, training.max_steps or steps)
-
-
-def with_layers(workload: Workload, *, compiled: bool) -> Workload:
-    return replace(workload, model=replace(workload.model, compiler=COMPILER if compiled else None))
 
 
 def with_compile(job: "Job", *, compiled: bool) -> "Job":

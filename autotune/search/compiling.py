@@ -13,7 +13,6 @@ from autotune.search.compile_setting import (
     setting_of,
     steps_of,
     with_compile,
-    with_layers,
 )
 from autotune.search.compile_trade import CompileTrade, only_compiled
 from autotune.search.execution.profiling import layer_costs
@@ -68,7 +67,7 @@ def _with_layers(prepared: Prepared, *, compiled: bool) -> Prepared:
     return replace(
         prepared,
         job=with_compile(prepared.job, compiled=compiled),
-        workload=with_layers(prepared.workload, compiled=compiled),
+        workload=prepared.workload.with_layers(compiled=compiled),
     )
 
 

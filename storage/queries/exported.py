@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, Select, Table, select, union
+from sqlalchemy import Column, Connection, Select, Table, select, union
 
+from storage.database import rows
 from storage.database.tables import (
     ATTEMPT,
     BEST_PLAN,
+    COMPILE_DECISION,
     DATA_PROFILE,
     HARDWARE,
     LAUNCH,
@@ -24,6 +26,7 @@ from storage.database.tables import (
     TRIAL,
     WORKLOAD,
 )
+from storage.queries import codec
 
 TABLES: tuple[Table, ...] = (
     HARDWARE,
@@ -31,6 +34,7 @@ TABLES: tuple[Table, ...] = (
     DATA_PROFILE,
     WORKLOAD,
     LAYER_PROFILE,
+    COMPILE_DECISION,
     PLAN,
     STUDY,
     TRIAL,
@@ -46,10 +50,13 @@ TABLES: tuple[Table, ...] = (
 """Tables in an order in which rows follow those that they refer to."""
 
 
-def queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
+def queries(connection: Connection, ids: Sequence[str]) -> dict[Table, Select[Any]]:
     """Return the query for the rows of each table that belong to the studies, in the order of `TABLES`."""
     of_workloads = select(STUDY.c.workload_fingerprint).where(STUDY.c.id.in_(ids))
-    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(of_workloads))
+    decided = COMPILE_DECISION.c.workload_fingerprint
+    decisions = select(COMPILE_DECISION).where(decided.in_(_with_layers_as_they_are(connection, of_workloads)))
+    all_workloads = union(of_workloads, decisions.with_only_columns(decided))
+    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(all_workloads))
 
     def of_workload(table: Table, reference: Column[Any]) -> Select[Any]:
         key = table.c.fingerprint
@@ -83,6 +90,7 @@ def queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
         )
         .where(WORKLOAD.c.fingerprint.in_(of_workloads))
         .distinct(),
+        COMPILE_DECISION: decisions.order_by(*COMPILE_DECISION.primary_key),
         PLAN: plans.order_by(PLAN.c.id),
         STUDY: select(STUDY).where(STUDY.c.id.in_(ids)).order_by(STUDY.c.started),
         TRIAL: trials.order_by(TRIAL.c.study_id, TRIAL.c.number),
@@ -97,3 +105,9 @@ def queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
         NOTE: annotations(NOTE),
         TAG: annotations(TAG),
     }
+
+
+def _with_layers_as_they_are(connection: Connection, fingerprints: Select[Any]) -> set[str]:
+    """Return the keys of the workloads, which may be of compiled layers, with layers as they are."""
+    found = connection.execute(rows.whole(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(fingerprints))).mappings()
+    return {each.with_layers(compiled=False).fingerprint for each in rows.readable(WORKLOAD, found, codec.workload)}

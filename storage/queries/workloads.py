@@ -85,6 +85,7 @@ def keep_compile_decision(connection: Connection, decision: CompileDecision, *, 
     here = rows.has_key(COMPILE_DECISION, key)
     if anew:
         connection.execute(update(COMPILE_DECISION).where(here).values(values))
+        provenance.forget(connection, COMPILE_DECISION, [key])
     return codec.compile_decision(connection.execute(select(COMPILE_DECISION).where(here)).mappings().one())
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.values.storage import (
     WORKLOAD,
     best_of,
     concluded,
+    decision_of,
     packed_plan,
     result_of,
     slow_window,
@@ -44,6 +46,7 @@ def studied(store: Store) -> str:
     store.save_layer_profile(
         WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, wire.encode(COSTS)
     )
+    store.keep_compile_decision(decision_of(310))
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
     for window in (window_of(launch.id), slow_window(launch.id, 12)):
         store.add_window(window)
@@ -162,13 +165,16 @@ def test_a_bundle_of_version_1_that_comes_home_after_the_upgrade_changes_nothing
         assert not list(store.problems())
 
 
-BUNDLE_OF_4 = OLD_BUNDLE.with_name("4.jsonl")
-"""What version 4 exported from tests/assets/databases/0008.db, with other names of speeds. Never change it."""
-DATABASE_OF_4 = OLD_DATABASE.with_name("0008.db")
+LATER_BUNDLES = {"4.jsonl": "0008.db", "5.jsonl": "0011.db"}
+"""What later versions exported, and from which file in tests/assets/databases. Never change one.
+
+Version 4 had other names of speeds, version 5 no decisions.
+"""
 
 
-def test_a_bundle_of_version_4_is_taken_in_with_the_present_names(store: Store) -> None:
-    store.import_bundle(BUNDLE_OF_4)
+@pytest.mark.parametrize("bundle", LATER_BUNDLES)
+def test_a_bundle_of_a_later_version_is_taken_in_with_the_present_names(store: Store, bundle: str) -> None:
+    store.import_bundle(OLD_BUNDLE.with_name(bundle))
     (best,) = store.best_plans()
     assert best == best_of(best.study_id, workload=WORKLOAD, imported_from=best.imported_from)
     (launch,) = store.launches(best.plan.id)
@@ -176,10 +182,13 @@ def test_a_bundle_of_version_4_is_taken_in_with_the_present_names(store: Store) 
     assert not list(store.problems())
 
 
-def test_a_bundle_of_version_4_that_comes_home_after_the_upgrade_changes_nothing(tmp_path: Path) -> None:
-    shutil.copy(DATABASE_OF_4, tmp_path / "store.db")
+@pytest.mark.parametrize(("bundle", "database"), LATER_BUNDLES.items())
+def test_a_bundle_of_a_later_version_that_comes_home_changes_nothing(
+    tmp_path: Path, bundle: str, database: str
+) -> None:
+    shutil.copy(OLD_DATABASE.with_name(database), tmp_path / "store.db")
     with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
-        assert store.import_bundle(BUNDLE_OF_4).new == 0
+        assert store.import_bundle(OLD_BUNDLE.with_name(bundle)).new == 0
 
 
 def test_what_comes_again_after_its_model_was_recognised_is_taken_in(there: Store, tmp_path: Path) -> None:
@@ -270,7 +279,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (lambda lines: [], "no JSON object"),
         (lambda lines: ["\x00\x01\x02"], "no JSON object"),
         (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        (lambda lines: [lines[0].replace('"version": 5', '"version": 6'), *lines[1:]], "has version 6"),
+        (lambda lines: [lines[0].replace('"version": 6', '"version": 7'), *lines[1:]], "has version 7"),
         (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
         (without("plan"), "refers to a row that is missing"),
         (without("model"), "refers to a row that is missing"),
@@ -295,6 +304,7 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which cannot be a measured value"),
         (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
         (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
+        (changed("compile_decision", '"steps": 310', '"steps": 0'), "at least one step"),
         (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
         (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
         (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),
@@ -326,6 +336,30 @@ def test_the_speed_of_finished_trainings_travels_with_them(store: Store, there: 
     assert len(finished.windows) == 2
     assert there.launches(packed_plan().id) == (finished,)
     assert not list(there.problems())
+
+
+def test_a_decision_to_compile_travels_with_searches_of_layers_either_way(
+    store: Store, there: Store, tmp_path: Path
+) -> None:
+    compiled = WORKLOAD.with_layers(compiled=True)
+    store.add_workload(WORKLOAD)
+    decision = store.keep_compile_decision(decision_of(9000, compiled.model.compiler))
+    for workload in (compiled, WORKLOAD):
+        study = store.create_study(store.add_workload(workload), {}, seed=0).id
+        concluded(store, best_of(study, workload=workload))
+        there.import_bundle(exported(store, study, tmp_path / "bundle.jsonl"))
+        assert there.compile_decisions(WORKLOAD.fingerprint) == (decision,)
+    assert not list(there.problems())
+
+
+def test_a_decision_that_is_stored_holds_until_it_is_made_anew(store: Store, there: Store, bundle: Path) -> None:
+    there.import_bundle(bundle)
+    (theirs,) = store.compile_decisions(WORKLOAD.fingerprint)
+    later = replace(theirs, compiler="inductor", decided=NOON + timedelta(minutes=1))
+    assert there.keep_compile_decision(later) == theirs
+    assert there.keep_compile_decision(later, anew=True) == later
+    there.import_bundle(bundle)
+    assert there.compile_decisions(WORKLOAD.fingerprint) == (later,)
 
 
 def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:

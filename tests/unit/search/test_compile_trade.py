@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.search.compile_setting import steps_of, with_layers
+from autotune.search.compile_setting import steps_of
 from autotune.search.compile_trade import CompileTrade, only_compiled
 from tests.values.search import COSTS, keeping, times, workload_of
 from trials.job import TrainingSection
@@ -52,9 +52,9 @@ def test_the_length_of_a_training_is_that_of_its_epochs_or_less() -> None:
 
 def test_a_workload_has_one_fingerprint_for_each_kind_of_layers() -> None:
     plain = workload_of()
-    compiled = with_layers(plain, compiled=True)
+    compiled = plain.with_layers(compiled=True)
     assert compiled.fingerprint != plain.fingerprint
-    assert with_layers(compiled, compiled=False) == plain == with_layers(plain, compiled=False)
+    assert compiled.with_layers(compiled=False) == plain == plain.with_layers(compiled=False)
 
 
 COMPILED = replace(

@@ -11,7 +11,7 @@ import pytest
 from autotune.errors import JobError, TrialsKeepFailing
 from autotune.events import Event, Note
 from autotune.machine.agent import Agent
-from autotune.search.compile_setting import decisions_of, with_layers
+from autotune.search.compile_setting import decisions_of
 from autotune.search.compiling import as_decided, decided
 from autotune.workbench import Workbench
 from storage.store import Store, open_store
@@ -67,7 +67,7 @@ def bench_of(store: Store, tmp_path: Path) -> Iterator[BenchOf]:
 def give(store: Store, work: Workload, plain: LayerCosts = COSTS, compiled: LayerCosts = COMPILED) -> None:
     """Store profiles of the layers both ways."""
     for costs in (plain, compiled):
-        each = with_layers(work, compiled=costs.compile_seconds is not None)
+        each = work.with_layers(compiled=costs.compile_seconds is not None)
         store.add_workload(each)
         store.save_layer_profile(each.hardware.fingerprint, each.model.fingerprint, each.software, wire.encode(costs))
 
@@ -88,7 +88,7 @@ def test_a_long_training_is_compiled_and_a_short_one_is_not_with_a_reason_that_i
     heard = Heard()
     short, long = decided(bench_of(), heard), decided(bench_of(LONG), heard)
     assert (short.prepared.job.training.compile, short.prepared.workload) == (False, work)
-    assert (long.prepared.job.training.compile, long.prepared.workload) == (True, with_layers(work, compiled=True))
+    assert (long.prepared.job.training.compile, long.prepared.workload) == (True, work.with_layers(compiled=True))
     assert heard[0].startswith("training.compile: auto: steps with compiled layers take 0.8")
     assert heard[0].endswith("; the training has 15: not compiled")
     assert heard[1].endswith("; the training has 15,000: compiled")
