@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +22,7 @@ from autotune.training.silence import Silence
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training.training_output import check_output, held
 from autotune.workload import Prepared, check_plan
-from storage.errors import DatabaseUnavailable
+from storage.errors import AlreadyFinished, DatabaseUnavailable, UnknownRecord
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
@@ -35,7 +36,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
 from trials.tasks.training.course import curriculum_of
-from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, open_output, read_record
+from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, note_launch, open_output, read_record
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
@@ -122,7 +123,8 @@ def launch(
         instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
         # another plan have other batches.
-        earlier = [] if instead_of else list(read_lines(output / PROGRESS_FILE))
+        lines = list(read_lines(output / PROGRESS_FILE))
+        earlier = [] if instead_of else lines
         opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
@@ -132,7 +134,10 @@ def launch(
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
             work = store.add_workload(prepared.workload)
+            if opened.record.launch is not None:
+                _end_killed(opened.record.launch, lines[-1].step if lines else 0, store, spool)
             started = store.start_launch(plan, work, promised_samples_per_second, agent_id)
+            note_launch(output, started.id)
             heard = partial(on_step, started.id)
             watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates)
             ending = _Ending(started.id, watch.reader, store, spool)
@@ -205,6 +210,23 @@ def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
             training.global_batch_samples,
             plan.id,
         )
+
+
+def _end_killed(launch_id: str, steps: int, store: Store, spool: Spool) -> None:
+    """Record the end of the last launch of the same folder, after these steps, where it was killed.
+
+    That it is gone is known from the lock of the folder.
+    """
+    spool.replay(store)  # its end may wait there
+    result = LaunchResult(
+        launch_id=launch_id,
+        status="interrupted",
+        steps=steps,
+        training_samples_per_second=None,
+        finished=datetime.now(UTC),
+    )
+    with suppress(AlreadyFinished, UnknownRecord):  # it recorded its end, or belongs to another database
+        store.finish_launch(result)
 
 
 class _Watch:

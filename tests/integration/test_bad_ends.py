@@ -186,7 +186,10 @@ def test_the_end_of_a_launch_waits_for_the_database(job: JobFile, plan: Plan, mo
     with open_store() as store:
         (running,) = store.launches(plan.id)
         assert running.result is None
-        assert Spool(spool_folder(work_folder(default_url()))).replay(store) == 1
-        (launch,) = store.launches(plan.id)
-    assert launch.result is not None
-    assert (launch.result.status, launch.result.steps) == ("failed", 1)
+    spool = spool_folder(work_folder(default_url()))
+    assert len(Spool(spool).pending()) == 1
+    refusal("launch", job.path, "--steps", "4")
+    with open_store() as store:
+        results = [launch.result for launch in store.launches(plan.id)]
+    assert [(result.status, result.steps) for result in results if result] == [("failed", 1), ("failed", 1)]
+    assert not list(spool.iterdir())

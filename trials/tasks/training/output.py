@@ -60,6 +60,8 @@ class TrainingRecord:
     """The plans before it, oldest first, in ascending order of steps."""
     failed: tuple[str, ...] = ()
     """Ids of plans to which it was to change, and whose launches failed."""
+    launch: str | None = None
+    """Id of its last launch; None for none by an agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,13 @@ def note_failed_plan(folder: Path, plan_id: str) -> None:
     record = read_record(folder / RECORD_FILE)
     if record is not None and plan_id not in record.failed:
         _write_record(folder, replace(record, failed=(*record.failed, plan_id)))
+
+
+def note_launch(folder: Path, launch_id: str) -> None:
+    """Note in the training's record which launch has the folder now."""
+    record = read_record(folder / RECORD_FILE)
+    if record is not None:
+        _write_record(folder, replace(record, launch=launch_id))
 
 
 def _write_record(folder: Path, record: TrainingRecord) -> None:
