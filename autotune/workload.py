@@ -14,7 +14,6 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.machine.device_problems import Finding, held_bytes, warn_of
 from autotune.machine.hardware import default_memory_limit, default_workers, software
-from autotune.machine.host import shared_memory_bytes
 from autotune.machine.job_hardware import hardware_of
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
@@ -25,6 +24,7 @@ from trials.data.levels import check_levels
 from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job, ModelSection, TrainingSection
+from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.identity import path_digest
 from trials.model.inputs.chat_template import template_file
 from trials.model.inputs.encoders import load_encoder

@@ -9,6 +9,7 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
     |-- NoCompiler         a tool without which layers cannot be compiled is missing
     |-- OutputTaken        a training's output folder holds results of something else
     |-- Unwritable         a checkpoint or a model cannot be written to the disk
+    |-- SharedMemoryFull   data workers have no room to pass packs to their rank
     |-- NotFinite          a loss or gradient is NaN or infinite
     |-- SiteError          settings with which no rank can be started on the nodes of the job
     |-- NodesMissing       a node of the job has not come, or has been lost
@@ -53,6 +54,10 @@ class OutputTaken(TrialsError):
 
 class Unwritable(TrialsError):
     """A checkpoint or a model cannot be written to the disk."""
+
+
+class SharedMemoryFull(TrialsError):
+    """Data workers have no room in /dev/shm to pass packs to their rank."""
 
 
 class NotFinite(TrialsError):

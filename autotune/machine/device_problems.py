@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from autotune.errors import HardwareError
 from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of
-from autotune.machine.host import shared_memory_bytes
 from autotune.machine.occupancy import Driver, Occupancy, driver, occupancies
 from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
+from trials.machine.shared_memory import MORE, shared_memory_bytes
 from trials.workload import Hardware
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def problems(found: Situation) -> Iterator[Finding]:
         yield Finding(
             what=f"shared memory (/dev/shm) has {_gib(found.shared_bytes)}, too little to pass packs to the ranks: "
             "they load data themselves, and NCCL may fail",
-            remedy="give a container more, as with `docker run --shm-size=16g` or `--ipc=host`",
+            remedy=MORE,
         )
 
 

@@ -93,7 +93,7 @@ def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = 
     """Return the loading processes per rank that apply when the job names no number.
 
     Each rank on an accelerator needs one core for itself, and CPU ranks need all cores. Workers pass packs to their
-    rank through shared memory of `shared_bytes`; where it is full, the system kills them.
+    rank through shared memory of `shared_bytes`; where it is full, training ends.
     """
     if hardware.accelerator == "cpu" or shared_bytes < ENOUGH_SHARED_BYTES:
         return 0

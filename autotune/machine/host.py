@@ -1,13 +1,10 @@
 """The machine around the accelerators: processor, cores, and the memory that this process may use."""
 
 import platform
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from trials.machine.control_groups import usable_cores, usable_memory_bytes
-
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (only its size is read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +23,6 @@ def this_machine() -> Machine:
         cpu_cores=usable_cores(),
         ram_bytes=steady(usable_memory_bytes()),
     )
-
-
-def shared_memory_bytes() -> int:
-    """Return the size of /dev/shm, through which processes pass tensors; containers often have little. 0 without it."""
-    return shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else 0
 
 
 def cpu_name(cpuinfo: str) -> str:

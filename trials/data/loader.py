@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,9 +19,10 @@ from trials.data.loss_weights import token_weights
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints, Lengths
 from trials.data.tokens import PackTokens
-from trials.errors import DataError
+from trials.errors import DataError, SharedMemoryFull
 from trials.job import LossWeighting
 from trials.lifeline import end_with
+from trials.machine.shared_memory import shared_memory
 from trials.sharing.share import ALONE, Share
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,16 @@ class MicroBatch:
     """float32 [t], the weight of each label in the loss of a step; None where it is 1 for all."""
     faults: tuple[str, ...] = ()
     """Why samples of the pack are blank, each with file and line. The first of the ranks that share a pack has them."""
+
+    def share_memory(self) -> None:
+        """Move it to shared memory. Raise SharedMemoryFull."""
+        tokens = self.tokens
+        every = (self.pixel_values, tokens.input_ids, tokens.positions, tokens.grids, self.labels, self.weights)
+        tensors = [tensor for tensor in every if tensor is not None]
+        size = sum(tensor.nbytes for tensor in tensors) / 2**20
+        with shared_memory(f"for a pack of {size:.1f} MiB beside those before it, of which each data worker keeps two"):
+            for tensor in tensors:
+                tensor.share_memory_()
 
     def pin_memory(self) -> "MicroBatch":
         """Return the same with pixels, labels and weights in page-locked memory; `DataLoader` calls it."""
@@ -76,14 +87,15 @@ def micro_batches(
     With `pin` their tensors are in page-locked memory, from which a GPU copies while its host continues.
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
-    with a warning of its file and line. Under `on_error: fail` it raises DataError instead.
+    with a warning of its file and line. Under `on_error: fail` it raises DataError instead. Raise SharedMemoryFull.
     """
     parts = (epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist())
     packs = [replace(part, share=part.share.divided(within)) for part in parts]
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded, weighting=weighting)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
-    loader = DataLoader(dataset, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
-    for batch in _received_ahead(iter(loader)) if workers else loader:
+    passed = _InSharedMemory(dataset) if workers else dataset
+    loader = DataLoader(passed, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
+    for batch in _received_ahead(loader) if workers else loader:
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
@@ -91,14 +103,18 @@ def micro_batches(
         yield batch
 
 
-def _received_ahead(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+def _received_ahead(loader: Iterable[MicroBatch | str]) -> Iterator[MicroBatch]:
     """Receive the next micro-batch from its process while the rank computes with the one before.
 
-    Its tensors come over several connections to a process that is busy with the one after it.
+    Its tensors come over several connections to a process that is busy with the one after it. Raise SharedMemoryFull.
     """
+    with shared_memory("to start data workers"):
+        batches = iter(loader)
     with ThreadPoolExecutor(1, thread_name_prefix="receiver") as receiver:
         coming = receiver.submit(next, batches, None)
         while (batch := coming.result()) is not None:
+            if isinstance(batch, str):
+                raise SharedMemoryFull(batch)
             coming = receiver.submit(next, batches, None)
             yield batch
 
@@ -158,6 +174,27 @@ class PackDataset(Dataset[MicroBatch]):
         except DataError as error:
             faults.append(str(error))
             return self._encoder.blank(self._index.lengths(row), pixels=self._pixels)
+
+
+class _InSharedMemory(Dataset[MicroBatch | str]):
+    """Packs in shared memory, as a worker passes them to its rank, or why one does not fit.
+
+    The thread of the worker that would move them there drops those for which there is no room, and the rank waits.
+    """
+
+    def __init__(self, packs: PackDataset) -> None:
+        self._packs = packs
+
+    def __len__(self) -> int:
+        return len(self._packs)
+
+    def __getitem__(self, number: int) -> MicroBatch | str:
+        batch = self._packs[number]
+        try:
+            batch.share_memory()
+        except SharedMemoryFull as error:
+            return str(error)
+        return batch
 
 
 def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> Encoded:

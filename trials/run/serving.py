@@ -15,7 +15,7 @@ from trials.channels import Channel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes
 from trials.engine.group import env_meeting, process_group
 from trials.engine.memory import MemoryExceeded
-from trials.errors import TrialsError, Unwritable, WireError
+from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
 from trials.launchers.copies import check_copy
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_name, error_name, write_report
@@ -114,7 +114,7 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
-        return Crash(rank=rank, detail=str(error), of_machine=isinstance(error, Unwritable))
+        return Crash(rank=rank, detail=str(error), of_machine=isinstance(error, SharedMemoryFull | Unwritable))
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     of_disk = isinstance(error, OSError) and error.errno in _OF_THE_DISK
     return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]), of_machine=of_disk)

@@ -11,6 +11,7 @@ from PIL import Image
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune import workload
+from tests.programs.small_shared_memory import loaded
 from tests.values.data import record, write_records
 from tests.values.training import plan_of, prepared_of
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
@@ -216,6 +217,23 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetInd
         assert one.pixel_values is not None
         assert other.pixel_values is not None
         assert torch.equal(one.pixel_values, other.pixel_values)
+
+
+def test_data_workers_without_room_in_shared_memory_end_with_what_to_do(example: Path, tmp_path: Path) -> None:
+    try:
+        none, little, without_workers = loaded(example, tmp_path, ("4k", 1), ("64k", 1), ("4k", 0))
+    except PermissionError:
+        pytest.skip("no file system can be mounted here")
+    remedy = "give a container more, as with `docker run --shm-size=16g` or `--ipc=host`, or set data.workers: 0"
+    assert none == (
+        f"shared memory (/dev/shm) has 0.0 MiB, 0.0 MiB of it free, too little to start data workers; {remedy}"
+    )
+    what = (
+        r"has 0\.1 MiB, 0\.\d MiB of it free, too little for a pack of 0\.\d MiB beside those before it, of which each "
+        "data worker keeps two; "
+    )
+    assert re.search(f"{what}{re.escape(remedy)}$", little), little
+    assert re.fullmatch(r"\d+ packs", without_workers)
 
 
 @pytest.mark.parametrize("pixels", [True, False])
