@@ -22,10 +22,16 @@ from trials.errors import TrialsError
 LOCK_TIMEOUT_SECONDS = 120.0
 """Backups and viewers may hold a lock for a minute, and a waiting result has cost minutes of device time."""
 _OTHER_TABLES = "its tables are not those of this version: restore it from a backup, or name another database"
+_MORE_CONNECTIONS = "wait, end other programs that use it, or have more connections allowed (max_connections)"
+_PRIMARY = "name its primary server where this is a standby, else have default_transaction_read_only switched off"
 _REMEDIES = (
     ("locked", "another program holds it: close that program, or wait and try again"),
     ("could not be acquired", "another process is creating its tables: wait and try again"),
     ("lock timeout", "another program holds it: close that program, or wait and try again"),
+    ("too many c", _MORE_CONNECTIONS),  # clients, or connections for a role or a database
+    ("connection slots", _MORE_CONNECTIONS),
+    ("read-only transaction", _PRIMARY),
+    ("during recovery", _PRIMARY),
     ("full", "free some space and try again"),
     ("disk i/o error", "free some space, look whether the disk is sound, and try again"),
     ("read-only file system", "name another database, on a disk that can be written"),

@@ -121,6 +121,9 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy() -> None:
         (OSError(errno.EROFS, "Read-only file system", "/data/full/a.db"), "name another database"),
         (OSError('connection to server at "full.example" failed: timeout expired'), "check that it exists and can be"),
         (OSError('could not write to file "pg_wal": No space left: disk full'), "free some space"),
+        (OSError('FATAL: too many connections for role "readonly"'), "wait, end other programs that use it"),
+        (OSError("remaining connection slots are reserved for roles with the SUPERUSER attribute"), "wait, end other"),
+        (OSError("cannot execute LOCK TABLE during recovery"), "name its primary server"),
     ],
 )
 def test_a_remedy_follows_from_the_error_and_not_from_a_name(error: OSError, remedy: str) -> None:
