@@ -1,13 +1,10 @@
 """The model without weights: enough to find its layers, count them and cut it."""
 
 import copy
-import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import huggingface_hub
 import torch
@@ -30,8 +27,6 @@ from trials.workload import Part
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
 _CORRECT = "correct its config.json, or copy or download the model again"
-_HUB_SECONDS = 5.0
-"""Timeout for the hub's first answer; its own client tries six times, for up to minutes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,18 +203,5 @@ def _check_place(path: str) -> None:
         except HFValidationError as error:
             raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
         # Asked here first: where nothing answers, the hub's client tries for minutes.
-        if not (cached or huggingface_hub.is_offline_mode() or _answers(server)):
+        if not (cached or huggingface_hub.is_offline_mode() or hub.answers(server)):
             raise ModelError(f"{nowhere}, and {server} does not answer; {hub.remedy(path)}")
-
-
-def _answers(url: str) -> bool:
-    """Return whether a server answers, even with an error status, which the hub's own client then explains."""
-    try:
-        urlopen(Request(url, method="HEAD"), timeout=_HUB_SECONDS).close()  # noqa: S310 - the hub that the user chose
-    except HTTPError:
-        return True
-    except URLError as error:
-        return isinstance(error.reason, ssl.SSLError)
-    except OSError:
-        return False
-    return True

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
+from trials.model.hub import published_name
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
 from trials.model.refusals.folder import CONFIG, check_pointer, read_index
 from trials.model.skeleton import Skeleton
@@ -186,12 +187,13 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
 
 
 def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
-    if not folder.is_dir():
+    index, single = folder / _INDEX, folder / _SINGLE
+    model = published_name(str(folder))
+    if not folder.is_dir() or (model != str(folder) and not index.exists() and not single.exists()):
         raise ModelError(
-            f"the weights of model {folder} are not on this machine as safetensors; run `hf download {folder}`, or "
+            f"the weights of model {model} are not on this machine as safetensors; run `hf download {model}`, or "
             "save them in a folder and give it as model.path"
         )
-    index, single = folder / _INDEX, folder / _SINGLE
     if not index.exists():
         if not single.exists():
             raise ModelError(

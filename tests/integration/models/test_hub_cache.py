@@ -80,6 +80,19 @@ def test_the_commands_take_the_id_of_a_cached_model(
     assert "Tiny-VLM-1B" in answer.stdout
 
 
+@pytest.mark.usefixtures("home")
+def test_that_the_hub_does_not_answer_is_said_once(
+    saved: Path, cache: Path, job: JobFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    (saved / "model.safetensors").unlink()
+    snapshot = download(saved, cache)
+    answer = CliRunner().invoke(main, ["doctor", job.spoil(model={"path": ID, "weights": "random"}), "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    assert [record.getMessage() for record in caplog.records] == [
+        f"http://127.0.0.1:9 does not answer, so model {ID} is as the cache has it, in {snapshot}"
+    ]
+
+
 @pytest.mark.ranks
 def test_an_adapter_names_the_id_of_the_cached_model_on_which_it_was_trained(
     saved: Path, cache: Path, shallow: Path, pool: WarmPool, tmp_path: Path
