@@ -60,6 +60,7 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
         facts=node_facts,
         show=show,
     )
+    make_folder(folder)
     with (
         locked(names),
         open_store(database_url) as store,
@@ -68,7 +69,6 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     ):
         agent.take([resource(name) for name in names])
         store.adopt_model(outline.shape, outline.path_digest)
-        make_folder(folder)
         listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
         prepared = read_data(job, outline, folder, listener, cache=lengths_folder())
         yield Workbench(prepared=prepared, store=store, agent=agent, site=site, folder=folder)

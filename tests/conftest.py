@@ -74,7 +74,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def _data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the user's own database and the locks of devices, which other test processes hold, out of the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        for name in ("XDG_DATA_HOME", "XDG_STATE_HOME"):
+            patch.setenv(name, str(tmp_path_factory.mktemp("data")))
         yield
 
 

@@ -1,7 +1,7 @@
 """Exclusive use of the devices of a job.
 
-Lock files exclude other processes of this user, whichever database they write to. Leases exclude all other agents of
-the database, including those of other users and containers that see the same devices.
+Lock files exclude other processes of this user, whichever database and data folder they write to. Leases exclude all
+other agents of the database, including those of other users and containers that see the same devices.
 """
 
 import platform
@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from autotune.errors import DeviceBusy
 from autotune.machine.agent import machine
 from autotune.machine.hardware import accelerators_of
-from storage.user_folders import data_folder
+from storage.user_folders import state_folder
 from trials.errors import AutotuneError
 from trials.workload import Hardware
 
@@ -35,7 +35,7 @@ def resource(name: str) -> str:
 
 def lock_file(name: str = _CPU) -> Path:
     """Return the file that the user of the device locks; the folder may be shared between hosts."""
-    return data_folder() / f"devices-{platform.node()}-{name}.lock"
+    return state_folder() / f"devices-{platform.node()}-{name}.lock"
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def locked(names: Sequence[str]) -> Iterator[None]:
         for name in sorted(names):
             path = lock_file(name)
             lock = FileLock(path)
-            make_folder(path.parent)
+            make_folder(path.parent, "XDG_STATE_HOME")
             try:
                 lock.acquire(timeout=0)
             except Timeout:
@@ -54,18 +54,21 @@ def locked(names: Sequence[str]) -> Iterator[None]:
                     f"another autotune process uses the devices of this machine (it holds {path}); wait for it"
                 ) from None
             except OSError as error:
-                raise AutotuneError(_unwritable(path, error)) from error
+                raise AutotuneError(_unwritable(path, error, "XDG_STATE_HOME")) from error
             stack.callback(lock.release)
         yield
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder, with mode 0700, if it is absent. Raise AutotuneError when it cannot be written."""
+def make_folder(folder: Path, variable: str = "XDG_DATA_HOME") -> None:
+    """Make the folder, with mode 0700, if it is absent. Raise AutotuneError when it cannot be written.
+
+    The `variable` decides where it is.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise AutotuneError(_unwritable(folder, error)) from error
+        raise AutotuneError(_unwritable(folder, error, variable)) from error
 
 
-def _unwritable(path: Path, error: OSError) -> str:
-    return f"cannot write {path} ({error.strerror}); make its folder writable, or set XDG_DATA_HOME to another one"
+def _unwritable(path: Path, error: OSError, variable: str) -> str:
+    return f"cannot write {path} ({error.strerror}); make its folder writable, or set {variable} to another one"

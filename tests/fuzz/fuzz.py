@@ -91,7 +91,7 @@ def _served(numbers: Mapping[Kind, list[int]], seed: int, limits: Limits) -> lis
 def _environment(folder: Path) -> dict[str, str]:
     """Return variables for an own home and cache, no network, no accelerator, and one thread: the process forks."""
     inherited = {name: value for name, value in os.environ.items() if name != "AUTOTUNE_DB_URL"}
-    homes = {name: str(folder / "home") for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")}
+    homes = {name: str(folder / "home") for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     return {
         **inherited,

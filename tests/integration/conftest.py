@@ -107,6 +107,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home" / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
     monkeypatch.delenv("AUTOTUNE_DB_URL", raising=False)
     return tmp_path / "home"
 

@@ -14,7 +14,7 @@ from autotune import workload
 from autotune.cli import main
 from autotune.errors import JobError
 from autotune.job_file import load_job
-from autotune.machine.devices import lock_file
+from autotune.machine.devices import lock_file, locked
 from autotune.training.full_training import check_first_steps, launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
@@ -232,11 +232,15 @@ def test_an_empty_url_is_refused_while_an_empty_variable_is_none(monkeypatch: py
     assert (code, reported) == (2, "the database URL is empty; use sqlite:///FILE or postgresql://USER@HOST/DATABASE")
 
 
-def test_a_data_folder_that_cannot_be_written_is_reported(job: JobFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(job.path))
+@pytest.mark.parametrize("variable", ["XDG_DATA_HOME", "XDG_STATE_HOME"])
+def test_a_user_folder_that_cannot_be_written_is_reported(
+    job: JobFile, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, str(job.path))
     code, reported = refusal("tune", job.path, "--db", f"sqlite:///{job.path.parent / 'own.db'}")
     assert code == 1
-    assert f"cannot write {job.path / 'autotune'} (" in reported
+    assert f"cannot write {job.path / 'autotune'}" in reported
+    assert reported.endswith(f"(Not a directory); make its folder writable, or set {variable} to another one")
     assert not databases(job.path.parent)
 
 
@@ -248,6 +252,16 @@ def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
     assert code == 6
     assert f"another autotune process uses the devices of this machine (it holds {lock}); wait for it" in reported
     assert not databases(home)
+
+
+def test_devices_in_use_are_known_from_another_data_folder(
+    job: JobFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    with locked(("cpu",)):
+        monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "other"))
+        code, reported = refusal("tune", job.path)
+    assert code == 6
+    assert "another autotune process uses the devices of this machine" in reported
 
 
 def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:

@@ -155,8 +155,9 @@ def test_a_plan_with_levels_is_predicted(job: JobFile, profile: Path, plan_file:
 def test_a_plan_is_predicted_from_a_profile_without_devices_and_database(
     job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], home: Path
 ) -> None:
-    (home / "data" / "autotune").mkdir(parents=True)
-    with FileLock(lock_file()):
+    lock = lock_file()
+    lock.parent.mkdir(parents=True)
+    with FileLock(lock):
         found = predicted(job.path, "--device-profile", profile, "--plan", plan_file(PLAN))
     assert databases(home) == []
     (only,) = found["plans"]

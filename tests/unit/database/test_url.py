@@ -20,10 +20,10 @@ def test_the_default_is_a_file_in_the_users_data_directory(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("find", [default_url, lambda: work_folder(None), lengths_folder, lock_file])
 def test_without_a_home_the_remedy_is_named(find: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"):
+    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container may give its user a number without a name
-    with pytest.raises(NoHome, match="set HOME, or XDG_DATA_HOME and XDG_CACHE_HOME"):
+    with pytest.raises(NoHome, match="set HOME, or XDG_DATA_HOME, XDG_CACHE_HOME and XDG_STATE_HOME"):
         find()
 
 

@@ -57,7 +57,7 @@ def agent(tool: Tool, joined: Cable, folder: Path) -> Iterator[NodeLauncher]:
     hosts = (joined.here, joined.there)
     starter = CommandStarter(tool, (1, 1), joined.here, folder, hosts=hosts, reach=OverSsh(), show=lambda _: None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(folder / "data"))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         with Nodes(2, 1, joined.here, node_facts(), starter, patience_seconds=100) as nodes:
             yield NodeLauncher(nodes, folder / "ranks", 2, "cpu")
 
