@@ -60,12 +60,12 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
     `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
     `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists; of
     a model in the hub's cache it becomes the folder there.
-    Raise JobError, which lists every problem with its line or change, the key, the value and the remedy.
+    Raise JobError, which lists every mistake with its line or change, the key, the value and the remedy.
     """
     try:
         document = strict_yaml.read(_content(path))
     except NotYaml as error:
-        raise _error(path, [error.problem]) from error
+        raise _error(path, [error.mistake]) from error
     for change in changes:
         _apply(document, change)
     return _absolute(_checked(document, path), path.absolute().parent)
@@ -128,7 +128,7 @@ def _places(value: object, place: Place) -> Iterable[tuple[Place, object]]:
 
 
 def _checked(document: Document, path: Path | None = None) -> Job:
-    """Return the job of a document, which may come from a file. Raise JobError with every problem."""
+    """Return the job of a document, which may come from a file. Raise JobError with every mistake."""
     try:
         # JSON mode: strict about numbers and booleans, while lists may become tuples and texts may become paths.
         job = Job.model_validate_json(json.dumps(document.value), strict=True)
@@ -136,9 +136,9 @@ def _checked(document: Document, path: Path | None = None) -> Job:
         faults = [
             each for each in error.errors() if each["type"] != "too_short" or not each["input"]
         ]  # reported by another error
-        raise _error(path, [*document.problems, *(_problem(each, document) for each in faults)]) from error
-    if document.problems:
-        raise _error(path, document.problems)
+        raise _error(path, [*document.mistakes, *(_mistake(each, document) for each in faults)]) from error
+    if document.mistakes:
+        raise _error(path, document.mistakes)
     return job
 
 
@@ -170,9 +170,9 @@ def _apply(document: Document, change: str) -> None:
     try:
         value = strict_yaml.read(written.encode(errors="surrogateescape"))
     except NotYaml as error:
-        raise JobError(f"--set {key}: the value is not valid YAML: {error.problem.text}; quote it") from error
-    if value.problems:
-        raise JobError(f"--set {key}: {value.problems[0].text}")
+        raise JobError(f"--set {key}: the value is not valid YAML: {error.mistake.text}; quote it") from error
+    if value.mistakes:
+        raise JobError(f"--set {key}: {value.mistakes[0].text}")
     place: Place = tuple(int(part) if part.isdigit() else part for part in _KEY_PART.findall(key))
     _set(document, place, value.value)
     replaced = [known for known in document.lines if known[: len(place)] == place]
@@ -201,16 +201,16 @@ def _set(document: Document, place: Place, value: object) -> None:
         holder = holder[part]
 
 
-def _error(path: Path | None, problems: list[Mistake]) -> JobError:
+def _error(path: Path | None, mistakes: list[Mistake]) -> JobError:
     """Return the error of a file, or of values in memory where there is no path."""
-    ordered = sorted(problems, key=lambda problem: problem.line)
+    ordered = sorted(mistakes, key=lambda mistake: mistake.line)
     given = "--set " if path else "the job: "
     return JobError(
-        "\n".join(f"{path}, {problem}" if problem.line != _NO_LINE else f"{given}{problem.text}" for problem in ordered)
+        "\n".join(f"{path}, {mistake}" if mistake.line != _NO_LINE else f"{given}{mistake.text}" for mistake in ordered)
     )
 
 
-def _problem(error: ErrorDetails, document: Document) -> Mistake:
+def _mistake(error: ErrorDetails, document: Document) -> Mistake:
     place = _place(error, document)
     return Mistake(line=document.line(place), text=f"{dotted(place)}: {_text(error, place)}")
 

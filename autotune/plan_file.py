@@ -49,7 +49,7 @@ def _value(path: Path, content: bytes) -> object:
     try:
         document = strict_yaml.read(content)
     except NotYaml as error:
-        raise PredictError(f"{path}, {error.problem}") from error
-    if document.problems:
-        raise PredictError("\n".join(f"{path}, {problem}" for problem in document.problems))
+        raise PredictError(f"{path}, {error.mistake}") from error
+    if document.mistakes:
+        raise PredictError("\n".join(f"{path}, {mistake}" for mistake in document.mistakes))
     return document.value

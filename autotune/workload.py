@@ -83,7 +83,7 @@ class Outline:
     path_digest: str
     """Key of the model in this folder in older versions."""
     encoder: Encoder
-    problems: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     """Of the model, which do not keep it from being trained."""
 
 
@@ -109,11 +109,11 @@ def look_at(job: Job) -> Outline:
         shape=shape,
         path_digest=path_digest(job.model),
         encoder=encoder,
-        problems=tuple(model_problems(encoder, job.model)),
+        findings=tuple(model_findings(encoder, job.model)),
     )
 
 
-def model_problems(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
+def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
     """Yield what makes a trained model worse without a fault in the training."""
     if encoder.no_end:
         file = template_file(Path(model.path))
@@ -174,7 +174,7 @@ def _read(
         job = job.model_copy(update={"data": job.data.model_copy(update={"workers": workers})})
     index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
-    warn_of(outline.problems)
+    warn_of(outline.findings)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
         held_out = _read_held_out(job, index, outline.encoder, listener, cache)

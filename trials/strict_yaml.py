@@ -1,7 +1,7 @@
 """Strict YAML: no ambiguous scalars, no lost values, and the line of every value.
 
 Plain scalars follow YAML 1.2, so that `1e-5` is a number while `no` and `12:30` stay texts. Keys that are given twice,
-tags and aliases are problems: the first loses a value silently, the others have no use in a file written by hand.
+tags and aliases are mistakes: the first loses a value silently, the others have no use in a file written by hand.
 """
 
 import math
@@ -37,18 +37,18 @@ class Mistake:
 class NotYaml(ValueError):
     """The text is not valid YAML, so it cannot be checked further."""
 
-    def __init__(self, problem: Mistake) -> None:
-        super().__init__(str(problem))
-        self.problem = problem
+    def __init__(self, mistake: Mistake) -> None:
+        super().__init__(str(mistake))
+        self.mistake = mistake
 
 
 @dataclass(slots=True, kw_only=True)
 class Document:
-    """The value of a file, the lines of its parts, and the problems of its form."""
+    """The value of a file, the lines of its parts, and the mistakes in its form."""
 
     value: object = None
     lines: dict[Place, int] = field(default_factory=dict)
-    problems: list[Mistake] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
 
     def line(self, place: Place) -> int:
         """Return the line of the value at `place`, or of the innermost part around it that exists."""
@@ -132,7 +132,7 @@ class _Builder:
                 yield key.value, child
 
     def _refuse(self, line: int, text: str) -> None:
-        self._document.problems.append(Mistake(line=line, text=text))
+        self._document.mistakes.append(Mistake(line=line, text=text))
 
 
 def _plain(text: str) -> object:

@@ -8,8 +8,9 @@ from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
 from autotune.folders import spool_folder, work_folder
+from autotune.machine import device_problems
 from autotune.machine.agent import has_died
-from autotune.machine.device_problems import Finding, problems, situation
+from autotune.machine.device_problems import Finding, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
 from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
@@ -35,7 +36,10 @@ def examine(options: Options, file: "JobFile | None") -> None:
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
     groups = job.search.parallel if job else 1
-    findings = [*problems(situation(hardware, groups)), *_spool_findings(spool_folder(work_folder(url)))]
+    findings = [
+        *device_problems.findings(situation(hardware, groups)),
+        *_spool_findings(spool_folder(work_folder(url))),
+    ]
     work, report = survey(options, job, outline) if job and outline else (None, None)
     database, problem, setting = None, None, None
     try:
@@ -62,7 +66,7 @@ def examine(options: Options, file: "JobFile | None") -> None:
     data = compiling = None
     if job and outline and work and report:
         data = _data(work, report)
-        findings += [*_data_findings(report), *outline.problems]
+        findings += [*_data_findings(report), *outline.findings]
         if job.training.compile == AUTO:
             compiling = _compiling(job, work, setting)
     document = {

@@ -68,9 +68,9 @@ def _mapping(path: Path, text: bytes) -> dict[str, Any]:
     try:
         document = strict_yaml.read(text)  # of which JSON is a part
     except NotYaml as error:
-        raise JobError(f"{path}, {error.problem}") from error
-    if document.problems:
-        raise JobError("\n".join(f"{path}, {problem}" for problem in document.problems))
+        raise JobError(f"{path}, {error.mistake}") from error
+    if document.mistakes:
+        raise JobError("\n".join(f"{path}, {mistake}" for mistake in document.mistakes))
     if not isinstance(document.value, dict) or not document.value:
         raise JobError(f"{path}: holds no settings; give the configuration of a trainer")
     return document.value

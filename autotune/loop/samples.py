@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from autotune.folders import lengths_folder
 from autotune.job_file import JobLike, as_job
 from autotune.machine.device_problems import warn_of
-from autotune.workload import model_problems, warn_of_bad_data
+from autotune.workload import model_findings, warn_of_bad_data
 from trials.data.epoch import CostWeights
 from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
@@ -53,7 +53,7 @@ class SampleDataset(Dataset[Encoded]):
         self.weights = cost_weights(model_shape(self.job.model, self.job.training), self.job.training)
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
-        warn_of(model_problems(self.encoder, self.job.model))
+        warn_of(model_findings(self.encoder, self.job.model))
         self.index, _ = hold_out(index, self.job.evaluation)
         self.records = report.records
 

@@ -56,20 +56,20 @@ def held_bytes(hardware: Hardware, groups: int = 1) -> int:
 
 
 def check_devices(hardware: Hardware, groups: int = 1) -> None:
-    """Log the problems as warnings. Raise HardwareError for the first one with which no rank can run."""
-    for problem in problems(situation(hardware, groups)):
-        if problem.prevents:
-            raise HardwareError(f"{problem.what}; {problem.remedy}")
-        warn_of([problem])
+    """Log the findings as warnings. Raise HardwareError for the first one with which no rank can run."""
+    for finding in findings(situation(hardware, groups)):
+        if finding.prevents:
+            raise HardwareError(f"{finding.what}; {finding.remedy}")
+        warn_of([finding])
 
 
 def warn_of(found: Iterable[Finding]) -> None:
-    for problem in found:
-        _log.warning("%s; %s", problem.what, problem.remedy)
+    for finding in found:
+        _log.warning("%s; %s", finding.what, finding.remedy)
 
 
-def problems(found: Situation) -> Iterator[Finding]:
-    """Yield the problems of a situation."""
+def findings(found: Situation) -> Iterator[Finding]:
+    """Yield what is wrong in a situation."""
     if found.hardware.accelerator == "cpu":
         yield from _without_devices(found)
         return

@@ -38,7 +38,7 @@ def documents(name: str, content: bytes) -> list[Document]:
             return [_of_header(content)]
         if name.endswith(".yaml"):
             found = strict_yaml.read(content)  # which leaves aliases alone: some would be more than memory holds
-            return [] if found.problems else [Document(root=_sections(found.value), written=_bytes)]
+            return [] if found.mistakes else [Document(root=_sections(found.value), written=_bytes)]
         if name.endswith(".json"):
             return [Document(root=_parsed(content.decode()), written=_bytes)]
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.errors import HardwareError
 from autotune.machine import device_problems, hardware
-from autotune.machine.device_problems import check_devices, held_bytes, problems, situation
+from autotune.machine.device_problems import check_devices, findings, held_bytes, situation
 from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
 from tests.machines.simulated_nvml import refuse, simulate
@@ -42,7 +42,7 @@ def of_second(answer: Any, otherwise: Any) -> Callable[..., Any]:
 
 
 def found(devices: int = 2) -> list[str]:
-    return [f"{each.what}; {each.remedy}" for each in problems(situation(probe_hardware(devices)))]
+    return [f"{each.what}; {each.remedy}" for each in findings(situation(probe_hardware(devices)))]
 
 
 def memory(used: int) -> SimpleNamespace:

@@ -51,6 +51,6 @@ def _from_yaml(path: Path, text: bytes) -> dict[str, Any] | None:
         document = strict_yaml.read(text)
     except strict_yaml.NotYaml as error:
         raise DataError(f"{path}: {error}; correct the file") from error
-    if document.problems:
-        raise DataError(f"{path}: {document.problems[0]}")
+    if document.mistakes:
+        raise DataError(f"{path}: {document.mistakes[0]}")
     return document.value if isinstance(document.value, dict) else None
