@@ -275,10 +275,10 @@ class Store(Trainings, Housekeeping):
         with self._database.transaction(write=True) as connection:
             studies.abandon_trial(connection, trial_id)
 
-    def running_trials(self, study_id: str | None = None) -> tuple[RunningTrial, ...]:
-        """Return the running trials of all studies or of one, in order of start. Empty for an unknown study."""
+    def running_trials(self) -> tuple[RunningTrial, ...]:
+        """Return the running trials of all studies, in order of start."""
         with self._database.transaction() as connection:
-            return studies.running(connection, study_id)
+            return studies.running(connection)
 
     def trials(
         self, study_id: str, *, known: Collection[str] = ()

@@ -213,10 +213,8 @@ def abandon_trial(connection: Connection, trial_id: str) -> None:
         rows.change(connection, TRIAL, trial_id, status=ABANDONED, finished=datetime.now(UTC))
 
 
-def running(connection: Connection, study_id: str | None) -> tuple[RunningTrial, ...]:
+def running(connection: Connection) -> tuple[RunningTrial, ...]:
     query = rows.whole(TRIAL).where(TRIAL.c.status == RUNNING).order_by(TRIAL.c.started, TRIAL.c.number)
-    if study_id is not None:
-        query = query.where(TRIAL.c.study_id == study_id)
     return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 

@@ -124,7 +124,7 @@ def test_of_agents_that_claim_a_plan_one_gets_it(store: Store) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         claimed = [trial for trials in threads.map(claim, ids) for trial in trials]
-    running = store.running_trials(study)
+    running = store.running_trials()
     assert sorted(claimed) == sorted(trial.id for trial in running)
     assert {trial.plan for trial in running} == {packed_plan(qv) for qv in range(6)}
     assert len(running) == 6

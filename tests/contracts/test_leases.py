@@ -86,7 +86,7 @@ def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
         store.claim_trial(study, packed_plan(), "sampled", {}, one)
     with pytest.raises(Superseded):
         store.take_resources(one, ["GPU-c"])
-    assert store.running_trials(study) == (running,)
+    assert store.running_trials() == (running,)
 
 
 def test_devices_of_an_agent_that_lives_are_refused_with_its_place(

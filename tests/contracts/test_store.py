@@ -80,7 +80,7 @@ def test_a_started_trial_is_running_with_its_plan(store: Store, plan: Plan) -> N
         id=trial.id, study_id=study, number=0, plan=plan, role="baseline-a", parameters={}, started=trial.started
     )
     assert is_recent(trial.started)
-    assert store.running_trials(study) == store.trials(study) == (trial,)
+    assert store.running_trials() == store.trials(study) == (trial,)
 
 
 def test_a_trial_comes_back_with_its_parameters(store: Store) -> None:
@@ -88,7 +88,7 @@ def test_a_trial_comes_back_with_its_parameters(store: Store) -> None:
     parameters = {"qv": 9, "fill": 0.5, "layout": "2x4", "shift": None}
     trial = store.start_trial(study, packed_plan(), "sampled", parameters)
     assert trial.parameters == parameters
-    assert store.running_trials(study) == (trial,)
+    assert store.running_trials() == (trial,)
     store.finish_trial(result_of(trial.id))
     assert store.trials(study)[0].parameters == parameters
 
@@ -116,7 +116,7 @@ def test_a_result_comes_back_equal(store: Store, outcome: Outcome) -> None:
     assert isinstance(stored, FinishedTrial)
     assert stored.result == result
     assert stored.result.finished.utcoffset() == timedelta(0)
-    assert store.running_trials(study) == ()
+    assert store.running_trials() == ()
 
 
 def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) -> None:
@@ -207,7 +207,7 @@ def test_an_abandoned_trial_is_not_running_but_keeps_a_late_result(store: Store)
     (abandoned,) = store.trials(study)
     assert isinstance(abandoned, AbandonedTrial)
     assert is_recent(abandoned.abandoned)
-    assert store.running_trials(study) == ()
+    assert store.running_trials() == ()
     assert store.answers(WORKLOAD.fingerprint) == ()
     store.finish_trial(result_of(trial.id))
     assert [answer.id for answer in store.answers(WORKLOAD.fingerprint)] == [trial.id]

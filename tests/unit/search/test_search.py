@@ -221,11 +221,11 @@ def test_a_killed_search_goes_on_and_loses_nothing(bench: Bench, last: int) -> N
         bench.search(study, Dying(last))
     before = bench.stored(study)
     assert len([trial for trial in before if ran(trial)]) == last - 1
-    assert len(bench.store.running_trials(study.id)) == 1
+    assert len(bench.store.running_trials()) == 1
     ledger = bench.search(study, pool)
     assert ledger.trials == bench.stored(study)
     assert ledger.trials[: len(before)] == before
-    assert bench.store.running_trials(study.id) == ()
+    assert bench.store.running_trials() == ()
     assert sum(isinstance(trial, AbandonedTrial) for trial in bench.store.trials(study.id)) == 1
     assert spent(ledger.trials) == 10
     once = [trial.plan for trial in ledger.trials if trial.role not in (Role.CONFIRM, Role.REFERENCE)]

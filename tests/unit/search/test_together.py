@@ -62,7 +62,7 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
     assert min(one.met, other.met) >= 2
     once = [trial.plan for trial in ledger.trials if trial.role not in REPEATS]
     assert len(set(once)) == len(once)
-    assert ledger.open == () == bench.store.running_trials(study.id)
+    assert ledger.open == () == bench.store.running_trials()
     assert [trial.number for trial in bench.stored(study)] == list(range(len(ledger.trials)))
 
 
@@ -116,9 +116,9 @@ def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench)
     with pytest.raises(Stopped):
         bench.search(study, Stopping(PREDICTOR), Endless(PREDICTOR))
     assert ended.is_set()
-    assert len(bench.store.running_trials(study.id)) == 2
+    assert len(bench.store.running_trials()) == 2
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=5)  # gives them up and goes on
-    assert bench.store.running_trials(study.id) == ()
+    assert bench.store.running_trials() == ()
     assert ledger.trials
 
 
@@ -148,7 +148,7 @@ def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
         for ledger in ledgers:
             ledger.catch_up()
             assert {trial.id for trial in ledger.trials} == {trial.id for trial in trials}
-        assert benches[0].store.running_trials(study.id) == ()
+        assert benches[0].store.running_trials() == ()
         with database(benches[0].store.optuna_url) as storage:
             found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
         recorded = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
@@ -234,7 +234,7 @@ def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench
     bench.on_end = listen
     bench.search(study, SimulatedLauncher(PREDICTOR))
     assert left
-    assert bench.store.running_trials(study.id) == ()
+    assert bench.store.running_trials() == ()
     with database(bench.store.optuna_url) as storage:
         found = optuna.load_study(study_name=study.name, storage=storage).get_trials()
     assert not any(each.state == TrialState.RUNNING for each in found)
