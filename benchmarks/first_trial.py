@@ -23,11 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.prediction.analytic import LABEL
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from benchmarks.cases import excerpts
 from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B
+from benchmarks.machines.analytic import LABEL
 from benchmarks.output.result import at_most, finish
 from benchmarks.packing import LENGTHS
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.solver [--repeats 20] [--milp-seconds 5] [--cases 24]
 
-Layer costs are those of an analytic device, see autotune/prediction/analytic.py: nothing is measured on one. Times of
+Layer costs are those of an analytic device, see benchmarks/machines/analytic.py: nothing is measured on one. Times of
 the solver are medians on one core, with the packs already made.
 """
 
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune.prediction.analytic import LABEL
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import Wanted
 from benchmarks.cases.solver import Case, cases, paper_case, speed_cases
+from benchmarks.machines.analytic import LABEL
 from benchmarks.output.result import at_least, at_most, finish, show
 from benchmarks.references.splits import Optimum, Program
 from trials.model.cut import cut

@@ -16,7 +16,6 @@ from typing import Any
 from typing_extensions import override
 
 from autotune.events import Event, TrialEnded
-from autotune.prediction.analytic import A100, analytic_costs
 from autotune.search.baselines import zero3_plan
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
@@ -25,6 +24,7 @@ from autotune.search.space.space import Space
 from autotune.search.space.tensor import further_cut
 from benchmarks.cases.mixed import DEGREES, MEMORY, Mixed
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_20B, INTERN_VIT_6B, INTERN_VIT_300M
+from benchmarks.machines.analytic import A100, analytic_costs
 from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.search import search
 from trials import wire

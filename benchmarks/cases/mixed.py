@@ -6,10 +6,10 @@ from functools import cached_property, lru_cache
 import numpy as np
 from typing_extensions import override
 
-from autotune.prediction.analytic import A100, analytic_costs
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.workloads import SimulatedWorkload
+from benchmarks.machines.analytic import A100, analytic_costs
 from benchmarks.packing import index_of
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from benchmarks.packing import WEIGHTS, index_of
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex

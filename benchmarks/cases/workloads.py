@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from autotune.prediction.features import COSTS, scaled
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
@@ -25,6 +24,7 @@ from benchmarks.cases.solver import (
     INTERN_VIT_300M,
     lengths,
 )
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from benchmarks.packing import WEIGHTS
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from trials.data.epoch import Epoch, EpochSettings, build_epoch

@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.space import Space
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_7B, INTERN_VIT_300M, lengths
 from benchmarks.cases.workloads import SimulatedWorkload
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from benchmarks.machines.dials import Dials, drawn_dials
 from benchmarks.machines.kernels import drawn_device
 from benchmarks.machines.layers import layer_works

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.prediction.analytic import LanguageShape, VisionShape
+from benchmarks.machines.analytic import LanguageShape, VisionShape
 from trials.layer_costs import LayerKind
 
 ELEMENT_BYTES = 2

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.prediction.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from trials.layer_costs import KINDS
 
 VISION = VisionShape(layers=45, hidden=3200, mlp=12_800, tokens=1025, image_tokens=256)
