@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
@@ -23,6 +22,7 @@ from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, of_winner
 from autotune.search.compiling import decided
 from autotune.training.full_training import Launched, check_first_steps
+from autotune.training.launched_report import launched_document, launched_text
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -31,11 +31,6 @@ from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
-from trials.tasks.training.progress import Evaluated
-from trials.units import number_of
-
-_LONG_DATA_WAIT = 0.02
-"""Share of a training's time above which more workers are worth their cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +97,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         )
         last, launched = _launch(options, bench, chosen, certificate, how)
         workers = bench.prepared.job.data.workers
-    options.give(lambda: _launch_document(last, launched), lambda: _launch_text(last, launched, workers))
+    options.give(lambda: launched_document(last, launched), lambda: launched_text(last, launched, workers))
 
 
 def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:
@@ -126,8 +121,8 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         chosen, launched = _launch(options, bench, of_winner(best), certificate, how)
         workers = bench.prepared.job.data.workers
     options.give(
-        lambda: {"best": study_report.best_document(best, ran), "launch": _launch_document(chosen, launched)},
-        lambda: _launch_text(chosen, launched, workers),
+        lambda: {"best": study_report.best_document(best, ran), "launch": launched_document(chosen, launched)},
+        lambda: launched_text(chosen, launched, workers),
     )
 
 
@@ -176,54 +171,3 @@ def _launch(
         )
         raise Terminated(noted[-1].number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
     return training.chosen, launched
-
-
-def _launch_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
-    last, best = _last_and_best(launched)
-    return {
-        "plan": chosen.plan.id,
-        "steps": launched.report.steps,
-        "finished": launched.report.finished,
-        "model": None if launched.report.model is None else str(launched.report.model),
-        "blank_samples": launched.blank_samples,
-        "training_samples_per_second": launched.training_samples_per_second,
-        "disturbance": launched.disturbance,
-        "data_wait_share": launched.data_wait_share,
-        "drift": None if launched.drift is None else wire.to_document(launched.drift),
-        "retunes": [wire.to_document(each) for each in launched.retunes],
-        "promised_samples_per_second": chosen.speed.mean if chosen.speed else None,
-        "last_evaluation": wire.to_document(last) if last else None,
-        "best_evaluation": wire.to_document(best) if best else None,
-    }
-
-
-def _launch_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
-    steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}"]
-    if (measured := launched.training_samples_per_second) is not None:
-        speed = chosen.speed
-        promised = (
-            f", promised {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
-        )
-        lines.append(f"Measured {measured:.1f} samples/s{promised}")
-    if launched.disturbance is not None:
-        lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
-    lines += [retune.text for retune in launched.retunes]
-    if launched.drift is not None:
-        lines.append(f"Drift: {launched.drift}")
-    if (waited := launched.data_wait_share) is not None:
-        remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
-        lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")
-    last, best = _last_and_best(launched)
-    if last and best:
-        at = "the best" if best == last else f"best {best.evaluation_loss:.3f} after step {best.step}"
-        lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}")
-    if launched.report.model is not None:
-        lines.append(f"The model is in {launched.report.model}")
-    return "\n".join(lines)
-
-
-def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:
-    """Return the last evaluation of the training, and the first one with the lowest loss; None where there is none."""
-    found = launched.evaluations
-    return (found[-1], min(found, key=lambda each: each.evaluation_loss)) if found else (None, None)

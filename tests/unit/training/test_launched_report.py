@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.cli.work import _launch_text
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
+from autotune.training.launched_report import launched_text
 from tests.values.storage import packed_plan
 from trials.tasks.answer import TrainingReport
 from trials.tasks.training.progress import Evaluated
@@ -21,7 +21,7 @@ from trials.tasks.training.progress import Evaluated
 def test_a_long_wait_for_data_comes_with_its_remedy(share: float | None, expected: str) -> None:
     report = TrainingReport(steps=8, finished=True, model=None, blank_samples=0)
     launched = Launched(report=report, training_samples_per_second=9.0, data_wait_share=share, steps=8, blank_samples=0)
-    text = _launch_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
     assert text.splitlines()[2:] == [expected] * bool(expected)
 
 
@@ -35,7 +35,7 @@ def test_what_slowed_a_launch_down_is_named() -> None:
         blank_samples=0,
         disturbance=reason,
     )
-    text = _launch_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
     assert text.splitlines()[2:] == [f"Disturbed: {reason}; on an idle machine the training is faster"]
 
 
@@ -53,7 +53,7 @@ def test_the_last_and_the_best_evaluation_are_named() -> None:
             blank_samples=0,
             evaluations=tuple(found),
         )
-        return _launch_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3).splitlines()[-1]
+        return launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3).splitlines()[-1]
 
     assert text(2.0, 1.5) == "Evaluation loss 1.500 after step 2, the best"
     assert text(2.0, 1.25, 1.5, 1.25, 3.0) == "Evaluation loss 3.000 after step 5, best 1.250 after step 2"

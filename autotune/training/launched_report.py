@@ -1,0 +1,65 @@
+"""The result of a launch as text, and as values for programs."""
+
+from typing import Any
+
+from autotune.results.known_plan import KnownPlan
+from autotune.training.full_training import Launched
+from trials import wire
+from trials.tasks.training.progress import Evaluated
+from trials.units import number_of
+
+_LONG_DATA_WAIT = 0.02
+"""Share of a training's time above which more workers are worth their cores."""
+
+
+def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
+    """Return the values for programs."""
+    last, best = _last_and_best(launched)
+    return {
+        "plan": chosen.plan.id,
+        "steps": launched.report.steps,
+        "finished": launched.report.finished,
+        "model": None if launched.report.model is None else str(launched.report.model),
+        "blank_samples": launched.blank_samples,
+        "training_samples_per_second": launched.training_samples_per_second,
+        "disturbance": launched.disturbance,
+        "data_wait_share": launched.data_wait_share,
+        "drift": None if launched.drift is None else wire.to_document(launched.drift),
+        "retunes": [wire.to_document(each) for each in launched.retunes],
+        "promised_samples_per_second": chosen.speed.mean if chosen.speed else None,
+        "last_evaluation": wire.to_document(last) if last else None,
+        "best_evaluation": wire.to_document(best) if best else None,
+    }
+
+
+def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
+    """Return the lines for people; `workers` are the loading processes per rank."""
+    steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}"]
+    if (measured := launched.training_samples_per_second) is not None:
+        speed = chosen.speed
+        promised = (
+            f", promised {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
+        )
+        lines.append(f"Measured {measured:.1f} samples/s{promised}")
+    if launched.disturbance is not None:
+        lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
+    lines += [retune.text for retune in launched.retunes]
+    if launched.drift is not None:
+        lines.append(f"Drift: {launched.drift}")
+    if (waited := launched.data_wait_share) is not None:
+        remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
+        lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")
+    last, best = _last_and_best(launched)
+    if last and best:
+        at = "the best" if best == last else f"best {best.evaluation_loss:.3f} after step {best.step}"
+        lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}")
+    if launched.report.model is not None:
+        lines.append(f"The model is in {launched.report.model}")
+    return "\n".join(lines)
+
+
+def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:
+    """Return the last evaluation of the training, and the first one with the lowest loss; None where there is none."""
+    found = launched.evaluations
+    return (found[-1], min(found, key=lambda each: each.evaluation_loss)) if found else (None, None)
