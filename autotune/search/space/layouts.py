@@ -9,6 +9,7 @@ from trials.workload import ModelShape, Workload
 
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 _SHARDING: tuple[ZeroStage, ...] = (2, 3)
+_ZERO_STAGES = (*_ZERO_OF_DATA_PARALLEL, *_SHARDING)
 OFFLOADS: dict[str, Offload] = {"ov": "vision", "ol": "language", "ovl": "both"}
 """Kinds of layers that offload, by the end of a layout's name."""
 _NAME = re.compile(r"p(\d{1,9})-d(\d{1,9})(?:-t(\d{1,9}))?-z([0-3])(?:-w(\d{1,9}))?(?:-(ov|ol|ovl))?")
@@ -66,7 +67,7 @@ def named_layout(name: str, workload: Workload) -> Layout | None:
             pipeline=pipeline,
             data=data,
             tensor=tensor,
-            zero=zero,  # type: ignore[arg-type]
+            zero=_ZERO_STAGES[zero],
             reduce_within=within,
             offload=OFFLOADS.get(found[6], "none"),
         )
