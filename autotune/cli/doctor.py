@@ -1,6 +1,7 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from trials.job import Job
 
 _Part = dict[str, Any] | None
+_MUCH_BYTES = 1 << 30
+"""Size of the work folder from which it is worth a look."""
 
 
 def examine(options: Options, file: "JobFile | None") -> None:
@@ -35,10 +38,11 @@ def examine(options: Options, file: "JobFile | None") -> None:
     job, outline = outline_of(file) if file else (None, None)
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
-    groups = job.search.parallel if job else 1
+    groups, folder = job.search.parallel if job else 1, work_folder(url)
     findings = [
         *device_problems.findings(situation(hardware, groups)),
-        *_spool_findings(spool_folder(work_folder(url))),
+        *_spool_findings(spool_folder(folder)),
+        *_work_findings(folder),
     ]
     work, report = survey(options, job, outline) if job and outline else (None, None)
     database, problem, setting = None, None, None
@@ -130,6 +134,24 @@ def _spool_findings(folder: Path) -> Iterator[Finding]:
             what=f"results in {folder} that were cut off by a kill or a full disk: {left}",
             remedy="delete the .*.partial files",
         )
+
+
+def _work_findings(folder: Path) -> Iterator[Finding]:
+    # No command removes them: others on the same database read them, and so do those that a dry run has printed.
+    if (size := _size(folder)) > _MUCH_BYTES:
+        yield Finding(
+            what=f"indexes of data and files of ranks in {folder}: {size / 2**30:.1f} GiB",
+            remedy="while no command of autotune runs, delete all but `spool` and `certificates` there; indexes are "
+            "made again, and logs of ranks are lost",
+        )
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # a process has removed it
+            size += path.lstat().st_size
+    return size
 
 
 def _data_findings(report: "IndexReport") -> Iterator[Finding]:

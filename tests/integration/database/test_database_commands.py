@@ -186,6 +186,19 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
     assert "problem  " in text("doctor")
 
 
+def test_the_doctor_names_a_work_folder_that_has_become_large(store: Store) -> None:
+    folder = work_folder(default_url())
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "index-0123456789abcdef.npz").open("wb") as file:
+        file.truncate(1 << 29)
+    assert document("doctor")["findings"] == []
+    with (folder / "index-fedcba9876543210.npz").open("wb") as file:
+        file.truncate(1 << 30)
+    (finding,) = document("doctor")["findings"]
+    assert finding["what"] == f"indexes of data and files of ranks in {folder}: 1.5 GiB"
+    assert "delete all but `spool` and `certificates` there" in finding["remedy"]
+
+
 def test_the_doctor_counts_what_is_stored(home: Path) -> None:
     with open_store() as store:
         store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
