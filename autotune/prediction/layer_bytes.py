@@ -10,6 +10,7 @@ from autotune.prediction.costs import Array
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.data.records.sample import Ints
+from trials.engine.static_memory import bucket_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
@@ -32,7 +33,7 @@ class LayerBytes:
     def of(cls, costs: LayerCosts, degree: int, layout: Layout, factor: float, element_bytes: int) -> "LayerBytes":
         """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it.
 
-        With ZeRO 3, weights of `element_bytes` that are gathered are transient.
+        With ZeRO 3, weights of `element_bytes` that are gathered are transient; so is the buffer for gradients.
         """
         tensor = layout.tensor
         layers = [costs[kind] for kind in KINDS]
@@ -50,11 +51,14 @@ class LayerBytes:
         for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
             gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
         weights = layout.shares_weights * element_bytes * np.array([(0, 0, 0, count) for count in gathered])
+        # A meter that counts what is transient counts the buffers of the engine too.
+        is_counted = any(any(layer.transient_bytes) for layer in layers)
+        buffers = np.array([0, 0, 0, is_counted * bucket_bytes(layout, element_bytes)])
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
             kept=factor * np.array([layer.kept_bytes for layer in layers]),
             shared=factor * np.array([layer.shared_bytes for layer in layers]),
-            transient=factor * np.array([layer.transient_bytes for layer in layers]) + weights,
+            transient=factor * np.array([layer.transient_bytes for layer in layers]) + weights + buffers,
             inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
             offloaded=offloaded,
         )

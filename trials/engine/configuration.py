@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from trials.engine.gathering import SETTINGS
+from trials.engine.static_memory import BUCKET
 from trials.job import TrainingSection
 from trials.plan import Layout
 
@@ -17,7 +18,7 @@ def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype)
         "zero_optimization": {
             "stage": layout.zero,
             "overlap_comm": False,
-            "reduce_bucket_size": 50_000_000,
+            "reduce_bucket_size": BUCKET,
             **(SETTINGS if layout.shares_weights else {}),
         },
         # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the

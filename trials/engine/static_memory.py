@@ -8,6 +8,21 @@ from trials.plan import Layout
 GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient: micro-batches are summed, and data ranks averaged, in float32."""
 
+BUCKET = 50_000_000
+"""Gradients that are joined for one message."""
+
+
+def bucket_bytes(layout: Layout, element_bytes: int) -> int:
+    """Return the bytes of DeepSpeed's buffer for gradients in backward passes, with a copy in float32 for a message.
+
+    Stages of a pipeline have it only after their passes, as have ZeRO 0, and ZeRO 1 with bfloat16 weights.
+    """
+    if layout.pipeline > 1 or layout.zero == 0 or (layout.zero == 1 and element_bytes == 2):
+        return 0
+    buffer = element_bytes if layout.zero == 2 else GRADIENT_BYTES
+    copy = GRADIENT_BYTES if element_bytes < GRADIENT_BYTES else 0
+    return BUCKET * (buffer + copy)
+
 
 def static_bytes(parameters: int, element_bytes: int, layout: Layout, *, frozen: int = 0) -> int:
     """Return the bytes of weights, gradients and AdamW's states of a stage, whose `frozen` parameters do not train."""

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -5,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from tests.values.search import COSTS, INDEX, epoch_of
+from tests.values.training import PACKED, plan_of
+from trials.engine import static_memory
 from trials.engine.static_memory import stages_static_bytes, static_bytes
+from trials.layer_costs import LayerCosts
+from trials.model.cut import cut
 from trials.plan import Layout, ZeroStage
 
 zeros: st.SearchStrategy[ZeroStage] = st.sampled_from([0, 1, 2, 3])
@@ -34,3 +43,35 @@ def _exact(parameters: int, frozen: int, element_bytes: int, data: int, zero: in
 def test_a_half_byte_is_rounded_to_the_even_one(parameters: int, expected: int) -> None:
     layout = Layout(pipeline=1, data=8, zero=1)
     assert static_bytes(parameters, 2, layout) == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "of_float32", "of_bfloat16"),
+    [
+        (Layout(pipeline=1, data=2, zero=0), 0, None),
+        (Layout(pipeline=1, data=1, zero=1), 4, 0),
+        (Layout(pipeline=1, data=2, zero=2), 4, 6),
+        (Layout(pipeline=1, data=2, zero=3), 4, 8),
+        (Layout(pipeline=2, data=2, zero=1), 0, 0),
+    ],
+)
+def test_a_device_holds_the_buffer_for_gradients_in_backward_passes(
+    layout: Layout, of_float32: int, of_bfloat16: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def expected(costs: LayerCosts, element_bytes: int, bucket: int) -> Array:
+        monkeypatch.setattr(static_memory, "BUCKET", bucket)
+        predictor = Predictor(costs, epoch_of(INDEX), element_bytes)
+        plan = plan_of(*(("5+0", "0+4") if layout.pipeline == 2 else ("5+4",)), packing=PACKED)
+        parts = Parts.of(cut(plan))
+        return predictor.stage_bytes(parts, layout, np.arange(len(parts)), predictor.sizes(PACKED, layout))
+
+    layers = tuple((kind, replace(cost, transient_bytes=(0, 0, 0, 1000))) for kind, cost in COSTS.layers)
+    on_device, bucket = replace(COSTS, layers=layers), 50_000_000
+    for element_bytes, of_element in ((4, of_float32), (2, of_bfloat16)):
+        if of_element is not None:
+            further = [
+                expected(costs, element_bytes, bucket) - expected(costs, element_bytes, 0)
+                for costs in (on_device, COSTS)
+            ]
+            assert further[0] == pytest.approx(bucket * of_element)
+            assert further[1] == pytest.approx(0)
