@@ -1,9 +1,10 @@
 """Sessions: the engine, data and memory meter of one rank for one request, built and closed together."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -20,7 +21,7 @@ from trials.engine.configuration import configuration
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.gathering import share_weights
 from trials.engine.memory import MemoryMeter, memory_meter
-from trials.errors import NotFinite
+from trials.errors import DataError, NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
@@ -37,6 +38,8 @@ from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.request import Request
 
 _WHOLE = SharingGroup()
+_LATEST = 32
+"""Samples of which most have to be readable."""
 
 WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
 """Allocates the parts of a model at some paths on a device, and fills them."""
@@ -55,6 +58,8 @@ class Session:
     encoder: Encoder
     blank_samples: int = 0
     """Samples of this rank so far that could not be read, counted each time they were shown."""
+    latest: deque[tuple[int, int]] = field(default_factory=deque)
+    """(blank samples, all samples) of each of this rank's latest packs."""
 
     def epoch(self, number: int) -> Epoch:
         """Build the packs and steps of epoch `number`: the same on every rank."""
@@ -79,7 +84,9 @@ class Session:
         workers: int | None = None,
         on_error: Literal["skip", "fail"] | None = None,
     ) -> Generator[MicroBatch, None, None]:
-        """Yield this rank's packs of these steps in order; close it when done. Raise DataError for `on_error: fail`.
+        """Yield this rank's packs of these steps in order; close it when done.
+
+        Raise DataError for `on_error: fail`, and where most of the latest samples cannot be read.
 
         `workers` and `on_error` replace those of `data` in the job.
         """
@@ -98,7 +105,20 @@ class Session:
             within=self.engine.stage.tensor.share,
         ):
             self.blank_samples += len(batch.faults)
+            self._check_readable(batch)
             yield batch
+
+    def _check_readable(self, batch: MicroBatch) -> None:
+        """Raise DataError where more than half of the latest samples are blank: nothing is learned from them."""
+        self.latest.append((len(batch.faults), len(batch.tokens.lengths)))
+        while sum(count for _, count in self.latest) - self.latest[0][1] >= _LATEST:
+            self.latest.popleft()
+        blank, samples = map(sum, zip(*self.latest, strict=True))
+        if batch.faults and samples >= _LATEST and 2 * blank > samples:
+            raise DataError(
+                f"{blank} of the last {samples} samples cannot be read, the last one: {batch.faults[-1]}; restore the "
+                "files, and run the same command again, which goes on from the last checkpoint"
+            )
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.

@@ -1,6 +1,7 @@
 """The full training: checkpoints, exact resume, and a final model that transformers reads."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -288,6 +289,18 @@ def test_an_image_that_is_damaged_later_does_not_end_the_training(
     # Both stages leave out the same samples. The checks before the checkpoints read the first pack again.
     showing = sum(picture in prepared.index.sample(row).images for row in range(48))
     assert [report.blank_samples for report in reports] == [showing, showing]
+
+
+def test_a_training_whose_images_are_all_gone_ends_with_an_error(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared, _ = job_with_pictures(shallow, tmp_path)
+    for picture in {image for row in range(48) for image in prepared.index.sample(row).images}:
+        assert isinstance(picture, Path)
+        picture.unlink()
+    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(answer, Crash), answer
+    assert re.search(r"\d+ of the last \d+ samples cannot be read, the last one: .*jsonl:\d+: ", answer.detail)
+    assert "restore the files, and run the same command again" in answer.detail
+    assert not (prepared.job.training.output / "model").exists()
 
 
 def test_an_image_that_was_trained_on_and_is_then_damaged_prevents_no_checkpoint(
