@@ -37,6 +37,8 @@ class LayerBytes:
         """
         tensor = layout.tensor
         layers = [costs[kind] for kind in KINDS]
+        # A meter that counts what is transient counts the buffers of the engine too.
+        is_counted = any(any(layer.transient_bytes) for layer in layers)
         if degree * tensor > 1:
             of_ranks, language = costs.shared_by(degree * tensor), KINDS.index("language")
             units, tokens, squares, constant = of_ranks.shared_bytes
@@ -51,8 +53,6 @@ class LayerBytes:
         for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
             gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
         weights = layout.shares_weights * element_bytes * np.array([(0, 0, 0, count) for count in gathered])
-        # A meter that counts what is transient counts the buffers of the engine too.
-        is_counted = any(any(layer.transient_bytes) for layer in layers)
         buffers = np.array([0, 0, 0, is_counted * bucket_bytes(layout, element_bytes)])
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
