@@ -3,7 +3,6 @@
 import numpy as np
 
 from autotune.prediction.costs import Array
-from autotune.prediction.curves import Curves
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import TOWERS, Layout
 
@@ -18,7 +17,6 @@ class Freeing:
 
     def __init__(self, costs: LayerCosts) -> None:
         layers = [costs[kind] for kind in KINDS]
-        self._curves = Curves(costs)
         self._again = np.array([layer.recompute_seconds for layer in layers])
         self._kept = np.array([layer.kept_bytes for layer in layers])
         self._passes = tuple(
@@ -27,13 +25,12 @@ class Freeing:
         )
         self._per_byte = costs.host_seconds_per_byte or (0.0, 0.0)
 
-    def seconds(self, sizes: Array, layout: Layout) -> Array:
-        """Return the seconds for packs of `sizes` [packs, 4], [packs, kinds].
+    def seconds(self, sizes: Array, curves: Array, layout: Layout) -> Array:
+        """Return the seconds for packs of `sizes` [packs, 4], with the `curves` at these sizes, [packs, kinds].
 
         What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after
         it runs backward. Packs wait where a copy takes longer than the pass of such a layer.
         """
-        curves = self._curves.at(sizes)
         seconds: Array = curves * (sizes @ self._again.T)
         if kinds := offloaded_kinds(layout):
             copied = sizes @ self._kept[kinds].T

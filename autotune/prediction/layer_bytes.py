@@ -10,7 +10,7 @@ from autotune.prediction.costs import Array
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.data.records.sample import Ints
-from trials.engine.static_memory import bucket_bytes
+from trials.engine.static_memory import buffer_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
@@ -53,7 +53,7 @@ class LayerBytes:
         for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
             gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
         weights = layout.shares_weights * element_bytes * np.array([(0, 0, 0, count) for count in gathered])
-        buffers = np.array([0, 0, 0, is_counted * bucket_bytes(layout, element_bytes)])
+        buffers = np.array([0, 0, 0, is_counted * buffer_bytes(layout, element_bytes)])
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
             kept=factor * np.array([layer.kept_bytes for layer in layers]),

@@ -126,6 +126,8 @@ class StageMemory:
 
     def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
         """Return what packs in flight keep in the host's memory, [stages], as if all were the heaviest one."""
+        if layout.offload == "none":
+            return np.zeros(len(of_levels[0]))
         heaviest = [
             _largest_alone(packs, of_layers.on_host(parts), of_layers.columns)
             for packs, parts in zip(sizes.of_levels, of_levels, strict=True)

@@ -257,7 +257,7 @@ class Predictor:
             load=self.load_seconds(parts, sizes.whole),
             forward=forward,
             backward=backward,
-            recompute=self._freeing.seconds(sizes.table, layout) @ parts.recomputed.T,
+            recompute=self._freeing.seconds(sizes.table, curves, layout) @ parts.recomputed.T,
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
@@ -330,7 +330,8 @@ class Predictor:
 
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Array) -> tuple[Array, Array]:
         """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
-        curves, freeing = self._curves.at(sizes), self._freeing.seconds(sizes, layout)
+        curves = self._curves.at(sizes)
+        freeing = self._freeing.seconds(sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
         return forward @ parts.layers.T, backward @ parts.layers.T + freeing @ parts.recomputed.T
 

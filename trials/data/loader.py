@@ -50,7 +50,7 @@ class MicroBatch:
         every = (self.pixel_values, tokens.input_ids, tokens.positions, tokens.grids, self.labels, self.weights)
         tensors = [tensor for tensor in every if tensor is not None]
         size = sum(tensor.nbytes for tensor in tensors) / 2**20
-        with shared_memory(f"for a pack of {size:.1f} MiB beside those before it, of which each data worker keeps two"):
+        with shared_memory(f"for another pack of {size:.1f} MiB, of which each data worker keeps two"):
             for tensor in tensors:
                 tensor.share_memory_()
 

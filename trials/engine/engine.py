@@ -29,9 +29,8 @@ from trials.engine.muon import import_uncompiled
 from trials.engine.node_reduction import NodeReduction
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.overlapped_averages import OverlappedAverages
-from trials.engine.replicas import sum_gradients
+from trials.engine.replicas import in_buckets, sum_gradients
 from trials.engine.state import OptimizerState
-from trials.engine.static_memory import BUCKET
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
@@ -276,23 +275,8 @@ def _average(
     engine: Any, gradients: Iterable[torch.Tensor], *, dp_group: Any, dp_world_size: int | None = None, **_: Any
 ) -> None:
     """Average gradients over data ranks, joined in buckets. DeepSpeed would copy half a billion of them at once."""
-    for bucket in _buckets(gradients):
+    for bucket in in_buckets(gradients):
         engine.allreduce_and_copy(bucket, dp_group, dp_world_size)
-
-
-def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield gradients of up to BUCKET elements together; larger ones alone, as these need no copy."""
-    small: list[torch.Tensor] = []
-    for gradient in gradients:
-        if gradient.numel() >= BUCKET:
-            yield [gradient]
-        else:
-            if sum(each.numel() for each in small) + gradient.numel() > BUCKET:
-                yield small
-                small = []
-            small.append(gradient)
-    if small:
-        yield small
 
 
 def _load(engine: Any, buffer_id: int) -> None:

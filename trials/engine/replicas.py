@@ -8,10 +8,8 @@ import torch
 from deepspeed import comm
 from torch import nn
 
+from trials.engine.static_memory import BUCKET
 from trials.model.stage import StageModule
-
-_BUCKET = 50_000_000
-"""Most elements that are added up in one message: small gradients are copied together."""
 
 
 def sum_gradients(engine: Any, stage: StageModule) -> None:
@@ -20,7 +18,7 @@ def sum_gradients(engine: Any, stage: StageModule) -> None:
         return
     buffers = float_buffers(engine)
     replicas = [each for each in stage.parameters() if each.requires_grad and each not in stage.slices]
-    for bucket in _buckets(gradient_of(each, buffers) for each in replicas):
+    for bucket in in_buckets(gradient_of(each, buffers) for each in replicas):
         if len(bucket) == 1 and bucket[0].is_contiguous():
             comm.all_reduce(bucket[0], group=stage.tensor.group)
             continue
@@ -47,12 +45,12 @@ def gradient_of(parameter: nn.Parameter, buffers: Mapping[nn.Parameter, torch.Te
     return parameter.grad
 
 
-def _buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+def in_buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield consecutive gradients that make up one message; large ones alone, so that they are not copied."""
     bucket: list[torch.Tensor] = []
     size = 0
     for gradient in gradients:
-        if bucket and size + gradient.numel() > _BUCKET:
+        if bucket and size + gradient.numel() > BUCKET:
             yield bucket
             bucket, size = [], 0
         bucket.append(gradient)

@@ -9,10 +9,10 @@ GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient: micro-batches are summed, and data ranks averaged, in float32."""
 
 BUCKET = 50_000_000
-"""Gradients that are joined for one message."""
+"""Most gradients that are joined for one message."""
 
 
-def bucket_bytes(layout: Layout, element_bytes: int) -> int:
+def buffer_bytes(layout: Layout, element_bytes: int) -> int:
     """Return the bytes of DeepSpeed's buffer for gradients in backward passes, with a copy in float32 for a message.
 
     Stages of a pipeline have it only after their passes, as have ZeRO 0, and ZeRO 1 with bfloat16 weights.

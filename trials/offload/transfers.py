@@ -1,4 +1,4 @@
-"""Copies between the device and page-locked memory of the host, beside the computation."""
+"""Copies between the device and page-locked memory of the host, while the device computes."""
 
 import torch
 

@@ -26,7 +26,7 @@ def recognises(arguments: Arguments) -> bool:
 def settings(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments of Trainer and of Qwen-VL, which freezes all parts by default."""
     # Data sets alone are read; with them, `data_path` is an argument of a fork.
-    names = {**transformers_trainer.NAMES, "data_path": "data_path beside dataset_use"}
+    names = {**transformers_trainer.NAMES, "data_path": "data_path (dataset_use replaces it)"}
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, names)
     if str(arguments.values.get("lora_enable", "false")).lower() == "true":
         # Only layers of the language model have the names in `lora_target`; the `tune_` arguments have no effect.

@@ -229,8 +229,8 @@ def test_data_workers_without_room_in_shared_memory_end_with_what_to_do(example:
         f"shared memory (/dev/shm) has 0.0 MiB, 0.0 MiB of it free, too little to start data workers; {remedy}"
     )
     what = (
-        r"has 0\.1 MiB, 0\.\d MiB of it free, too little for a pack of 0\.\d MiB beside those before it, of which each "
-        "data worker keeps two; "
+        r"has 0\.1 MiB, 0\.\d MiB of it free, too little for another pack of 0\.\d MiB, of which each data worker "
+        "keeps two; "
     )
     assert re.search(f"{what}{re.escape(remedy)}$", little), little
     assert re.fullmatch(r"\d+ packs", without_workers)

@@ -224,7 +224,7 @@ def test_a_share_of_all_steps_is_named() -> None:
 def test_the_data_sets_of_qwen_vl_are_those_that_it_names_with_their_percentages() -> None:
     job, notes = converted(QWEN_VL.replace("--dataset_use train.jsonl", "--dataset_use train.jsonl%20 --data_path x"))
     assert [(source.path.name, source.sampling) for source in job.data.sources] == [("train.jsonl", "random:20%")]
-    assert "Not taken over: data_path beside dataset_use" in notes
+    assert "Not taken over: data_path (dataset_use replaces it)" in notes
 
 
 def test_only_what_has_the_form_of_a_hub_id_is_to_be_downloaded() -> None:

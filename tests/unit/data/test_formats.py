@@ -62,7 +62,7 @@ MESSAGE_FAULTS: list[tuple[object, str]] = [
     ([{"role": "user", "value": "a"}], "it has `value`, rename that to `content`"),
     ([{"role": "critic", "content": "a"}], "expected user, tool, observation"),
     ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "`tool_calls`, which is not supported"),
-    ([TURN, {**ANSWER, "reasoning_content": "Hm."}], "turn 2 has `reasoning_content` beside its text"),
+    ([TURN, {**ANSWER, "reasoning_content": "Hm."}], "turn 2 has `reasoning_content` as well as its text"),
     ([{"role": "user", "content": [{"type": "audio", "audio": "a.wav"}]}], "part 1 of turn 1 is 'audio'"),
     ([{"role": "user", "content": ["a"]}], "part 1 of turn 1 is 'a'; expected a text, an image or a video"),
     ([{"role": "user", "content": [{"type": "text", "text": None}]}], "part 1 of turn 1 is not a text but null"),

@@ -62,7 +62,9 @@ def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
         if turn.get(key):
             raise RecordError(f"{where} has `{key}`, which is not supported; write the call as its text")
     if reasoning := next((key for key in _REASONING if turn.get(key)), None):
-        raise RecordError(f"{where} has `{reasoning}` beside its text, which is not supported; write it into the text")
+        raise RecordError(
+            f"{where} has `{reasoning}` as well as its text, which is not supported; write it into the text"
+        )
     for key in _WEIGHTS:
         if turn.get(key) is not None and not turn[key]:
             raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; remove the key")

@@ -11,7 +11,7 @@ from tests.machines.update_peaks import peaks_of_step
 from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.engine import static_memory
-from trials.engine.static_memory import bucket_bytes
+from trials.engine.static_memory import buffer_bytes
 from trials.plan import Padded, Plan, ZeroStage
 from trials.tasks.request import Training
 
@@ -56,7 +56,7 @@ def test_backward_passes_hold_the_predicted_buffer(wide_shallow: Path, tmp_path:
         for size in (BUCKET, 50 * BUCKET)
     )
     for (dtype, plan), (less, _), (more, _) in zip(CASES, small, large, strict=True):
-        of_element = bucket_bytes(plan.layout, 2 if dtype == "bfloat16" else 4) / static_memory.BUCKET
+        of_element = buffer_bytes(plan.layout, 2 if dtype == "bfloat16" else 4) / static_memory.BUCKET
         expected, further = 49 * BUCKET * of_element, 5 * BUCKET * 4
         # The gradients fill less than half of the large buffer, and a message has a copy of those alone.
         assert 0.5 * expected - further <= more - less <= expected + further, (dtype, plan)
