@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from trials.launchers.forked import ForkedRank
-from trials.machine.control_groups import kills_for_memory, usable_memory_bytes
+from trials.machine.control_groups import KillsForMemory, usable_memory_bytes
 from trials.outcome import Crash
 from trials.tasks.answer import UNWRITABLE
 
@@ -29,7 +29,7 @@ class Processes:
             for name, value in os.environ.items()
             if name not in _NOT_INHERITED and not name.startswith("PG")
         }
-        self._kills_before = kills_for_memory()
+        self._kills_for_memory = KillsForMemory()
         self._ranks: list[ForkedRank] = []
         try:
             for rank, environment in enumerate(environments):
@@ -56,8 +56,8 @@ class Processes:
 
     @property
     def short_of_memory(self) -> bool:
-        """Whether memory has run out since the ranks were started, so that the kernel killed processes."""
-        return kills_for_memory() > self._kills_before
+        """Whether memory has run out here since the ranks were started, so that the kernel killed processes."""
+        return self._kills_for_memory.any
 
     def stop(self) -> None:
         """Ask every rank to end, by SIGTERM: a training does so after its step, anything else at once."""

@@ -40,13 +40,30 @@ def core_quotas(membership: str, mount: Path = _MOUNT) -> Iterator[float]:
             yield int(numbers[0]) / int(numbers[1])
 
 
-def kills_for_memory() -> int:
-    """Return how many processes the kernel has killed because memory ran out, since its start; 0 if it does not say."""
-    for line in _read(Path("/proc/vmstat")).splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill":
-            return int(count)
-    return 0
+class KillsForMemory:
+    """Kills by the kernel because memory ran out, in the control group of this process, from now on.
+
+    The processes that this one starts are in its group. Those of other containers, pods and jobs are not: what ends
+    them says nothing about a process here. A machine without control groups has one count for all.
+    """
+
+    def __init__(self, membership: str | None = None, mount: Path = _MOUNT) -> None:
+        """Count in the group that `membership`, the text of /proc/self/cgroup, names below `mount`."""
+        groups = _groups(_memberships() if membership is None else membership, mount, "memory")
+        files = (group / ("memory.oom_control" if version == 1 else "memory.events") for group, version in groups)
+        self._file = next((file for file in files if _kills(file) is not None), Path("/proc/vmstat"))
+        self._before = _kills(self._file)
+
+    @property
+    def any(self) -> bool:
+        """Whether there was one; False where the kernel does not count them."""
+        return (_kills(self._file) or 0) > (self._before or 0)
+
+
+def _kills(file: Path) -> int | None:
+    """Return the processes that were killed because memory ran out; None if the file does not say."""
+    counts = (line.split() for line in _read(file).splitlines())
+    return next((int(count) for name, count in counts if name == "oom_kill"), None)
 
 
 def _groups(membership: str, mount: Path, controller: str) -> Iterator[tuple[Path, int]]:

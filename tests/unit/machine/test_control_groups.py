@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from trials.machine.control_groups import core_quotas, memory_limits, usable_cores
+from trials.machine.control_groups import KillsForMemory, core_quotas, memory_limits, usable_cores
 
 _TREE = Path("/sys/fs/cgroup/cpu")
 
@@ -55,6 +55,29 @@ def test_version_1_quotas_have_a_file_for_the_period(tmp_path: Path) -> None:
         (folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (folder / "cpu.cfs_period_us").write_text("50000\n")
     assert list(core_quotas("5:cpu,cpuacct:/job\n4:memory:/elsewhere\n", tmp_path)) == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("membership", "group", "file"),
+    [
+        ("0::/slice/job\n", "slice/job", "memory.events"),
+        ("0::/docker/of/the/host\n", "", "memory.events"),
+        ("5:cpu:/elsewhere\n4:memory:/job\n0::/\n", "memory/job", "memory.oom_control"),
+    ],
+    ids=["version 2", "container", "version 1"],
+)
+def test_kills_for_memory_are_those_in_the_own_group(tmp_path: Path, membership: str, group: str, file: str) -> None:
+    def count(folder: Path, number: int) -> None:
+        (folder / file).write_text(f"oom_kill_disable 0\noom 5\noom_kill {number}\n")
+
+    (tmp_path / group / "other").mkdir(parents=True)
+    count(tmp_path / group, 3)
+    count(tmp_path / group / "other", 0)
+    kills = KillsForMemory(membership, tmp_path)
+    count(tmp_path / group / "other", 1)
+    assert not kills.any
+    count(tmp_path / group, 4)
+    assert kills.any
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
+from trials.machine.control_groups import KillsForMemory
 from trials.outcome import Crash, OutOfMemory, Timeout
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport, read_report
@@ -123,34 +124,64 @@ def test_a_killed_rank_is_a_crash_that_is_not_blamed_on_a_neighbour(prepared: Pr
 
 
 @pytest.fixture
-def tight_group() -> Iterator[Path]:
-    """Return the file through which processes join a control group with little memory."""
-    folder = Path("/sys/fs/cgroup/memory") / f"autotune-test-{uuid4().hex[:8]}"
-    if os.geteuid() != 0 or not folder.with_name("cgroup.procs").exists():
-        pytest.skip("a control group of version 1 with little memory needs root")
+def group() -> Iterator[Path]:
+    """Return a memory control group below that of this process, without a limit yet."""
+    own = re.search(r":memory:/(.*)", Path("/proc/self/cgroup").read_text())
+    if os.geteuid() != 0 or not own:
+        pytest.skip("making a control group of version 1 needs root")
+    folder = Path("/sys/fs/cgroup/memory") / own[1] / f"autotune-test-{uuid4().hex[:8]}"
     folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text("4M")
     try:
-        yield folder / "cgroup.procs"
+        yield folder
     finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            join(folder.parent, int(pid))
         folder.rmdir()
 
 
+def join(group: Path, pid: int) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def limit(group: Path) -> None:
+    """Allow the group little more memory than it uses."""
+    used = int((group / "memory.usage_in_bytes").read_text())
+    (group / "memory.limit_in_bytes").write_text(str(used + (4 << 20)))
+
+
 def test_a_rank_that_is_killed_because_memory_runs_out_is_named_so(
-    prepared: Prepared, tmp_path: Path, tight_group: Path
+    prepared: Prepared, tmp_path: Path, group: Path
 ) -> None:
-    def join(_: float) -> bool:
-        tight_group.write_text(str(pool.pids[1]))
+    def run_out(_: float) -> bool:
+        join(group.parent, os.getpid())
+        limit(group)
+        join(group, pool.pids[1])
         return True
 
+    join(group, os.getpid())  # while it starts its ranks: their control group is that of this process
     with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
-        answer = pool.ask(prepared.request(PIPELINE, LONG), 120, on_step=join)
+        answer = pool.ask(prepared.request(PIPELINE, LONG), 120, on_step=run_out)
     assert isinstance(answer, Crash)
     assert answer.rank == 1
     assert re.match(
         r"the process was killed, and memory ran out meanwhile: all processes here may use \d+ MiB; allow",
         answer.detail,
     )
+
+
+def test_memory_that_runs_out_elsewhere_kills_no_rank(prepared: Prepared, tmp_path: Path, group: Path) -> None:
+    def run_out_elsewhere(_: float) -> bool:
+        limit(group)
+        program = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0'); bytearray(1 << 26)"
+        of_machine = KillsForMemory(membership="")
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+        assert of_machine.any
+        os.kill(pool.pids[1], signal.SIGKILL)
+        return True
+
+    with WarmPool(LocalLauncher(tmp_path, 2, "cpu")) as pool:
+        answer = pool.ask(prepared.request(PIPELINE, LONG), 120, on_step=run_out_elsewhere)
+    assert answer == Crash(rank=1, detail="the process was ended by signal 9")
 
 
 @pytest.mark.parametrize(
