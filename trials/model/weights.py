@@ -17,7 +17,7 @@ from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
 from trials.model.hub import published_name
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
-from trials.model.refusals.folder import CONFIG, check_pointer, read_index
+from trials.model.refusals.folder import CONFIG, check_adapter, check_pointer, read_index
 from trials.model.skeleton import Skeleton
 from trials.regular_file import check_regular
 
@@ -113,10 +113,11 @@ class WeightFiles:
         return tensor
 
     def check(self) -> None:
-        """Raise ModelError unless the files hold exactly the model's tensors, in their shapes.
+        """Raise ModelError unless the files hold exactly the model's tensors, in their shapes, and no adapter.
 
         Tensors that `from_pretrained` passes over in silence may be there.
         """
+        check_adapter(self.folder)
         missing = self._want.keys() - self._origins.keys() - self._same.keys()
         unknown = refused_names(self._model, self._origins.keys() - self._want.keys())
         if missing or unknown:

@@ -86,13 +86,17 @@ def check_folder(folder: Path) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Raise ModelError for a folder with an adapter of peft, which is no model by itself."""
-    if (folder / _ADAPTER).exists():
-        base = ascii(_read_object(folder / _ADAPTER, _SETTINGS_BYTES, _MOST_VALUES).get("base_model_name_or_path"))
+    """Raise ModelError for a folder with an adapter of peft: with it, transformers loads another model."""
+    if not (folder / _ADAPTER).exists():
+        return
+    merge = "merge it into that model, as by merge_and_unload of peft, and save the result with save_pretrained"
+    if (folder / CONFIG).exists():
         raise ModelError(
-            f"model folder {folder} holds an adapter of peft for {base:.{_SHOWN}}, not a model; merge it into that "
-            "model, as by merge_and_unload of peft, and save the result with save_pretrained"
+            f"model folder {folder} holds a model and an adapter of peft ({_ADAPTER}); {merge}, or move that file out "
+            "of the folder to train the model without the adapter"
         )
+    base = ascii(_read_object(folder / _ADAPTER, _SETTINGS_BYTES, _MOST_VALUES).get("base_model_name_or_path"))
+    raise ModelError(f"model folder {folder} holds an adapter of peft for {base:.{_SHOWN}}, not a model; {merge}")
 
 
 def check_pointer(path: Path) -> None:

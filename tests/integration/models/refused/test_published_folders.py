@@ -57,6 +57,13 @@ def test_an_adapter_is_named_with_its_model(tmp_path: Path) -> None:
         load_config(str(tmp_path))
 
 
+def test_an_adapter_next_to_its_model_is_not_dropped(model: Path) -> None:
+    (model / "adapter_config.json").write_text('{"base_model_name_or_path": "org/name", "peft_type": "LORA"}')
+    files = WeightFiles(model, build_skeleton(load_config(str(model)), torch.float32))
+    with pytest.raises(ModelError, match=r"a model and an adapter of peft \(adapter_config.json\).* or move that file"):
+        files.check()
+
+
 def test_a_pointer_of_git_lfs_is_named_wherever_a_file_is_read(model: Path) -> None:
     skeleton = build_skeleton(load_config(str(model)), torch.float32)
     shutil.copy(model / "model.safetensors", model / "kept")
