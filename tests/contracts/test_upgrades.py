@@ -4,7 +4,7 @@ import hashlib
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -29,6 +29,7 @@ from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
 from tests.programs import postgres
+from tests.values.parameters import parameters
 from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, packed_plan, result_of, slow_window, window_of
 from trials.plan import Layout
 from trials.workload import Workload
@@ -38,14 +39,21 @@ FROZEN = sorted((Path(__file__).parents[1] / "assets" / "databases").glob("*.db"
 
 
 KEYED_BY_PATH = [path for path in FROZEN if path.stem < "0003"]
-keyed_by_path = pytest.mark.parametrize("frozen", KEYED_BY_PATH, ids=lambda path: path.stem)
-without_tensor, with_old_names = (
-    pytest.mark.parametrize("frozen", [path for path in FROZEN if path.stem < first], ids=lambda path: path.stem)
-    for first in ("0007", "0009")
+
+
+def oldest_and_newest(files: Sequence[Path]) -> list[Any]:
+    """Return the files as parameters; all but the first and the last are marked `long`."""
+    return parameters({path.stem: path for path in files}, short=[files[0].stem, files[-1].stem])
+
+
+every_schema = pytest.mark.parametrize("frozen", FROZEN, ids=lambda path: path.stem)
+keyed_by_path, without_tensor, with_old_names = (
+    pytest.mark.parametrize("frozen", oldest_and_newest([path for path in FROZEN if path.stem < first]))
+    for first in ("0003", "0007", "0009")
 )
 
 
-@pytest.fixture(params=FROZEN, ids=lambda path: path.stem)
+@pytest.fixture(params=oldest_and_newest(FROZEN))
 def frozen(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path
@@ -156,6 +164,7 @@ def counts(url: str) -> dict[str, int]:
     return {name: len(rows) for name, rows in contents(url).items()}
 
 
+@every_schema
 def test_an_older_database_keeps_everything(frozen: Path, old_database: str, caplog: pytest.LogCaptureFixture) -> None:
     before = counts(old_database)
     with open_store(old_database) as store:
