@@ -10,8 +10,9 @@ import torch
 
 from tests.machines.built_stages import HeldTensors
 from trials import wire
-from trials.engine import configuration, replicas
+from trials.engine import configuration
 from trials.engine.engine import BACKWARD, OPTIMIZER
+from trials.engine.gradients import messages
 from trials.engine.group import process_group
 from trials.engine.stopwatch import Stopwatch
 from trials.tasks.request import Request
@@ -40,7 +41,7 @@ def peaks_of_step(files: Sequence[Path], bucket: int) -> list[tuple[int, int]]:
     AdamW does nothing: on CUDA it is one kernel, which needs no further memory, as it does on a CPU.
     """
     with (
-        patch.object(replicas, "BUCKET", bucket),
+        patch.object(messages, "BUCKET", bucket),
         patch.object(configuration, "BUCKET", bucket),
         patch.object(torch.optim.AdamW, "step", lambda *_: None),
     ):

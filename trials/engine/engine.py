@@ -20,16 +20,17 @@ from torch import nn
 from trials.data.loader import MicroBatch
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
-from trials.engine.clipping import count_in_norm, join_norms
 from trials.engine.configuration import configuration
 from trials.engine.copying import CopyStream, Inputs
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.gathering import begin_gathering, end_gathering
+from trials.engine.gradients.clipping import count_in_norm, join_norms
+from trials.engine.gradients.messages import in_buckets
+from trials.engine.gradients.node_reduction import NodeReduction
+from trials.engine.gradients.overlapped_averages import OverlappedAverages
+from trials.engine.gradients.replicas import sum_gradients
 from trials.engine.muon import import_uncompiled
-from trials.engine.node_reduction import NodeReduction
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
-from trials.engine.overlapped_averages import OverlappedAverages
-from trials.engine.replicas import in_buckets, sum_gradients
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import distributed
 
-from trials.engine.node_reduction import NodeReduction
+from trials.engine.gradients.node_reduction import NodeReduction
 from trials.grid import Grid
 from trials.tasks.answer import CommunicationTiming
 from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap

@@ -13,8 +13,8 @@ from tests.integration.models.test_parity import trained_gradients
 from tests.machines.own_ranks import on_ranks
 from tests.values.training import plan_of, prepared_of
 from trials.channels.folder import file_meeting
+from trials.engine.gradients.node_reduction import NodeReduction
 from trials.engine.group import process_group
-from trials.engine.node_reduction import NodeReduction
 from trials.grid import Grid
 from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Plan

@@ -15,8 +15,8 @@ from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, variant_of
 from trials import wire
+from trials.engine.gradients.overlapped_averages import buckets
 from trials.engine.group import process_group
-from trials.engine.overlapped_averages import buckets
 from trials.engine.state import WEIGHT
 from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Plan

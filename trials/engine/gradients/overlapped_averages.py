@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from trials.engine.replicas import float_buffers, gradient_of
+from trials.engine.gradients.messages import float_buffers, gradient_of
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
