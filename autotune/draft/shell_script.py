@@ -220,15 +220,14 @@ class _Reader:
     def _enclosed(self, opening: str) -> str:
         """Read to the bracket that belongs to the opening one, and return what is between them."""
         start = self._at = self._at + len(opening)
-        depth, closing = 1, _CLOSING[opening]
-        while depth:
+        depth, closing = 0, _CLOSING[opening]
+        while depth or not self._text.startswith(closing, self._at):
             if self._at >= len(self._text):
                 raise ValueError(f"{opening} does not end ({self._text[start : start + 40]!r})")
-            if self._text.startswith(closing, self._at):
-                depth, self._at = depth - 1, self._at + len(closing)
-                continue
-            depth += opening[-1] != "`" and self._text[self._at] == opening[-1]
+            character = self._text[self._at]
+            depth += (character == opening[-1]) - (character == closing[-1])
             self._at += 1
+        self._at += len(closing)
         return self._text[start : self._at - len(closing)]
 
     def _add(self, text: str) -> None:

@@ -290,6 +290,7 @@ def test_a_script_that_names_a_configuration_says_so() -> None:
         ('if [ -z "$X" ]; then\nZ=1\nelse\nZ=2\nfi\na $Z', ["a", "2"]),
         ("a ${Z:-$((2 * 3))} ${EMPTY} ${EMPTY:-b}", ["a", "6", "b"]),
         ("a $(expr 16 / 2)", ["a", "8"]),
+        ("a $((64 / (2 * (3 + 1)))) b", ["a", "8", "b"]),
         ("cat <<EOF > f\nit's\nEOF\na", ["a"]),
     ],
 )
