@@ -4,7 +4,8 @@ from pathlib import Path
 
 from autotune.cli.context import Options
 from autotune.draft.arguments import read_arguments
-from autotune.draft.settings import Draft, absent_files, draft_of
+from autotune.draft.draft import Draft
+from autotune.draft.settings import absent_files, draft_of
 from autotune.draft.template import job_text
 from autotune.errors import JobError
 from autotune.job_file import load_job

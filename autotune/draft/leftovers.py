@@ -66,6 +66,7 @@ _IMAGES = {
     "video_fps",
     "video_maxlen",
     *(f"{kind}{end}_pixels" for kind in ("", "image_", "video_") for end in ("max", "min")),
+    *(f"{kind}_resized_{side}" for kind in ("image", "video") for side in ("height", "width")),
     "video_total_pixels",
     *(f"{kind}_{end}_token_num" for kind in ("image", "video") for end in ("max", "min")),
 }
@@ -88,6 +89,10 @@ _LEARNING = {
     "train_on_inputs",
     "assistant_only_loss",
     "loss_scale",
+    "lora_bias",
+    "lora_namespan_exclude",
+    "lora_weight_path",
+    "num_lora_modules",
     "use_dora",
     "use_rslora",
     "pissa_init",
@@ -102,6 +107,8 @@ _LEARNING = {
     "use_backbone_lora",
     "vision_lora",
     "unfreeze_vit_layers",
+    "unfreeze_topk_llm",
+    "unfreeze_topk_vision",
     "unfreeze_lm_head",
     "freeze_parameters",
     "freeze_parameters_regex",
@@ -155,4 +162,4 @@ def _is_usual(name: str, value: object) -> bool:
         return text in ("true", "1", "yes")
     if name in ("optim", "optimizer"):
         return text.startswith(_ADAMW) and "mini" not in text and "bit" not in text
-    return text in ("", "none", "null", "false", "no", "0", "0.0", "16")
+    return text in ("", "none", "null", "false", "no", "0", "-1", "0.0", "16")

@@ -2,17 +2,18 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, get_args
 
+from autotune.draft.adapters import take_adapters
 from autotune.draft.arguments import Arguments
+from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, number, text, texts
 from autotune.draft.leftovers import notes_on
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
-from trials.job import PARTS, LossWeighting
+from trials.job import LossWeighting
 from trials.model.hub import folder_of, may_be_id
 from trials.units import number_of
 
@@ -39,18 +40,6 @@ _PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing")
 """Arguments with which a sample of a micro-batch is a pack of them."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
-_LORA_RANK = 8
-"""Default rank of adapters, as in peft."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Draft:
-    """Values and notes of a job file before it is written."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    """Value by dotted key of the job."""
-    notes: list[str] = field(default_factory=list)
-    """What the user should know or decide."""
 
 
 def draft_of(arguments: Arguments, devices: int) -> Draft:
@@ -67,12 +56,13 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
             draft.values[key] = value
     _data(given, draft)
     _precision(given, draft)
-    _batch(given, draft, devices, arguments.devices or devices)
-    if arguments.devices is None:
+    processes = given.take("processes", count) or arguments.devices
+    _batch(given, draft, devices, processes or devices)
+    if processes is None:
         draft.notes.append(f"The number of devices is not read from the configuration; it is {devices} here")
     _steps(given, draft)
     _loss(given, draft)
-    _adapters(given, draft)
+    take_adapters(given, draft)
     draft.notes += notes_on(given)
     return draft
 
@@ -104,12 +94,13 @@ def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
 def _data(given: Given, draft: Draft) -> None:
     if model := given.take("model_name_or_path", text):
         draft.values["model.path"] = _local(model)
-    images, folder = given.take("images", text), given.take("dataset_dir", text)
+    shared, folder = given.take("images", text), given.take("dataset_dir", text)
     most = given.take("max_samples", count)
-    for prefix, files, names in (
-        ("data", "data_path", "dataset_names"),
-        ("evaluation", "evaluation_path", "evaluation_names"),
+    for prefix, files, names, own in (
+        ("data", "data_path", "dataset_names", None),
+        ("evaluation", "evaluation_path", "evaluation_names", given.take("evaluation_images", text)),
     ):
+        images = own or shared
         sources = [_source(path, images) for path in given.take(files, texts) or ()]
         if listed := given.take(names, texts):
             entries = {"path": _local(str(Path(folder or "data") / "dataset_info.json")), "names": list(listed)}
@@ -243,52 +234,3 @@ def _loss(given: Given, draft: Draft) -> None:
         "The loss is normalised over all samples of a step; loss_reduction is over those of a micro-batch, or of one "
         "on each device with loss_reduction_all_gather"
     )
-
-
-def _adapters(given: Given, draft: Draft) -> None:
-    kind, rank = given.take("finetuning_type", text), given.take("lora_rank", count)
-    enabled = given.take("lora_enable", flag)
-    if kind not in (None, "full", "lora"):
-        raise JobError(f"finetuning_type: {kind} is not supported; give full or lora")
-    frozen = [part for part in PARTS if given.take(f"freeze_{part}", flag) or given.take(f"tune_{part}", flag) is False]
-    alpha, dropout, target = (
-        given.take("lora_alpha", number),
-        given.take("lora_dropout", number),
-        given.take("lora_target", texts),
-    )
-    trains_projector = given.take("lora_train_projector", flag)
-    for part in frozen:
-        is_trained = part == "projector" and trains_projector
-        if not is_trained and draft.values.pop(f"training.learning_rates.{part}", None) is not None:
-            draft.notes.append(f"The learning rate of the part {part} is left out: its weights are frozen")
-    has_adapters = kind == "lora" or enabled or (kind is None and rank and enabled is None)
-    if frozen and not has_adapters:
-        draft.values["training.freeze"] = frozen
-    if not has_adapters:
-        return
-    if rank is None:
-        draft.notes.append(
-            f"The rank of the adapters is not given; training.lora.rank is {_LORA_RANK}, the default of peft"
-        )
-    # Without an alpha, LLaMA-Factory takes twice the rank.
-    rank = rank or _LORA_RANK
-    draft.values |= {"training.lora.rank": rank, "training.lora.alpha": int(alpha or 2 * rank)}
-    # InternVL's scripts freeze the language model's own weights where it has adapters.
-    draft.values["training.lora.parts"] = [part for part in PARTS if part not in frozen] or ["language"]
-    if trains_projector:
-        draft.values["training.lora.train_projector"] = True
-    _targets(target or [], draft)
-    if dropout:
-        draft.notes.append(f"A dropout of {dropout:g} in the adapters is not supported and left out")
-
-
-def _targets(target: list[str], draft: Draft) -> None:
-    if not target or {"all", "all-linear", "auto"} & set(target):
-        return
-    if patterns := [each for each in target if not re.fullmatch(r"[\w.]+", each)]:
-        draft.notes.append(
-            f"{patterns[0]!r:.80} is a pattern; the adapters are on all linear layers of their parts unless "
-            "training.lora.targets names some"
-        )
-        return
-    draft.values["training.lora.targets"] = target

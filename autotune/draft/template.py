@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from autotune.draft.settings import Draft
+from autotune.draft.draft import Draft
 from trials.job import Job
 
 _WIDTH = 100

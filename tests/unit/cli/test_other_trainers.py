@@ -1,0 +1,180 @@
+"""What `init --from` makes of Qwen-VL-Series-Finetune's scripts and of axolotl's files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.job_file import load_job
+from tests.programs.users import refusal
+from trials.job import Job, TrainingSection
+
+SERIES = r"""
+MODEL_NAME="MODEL"
+GLOBAL_BATCH_SIZE=128
+BATCH_PER_DEVICE=4
+NUM_DEVICES=8
+GRAD_ACCUM_STEPS=$((GLOBAL_BATCH_SIZE / (BATCH_PER_DEVICE * NUM_DEVICES)))
+deepspeed src/train/train_sft.py \
+    --deepspeed scripts/zero3.json --use_liger True \
+    --model_id $MODEL_NAME \
+    --data_path train.json --image_folder pictures \
+    --eval_path held.json --eval_image_folder held_pictures \
+    --freeze_vision_tower False --freeze_llm False --freeze_merger False \
+    --bf16 True --fp16 False \
+    --per_device_train_batch_size $BATCH_PER_DEVICE --gradient_accumulation_steps $GRAD_ACCUM_STEPS \
+    --image_min_pixels $((512 * 28 * 28)) --image_max_pixels $((1280 * 28 * 28)) \
+    --learning_rate 1e-5 --merger_lr 1e-6 --vision_lr 2e-6 \
+    --weight_decay 0.1 --warmup_ratio 0.03 --lr_scheduler_type "cosine" \
+    --save_strategy "steps" --save_steps 200 --save_total_limit 10 --max_seq_length 4096
+"""
+
+ADAPTERS = SERIES.replace(
+    "--freeze_llm False",
+    "--freeze_llm True --lora_enable True --lora_namespan_exclude \"['lm_head', 'embed_tokens']\" "
+    "--lora_rank 32 --lora_alpha 64 --num_lora_modules -1",
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's folder with a model and data; it is the current one."""
+    (tmp_path / "MODEL").mkdir()
+    for name in ("train.json", "held.json"):
+        (tmp_path / name).write_text("[]\n")
+    monkeypatch.chdir(tmp_path)
+
+
+def converted(content: str, name: str = "run.sh") -> tuple[Job, str]:
+    """The job that `init` writes, and its notes."""
+    Path(name).write_text(content)
+    Path("job.yaml").unlink(missing_ok=True)
+    answer = CliRunner().invoke(main, ["init", "--json", "--devices", "2", "--from", name])
+    assert answer.exit_code == 0, answer.output
+    return load_job(Path("job.yaml")), "\n".join(json.loads(answer.stdout)["notes"])
+
+
+def training(content: str) -> TrainingSection:
+    return converted(content)[0].training
+
+
+def test_a_script_of_qwen_vl_series_becomes_a_job() -> None:
+    job, notes = converted(SERIES)
+    assert job.model.path == str(Path("MODEL").absolute())
+    assert (job.training.freeze, job.training.lora.rank) == ((), None)
+    rates = job.training.learning_rates
+    assert (job.training.learning_rate, rates.vision, rates.projector, rates.language) == (1e-5, 2e-6, 1e-6, None)
+    assert (job.training.checkpoint_every, job.training.keep_checkpoints, job.training.epochs) == (200, 10, 3)
+    assert (job.training.schedule, job.training.warmup, job.training.betas) == ("cosine", 0.03, (0.9, 0.999))
+    assert job.evaluation.sources is not None
+    assert [source.images and source.images.name for source in (*job.data.sources, *job.evaluation.sources)] == [
+        "pictures",
+        "held_pictures",
+    ]
+    assert (job.data.oversize, job.data.max_tokens) == ("own-pack", None)
+    assert "change these there: image_max_pixels: 1003520, image_min_pixels: 401408, video_max_pixels: 602112" in notes
+    assert "Not taken over: max_seq_length (it cuts no sample there), use_liger" in notes
+    assert "differs" not in notes
+
+
+def test_the_batch_of_qwen_vl_series_is_that_of_the_devices_that_its_script_names() -> None:
+    job, notes = converted(SERIES)
+    assert (job.hardware.devices, job.training.global_batch_samples) == (2, 128)
+    assert "A step has 128 samples: 4 per device x 4 accumulation steps x 8 devices" in notes
+    assert training(SERIES.replace("NUM_DEVICES=8", "")).global_batch_samples == 32
+
+
+@pytest.mark.parametrize(
+    ("vision", "language", "merger", "frozen"),
+    [
+        (True, False, False, ("vision",)),
+        (True, True, False, ("vision", "language")),
+        (False, False, True, ("projector",)),
+    ],
+)
+def test_the_parts_that_qwen_vl_series_freezes_are_frozen(
+    vision: bool, language: bool, merger: bool, frozen: tuple[str, ...]
+) -> None:
+    flags = f"--freeze_vision_tower {vision} --freeze_llm {language} --freeze_merger {merger}"
+    found = training(SERIES.replace("--freeze_vision_tower False --freeze_llm False --freeze_merger False", flags))
+    assert found.freeze == frozen
+    assert (found.learning_rates.vision is None) == vision
+
+
+def test_with_adapters_the_merger_trains_whole_and_the_tower_that_would_is_named() -> None:
+    job, notes = converted(ADAPTERS)
+    lora, rates = job.training.lora, job.training.learning_rates
+    assert (lora.rank, lora.alpha, lora.parts, lora.train_projector) == (32, 64, ("language",), True)
+    assert (lora.targets, rates.projector, rates.vision) == (None, 1e-6, None)
+    assert "The vision tower's own weights train there along with the adapters; here they are frozen" in notes
+    assert "The learning rate of the part vision is left out" in notes
+    assert "A dropout of 0.05" in notes
+    assert "differs" not in notes
+
+
+@pytest.mark.parametrize(
+    ("merger", "parts", "is_whole"),
+    [(True, ("vision", "projector", "language"), False), (False, ("vision", "language"), True)],
+)
+def test_adapters_in_the_tower_are_in_the_merger_unless_that_trains_whole(
+    merger: bool, parts: tuple[str, ...], is_whole: bool
+) -> None:
+    flags = f"--freeze_vision_tower True --vision_lora True --freeze_merger {merger}"
+    script = ADAPTERS.replace("--freeze_vision_tower False", flags).replace("--freeze_merger False", "")
+    found = training(script)
+    assert (found.lora.parts, found.lora.train_projector) == (parts, is_whole)
+    assert (found.learning_rates.vision, found.learning_rates.projector) == (2e-6, 1e-6)
+
+
+def test_a_frozen_tower_has_the_projector_frozen_with_adapters_in_the_language_model() -> None:
+    found = training(ADAPTERS.replace("vision_tower False", "vision_tower True").replace("merger False", "merger True"))
+    assert (found.lora.parts, found.lora.train_projector) == (("language",), False)
+
+
+def test_the_merger_of_older_versions_is_tuned_by_a_flag_of_its_own() -> None:
+    assert training(SERIES.replace("--freeze_merger False", "--tune_merger False")).freeze == ("projector",)
+    older = ADAPTERS.replace("--freeze_merger False", "--tune_merger False").replace("tower False", "tower True")
+    assert not training(older).lora.train_projector
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ("--num_lora_modules 10", "num_lora_modules: 10"),
+        ("--use_dora True", "use_dora: True"),
+        ("--bits 4", "bits: 4"),
+        ("--optim adamw_bnb_8bit", "optim: adamw_bnb_8bit"),
+        ("--unfreeze_topk_llm 4", "unfreeze_topk_llm: 4"),
+        ("--lora_weight_path old", "lora_weight_path: old"),
+        (
+            "--lora_namespan_exclude \"['mlp']\"",
+            "lora_namespan_exclude: [mlp], where embed_tokens and lm_head are left",
+        ),
+    ],
+)
+def test_what_qwen_vl_series_learns_otherwise_is_named(options: str, note: str) -> None:
+    assert f"so the training differs: {note}" in converted(f"{ADAPTERS.rstrip()} {options}")[1]
+
+
+def test_adapters_of_embeddings_are_named() -> None:
+    script = ADAPTERS.replace("--lora_namespan_exclude \"['lm_head', 'embed_tokens']\"", "")
+    assert "lora_namespan_exclude: [], where embed_tokens and lm_head are left out here" in converted(script)[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (SERIES.replace("train_sft", "train_cls"), "train_cls trains a classifier"),
+        (SERIES.replace("train_sft", "train_grpo"), "only supervised fine-tuning can be trained here, not GRPO"),
+        (f"{ADAPTERS.rstrip()} --vision_lora True", "freeze_vision_tower has to be True"),
+        (f"{ADAPTERS.rstrip()} --lora_namespan_exclude mlp", "lora_namespan_exclude: 'mlp' is not a list of names"),
+    ],
+)
+def test_what_cannot_be_trained_here_is_refused(script: str, message: str) -> None:
+    Path("run.sh").write_text(script)
+    code, text = refusal("init", "--from", "run.sh")
+    assert code == 2
+    assert message in text
+    assert not Path("job.yaml").exists()
