@@ -62,13 +62,15 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
     a model in the hub's cache it becomes the folder there.
     Raise JobError, which lists every mistake with its line or change, the key, the value and the remedy.
     """
-    try:
-        document = strict_yaml.read(_content(path))
-    except NotYaml as error:
-        raise _error(path, [error.mistake]) from error
+    document = _read(_content(path), path)
     for change in changes:
         _apply(document, change)
     return _absolute(_checked(document, path), path.absolute().parent)
+
+
+def job_of_text(text: bytes, folder: Path) -> Job:
+    """Return the job of a text that is not in a file; relative paths are in `folder`. Raise JobError like `load_job`."""
+    return _absolute(_checked(_read(text)), folder)
 
 
 def as_job(job: JobLike) -> Job:
@@ -96,6 +98,13 @@ def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:
     document = job.model_dump(mode="json")
     document[section] |= given
     return _checked(_document(document))
+
+
+def _read(text: bytes, path: Path | None = None) -> Document:
+    try:
+        return strict_yaml.read(text)
+    except NotYaml as error:
+        raise _error(path, [error.mistake]) from error
 
 
 def _document(values: Mapping[str, Any]) -> Document:
@@ -202,11 +211,14 @@ def _set(document: Document, place: Place, value: object) -> None:
 
 
 def _error(path: Path | None, mistakes: list[Mistake]) -> JobError:
-    """Return the error of a file, or of values in memory where there is no path."""
+    """Return the error of a file, or of what is in memory alone where there is no path."""
     ordered = sorted(mistakes, key=lambda mistake: mistake.line)
     given = "--set " if path else "the job: "
     return JobError(
-        "\n".join(f"{path}, {mistake}" if mistake.line != _NO_LINE else f"{given}{mistake.text}" for mistake in ordered)
+        "\n".join(
+            f"{path}, {mistake}" if path and mistake.line != _NO_LINE else f"{given}{mistake.text}"
+            for mistake in ordered
+        )
     )
 
 

@@ -8,7 +8,7 @@ from autotune.draft.draft import Draft
 from autotune.draft.settings import absent_files, draft_of
 from autotune.draft.template import job_text
 from autotune.errors import JobError
-from autotune.job_file import load_job
+from autotune.job_file import job_of_text
 from autotune.machine.hardware import probe_hardware
 from trials.whole_file import whole_file
 
@@ -16,7 +16,7 @@ from trials.whole_file import whole_file
 def write_job(
     options: Options, model: str | None, data: tuple[Path, ...], *, trainer: Path | None, devices: int | None, out: Path
 ) -> None:
-    """Write the job file, read it again, and print what the user should know."""
+    """Write the job file if it can be loaded, and print what the user should know."""
     if out.exists():
         raise JobError(f"{out} exists and is not overwritten; name another file with --out")
     arguments = read_arguments(trainer) if trainer else None
@@ -35,14 +35,13 @@ def write_job(
             where = f"{trainer} does not name it" if trainer else "or give a configuration with --from"
             raise JobError(f"{what} is missing; give `autotune init MODEL DATA`; {where}")
     draft.notes += absent_files(draft.values, out.absolute().parent)
-    with whole_file(out) as stream:
-        stream.write(job_text(draft).encode())
+    text = job_text(draft).encode()
     try:
-        # What cannot be loaded is of no use, and would be in the way of the next attempt.
-        load_job(out)
-    except JobError:
-        out.unlink()
-        raise
+        job_of_text(text, out.absolute().parent)
+    except JobError as error:
+        raise JobError(f"{out} is not written: {error}") from error
+    with whole_file(out) as stream:
+        stream.write(text)
     notes = "".join(f"\n- {note}" for note in draft.notes)
     options.give(
         lambda: {"job": str(out), "notes": draft.notes},

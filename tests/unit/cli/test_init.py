@@ -1,6 +1,7 @@
 """Job files that `autotune init` writes, from a model and data and from configurations of other trainers."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,14 @@ def test_a_configuration_that_cannot_be_used_is_refused(name: str, content: str,
     assert code == 2
     assert message in text
     assert not Path("job.yaml").exists()
+
+
+def test_a_script_that_freezes_everything_is_refused_before_anything_is_written() -> None:
+    Path("a.sh").write_text(re.sub(r"(--freeze_\w+) False", r"\1 True", INTERNVL))
+    # Nothing can be written into a folder that is not there.
+    code, text = refusal("init", "--from", "a.sh", "--out", "nowhere/job.yaml")
+    assert code == 2
+    assert text.startswith("nowhere/job.yaml is not written: the job: training.freeze: freezes every part")
 
 
 def test_nothing_is_overwritten_and_missing_data_is_named() -> None:
