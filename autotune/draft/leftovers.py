@@ -1,5 +1,6 @@
 """Notes on the arguments of a trainer that a job does not take over."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,24 +19,37 @@ _SEARCHED = {
     "padding_free",
     "data_flatten",
     "data_packing",
+    "sample_packing",
+    "eval_sample_packing",
+    "pad_to_sequence_len",
+    "batch_flattening",
     "group_by_length",
     "group_by_modality_length",
     "zero_optimization",
     "fsdp",
+    "fsdp_config",
+    "activation_offloading",
     "use_packed_ds",
     "max_packed_tokens",
     "num_images_expected",
     "micro_batch_size",
+    "tensor_parallel_size",
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
     "sequence_parallel",
+    "sequence_parallel_degree",
 }
 """Arguments that the search for a plan decides."""
 _IMAGES = {
     "conv_style",
     "template",
     "chat_template",
+    "chat_template_jinja",
+    "default_system_message",
+    "special_tokens",
+    "image_size",
+    "image_resize_algorithm",
     "prompt_template",
     "version",
     "system",
@@ -126,6 +140,23 @@ _LEARNING = {
     "resume_from_checkpoint",
     "external_plugins",
     "curriculum_learning",
+    "curriculum_sampling",
+    "sequence_len",
+    "unfrozen_parameters",
+    "relora",
+    "lr_groups",
+    "embedding_lr",
+    "embedding_lr_scale",
+    "cosine_min_lr_ratio",
+    "lora_target_parameters",
+    "lora_rank_pattern",
+    "lora_alpha_pattern",
+    "peft_layers_to_transform",
+    *(
+        f"datasets.{name}"
+        for name in ("type", "split", "roles", "roles_to_train", "train_on_eos", "drop_system_message")
+    ),
+    *(f"datasets.{name}" for name in ("field_messages", "message_property_mappings", "message_field_training")),
 }
 """Arguments about what is learnt that a job does not have."""
 _ADAMW = ("adamw", "adam")
@@ -147,12 +178,17 @@ def notes_on(given: Given) -> Iterator[str]:
         yield f"The job has nothing for these, so the training differs: {learning}"
     if searched := sorted(_SEARCHED & left.keys()):
         yield f"Left to the search for a plan: {', '.join(searched)}"
-    if rest := sorted(left.keys() - _SEARCHED - _IMAGES - _PARTS - _LEARNING):
+    if rest := sorted(name for name in left if _general(name) not in _SEARCHED | _IMAGES | _PARTS | _LEARNING):
         yield f"Not taken over: {', '.join(rest)}"
 
 
 def _written(values: dict[str, Any], names: set[str]) -> str:
-    return ", ".join(f"{name}: {values[name]!s:.60}" for name in sorted(names & values.keys()))
+    return ", ".join(f"{name}: {values[name]!s:.60}" for name in sorted(values) if _general(name) in names)
+
+
+def _general(name: str) -> str:
+    """Return the name of an argument without the position of its list's entry."""
+    return re.sub(r"\[\d+\]", "", name)
 
 
 def _is_usual(name: str, value: object) -> bool:

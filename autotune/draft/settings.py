@@ -36,7 +36,7 @@ _SCHEDULES = {
 }
 _EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
-_PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing")
+_PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing", "sample_packing")
 """Arguments with which a sample of a micro-batch is a pack of them."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
@@ -102,6 +102,7 @@ def _data(given: Given, draft: Draft) -> None:
     ):
         images = own or shared
         sources = [_source(path, images) for path in given.take(files, texts) or ()]
+        sources += given.take(f"{prefix}_sources", _sources) or []
         if listed := given.take(names, texts):
             entries = {"path": _local(str(Path(folder or "data") / "dataset_info.json")), "names": list(listed)}
             entries |= {"sampling": f"first:{most}"} if most else {}
@@ -126,6 +127,12 @@ def _source(path: str, images: str | None) -> dict[str, Any]:
     if part:
         source["sampling"] = f"random:{number or f'{percent}%'}"
     return source
+
+
+def _sources(value: object) -> list[dict[str, Any]]:
+    """Return sources of the job, which a trainer makes of data sets that are more than a path."""
+    assert isinstance(value, list)
+    return [{**source, "path": _local(source["path"])} for source in value]
 
 
 def _local(path: str) -> str:

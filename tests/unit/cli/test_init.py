@@ -293,7 +293,7 @@ def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
     [
         ("a.yaml", "model_name_or_path: [", "line 1"),
         ("a.yaml", "model_name_or_path: MODEL\n", "DATA is missing"),
-        ("a.yaml", "x: 1\n", "the arguments are not those of a known trainer: DeepSpeed, LLaMA-Factory"),
+        ("a.yaml", "x: 1\n", "the arguments are not those of a known trainer: axolotl, DeepSpeed"),
         ("a.yaml", "[1, 2]\n", "holds no settings"),
         (
             "a.yaml",

@@ -1,6 +1,7 @@
 """What `init --from` makes of Qwen-VL-Series-Finetune's scripts and of axolotl's files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,48 @@ ADAPTERS = SERIES.replace(
     "--freeze_llm True --lora_enable True --lora_namespan_exclude \"['lm_head', 'embed_tokens']\" "
     "--lora_rank 32 --lora_alpha 64 --num_lora_modules -1",
 )
+
+AXOLOTL = r"""
+base_model: MODEL
+processor_type: AutoProcessor
+strict: false
+skip_prepare_dataset: true
+remove_unused_columns: false
+sample_packing: false
+chat_template: qwen2_vl
+datasets:
+  - path: train.json
+    type: chat_template
+    field_messages: messages
+val_set_size: 0.1
+output_dir: ./outputs/out
+adapter: lora
+lora_model_dir:
+sequence_len: 8192
+pad_to_sequence_len: false
+lora_r: 32
+lora_alpha: 16
+lora_dropout: 0.05
+lora_target_modules: 'model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|k|v|o)_proj'
+wandb_project:
+gradient_accumulation_steps: 4
+micro_batch_size: 2
+num_epochs: 2
+optimizer: adamw_torch_fused
+lr_scheduler: cosine
+learning_rate: 0.0002
+train_on_inputs: false
+bf16: true
+fp16:
+gradient_checkpointing: true
+warmup_ratio: 0.1
+evals_per_epoch: 1
+saves_per_epoch: 1
+weight_decay: 0.0
+deepspeed:
+special_tokens:
+  pad_token: <pad>
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -175,6 +218,108 @@ def test_adapters_of_embeddings_are_named() -> None:
 def test_what_cannot_be_trained_here_is_refused(script: str, message: str) -> None:
     Path("run.sh").write_text(script)
     code, text = refusal("init", "--from", "run.sh")
+    assert code == 2
+    assert message in text
+    assert not Path("job.yaml").exists()
+
+
+def axolotl(content: str) -> tuple[Job, str]:
+    return converted(content, "lora.yaml")
+
+
+def test_a_file_of_axolotl_becomes_a_job() -> None:
+    job, notes = axolotl(AXOLOTL)
+    lora = job.training.lora
+    assert (job.training.global_batch_samples, job.training.learning_rate, job.training.epochs) == (16, 2e-4, 2)
+    assert (lora.rank, lora.alpha, lora.parts, lora.train_projector) == (32, 16, ("language",), False)
+    assert lora.targets == tuple(f"{name}_proj" for name in ("up", "down", "gate", "q", "k", "v", "o"))
+    assert (job.training.schedule, job.training.warmup, job.training.weight_decay) == ("cosine", 0.1, 0.0)
+    assert (job.training.keep_checkpoints, job.training.seed, job.training.checkpoint_every) == (4, 42, None)
+    assert [source.path.name for source in job.data.sources] == ["train.json"]
+    assert (job.evaluation.samples, job.evaluation.every, job.data.oversize) == (0.1, None, "own-pack")
+    assert "Left to the search for a plan: gradient_checkpointing, pad_to_sequence_len, sample_packing" in notes
+    assert "chat_template: qwen2_vl, special_tokens: {'pad_token': '<pad>'}" in notes
+    assert "sequence_len (it cuts no sample of such a model there)" in notes
+    for silent in ("differs", "wandb", "deepspeed", "saves_per_epoch", "datasets"):
+        assert silent not in notes
+
+
+def test_defaults_of_axolotl_are_its_own() -> None:
+    job, notes = axolotl(
+        "base_model: MODEL\nlearning_rate: 1e-5\nmicro_batch_size: 1\ndatasets: [{path: train.json}]\n"
+    )
+    assert (job.training.epochs, job.training.schedule, job.training.warmup) == (1, "cosine", 0.03)
+    assert (job.training.global_batch_samples, job.training.lora.rank, job.training.freeze) == (2, None, ())
+    assert "`auto`, so decided by a script or a model that was not read; check them in the job: bf16" in notes
+
+
+@pytest.mark.parametrize(
+    ("targets", "parts", "names"),
+    [
+        ("lora_target_linear: true", ("vision", "projector", "language"), None),
+        ("lora_target_linear: true\nfreeze_mm_modules: true", ("language",), None),
+        ("lora_target_modules: [q_proj, v_proj]", ("vision", "projector", "language"), ("q_proj", "v_proj")),
+    ],
+)
+def test_adapters_of_axolotl_are_in_the_parts_that_it_does_not_freeze(
+    targets: str, parts: tuple[str, ...], names: tuple[str, ...] | None
+) -> None:
+    lora = axolotl(re.sub(r"lora_target_modules.*", targets, AXOLOTL))[0].training.lora
+    assert (lora.parts, lora.targets) == (parts, names)
+
+
+def test_frozen_modules_of_axolotl_are_frozen_without_adapters() -> None:
+    job, _ = axolotl(AXOLOTL.replace("adapter: lora", "freeze_mm_modules: true"))
+    assert (job.training.freeze, job.training.lora.rank) == (("vision", "projector"), None)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "paths", "sampling"),
+    [
+        ("path: org/name\n    split: train[:1%]", ["org/name"], "first:1%"),
+        ("path: org/name\n    split: train[-100:]", ["org/name"], "end:100"),
+        ("path: json\n    data_files: [train.json, held.json]\n    split: train", ["train.json", "held.json"], "all"),
+        ("path: org/name\n    data_files: a.jsonl", ["org/name/a.jsonl"], "all"),
+    ],
+)
+def test_data_sets_of_axolotl_are_their_files(dataset: str, paths: list[str], sampling: str) -> None:
+    job, notes = axolotl(AXOLOTL.replace("path: train.json", dataset))
+    folder = Path.cwd()
+    assert [(source.path, source.sampling) for source in job.data.sources] == [
+        (folder / path, sampling) for path in paths
+    ]
+    assert "split" not in notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        ("adapter: lora", "adapter: qlora\nload_in_4bit: true", "load_in_4bit: True"),
+        ("adamw_torch_fused", "adamw_bnb_8bit", "optimizer: adamw_bnb_8bit"),
+        ("train_on_inputs: false", "train_on_inputs: true", "train_on_inputs: True"),
+        ("processor_type: AutoProcessor\n", "", "sequence_len: 8192"),
+        ("wandb_project:", "unfrozen_parameters: [lm_head]", "unfrozen_parameters: ['lm_head']"),
+        ("field_messages: messages", "split: train[10%:20%]", "datasets[0].split: train[10%:20%]"),
+        ("field_messages: messages", "field_messages: dialogue", "datasets[0].field_messages: dialogue"),
+        ("field_messages: messages", "roles_to_train: [user]", "datasets[0].roles_to_train: ['user']"),
+        ("type: chat_template", "type: alpaca", "datasets[0].type: alpaca"),
+    ],
+)
+def test_what_axolotl_learns_otherwise_is_named(old: str, new: str, note: str) -> None:
+    assert f"so the training differs: {note}" in axolotl(AXOLOTL.replace(old, new))[1]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("adapter: lora", "adapter: llama-adapter", "adapter: llama-adapter is not supported; give lora"),
+        ("wandb_project:", "rl: dpo", "rl: only supervised fine-tuning can be trained here"),
+        ("  - path: train.json", "  - name: x", "datasets is [{'name': 'x'"),
+    ],
+)
+def test_a_file_of_axolotl_that_is_no_job_is_refused(old: str, new: str, message: str) -> None:
+    Path("lora.yaml").write_text(AXOLOTL.replace(old, new))
+    code, text = refusal("init", "--from", "lora.yaml")
     assert code == 2
     assert message in text
     assert not Path("job.yaml").exists()
