@@ -69,7 +69,7 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
 
 
 def job_of_text(text: bytes, folder: Path) -> Job:
-    """Return the job of a text that is not in a file; relative paths are in `folder`. Raise JobError like `load_job`."""
+    """Return the job of a text, with relative paths made absolute against `folder`. Raise JobError like `load_job`."""
     return _absolute(_checked(_read(text)), folder)
 
 

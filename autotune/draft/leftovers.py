@@ -194,7 +194,7 @@ def _general(name: str) -> str:
 def _is_usual(name: str, value: object) -> bool:
     """Return whether the value is that of a training which needs nothing for it."""
     text = str(value).lower()
-    if name == "assistant_only_loss":
+    if name in ("assistant_only_loss", "completion_only_loss"):
         return text in ("true", "1", "yes")
     if name in ("optim", "optimizer"):
         return text.startswith(_ADAMW) and "mini" not in text and "bit" not in text

@@ -3,6 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, flag
 from autotune.draft.trainers import renamed, transformers_trainer
 
 TITLE = "TRL"
@@ -34,6 +35,8 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of TRL, which computes in bfloat16 and learns prompts by default."""
+    """Return the arguments of Trainer and of TRL, which computes in bfloat16, and learns prompts by default."""
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES | _NAMES)
+    if Given(arguments.values).look("completion_only_loss", flag):  # then the data are prompts with completions
+        del found["assistant_only_loss"]
     return {"bf16": str(found.get("fp16", "false")).lower() != "true"} | found

@@ -183,7 +183,10 @@ def test_a_configuration_of_trl_has_the_defaults_of_trl() -> None:
 
 def test_a_loss_on_prompts_is_named_since_a_job_has_none() -> None:
     assert "so the training differs: assistant_only_loss: False" in converted(TRL)[1]
-    assert "differs" not in converted(TRL.replace("--use_peft", "--assistant_only_loss --use_peft"))[1]
+    for flag in ("--assistant_only_loss", "--completion_only_loss true"):
+        assert "differs" not in converted(TRL.replace("--use_peft", f"{flag} --use_peft"))[1]
+    whole = converted(TRL.replace("--use_peft", "--completion_only_loss false --use_peft"))[1]
+    assert "differs: assistant_only_loss: False, completion_only_loss: false" in whole
 
 
 def test_the_global_batch_is_that_of_the_script_on_any_number_of_devices() -> None:
