@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,14 @@ def test_targets_are_the_answers_and_the_ends_of_their_turns(encoder: Encoder, t
     assert tokenizer.decode(encoded.input_ids).startswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHow"
     )
+
+
+def test_an_answer_that_is_not_learnt_is_no_target(encoder: Encoder, tokenizer: Any) -> None:
+    sample = sample_of("How many?", "Two circles.", "Which colour?", "Red.")
+    first, answer, *others = sample.turns
+    encoded = encoder.encode(replace(sample, turns=(first, replace(answer, is_learnt=False), *others)), pixels=True)
+    assert np.array_equal(encoded.input_ids, encoder.encode(sample, pixels=True).input_ids)
+    assert tokenizer.decode(encoded.labels[encoded.labels != IGNORED]) == "Red.<|im_end|>"
 
 
 @pytest.mark.parametrize(("size", "tiles"), SIZES.items())

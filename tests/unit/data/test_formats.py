@@ -35,7 +35,6 @@ FAULTS: list[tuple[object, str]] = [
     ({"conversations": [{"from": "gpt", "value": 3}]}, "turn 1 has no text under `value`"),
     ({"conversations": [{"from": "robot", "value": "a"}]}, "turn 1 is from 'robot'; expected human, gpt or system"),
     ({"conversations": [{"from": ["gpt"], "value": "a"}]}, "turn 1 is from"),
-    ({"conversations": [{"from": "gpt", "value": "a", "loss": False}]}, "kept out of the loss by `loss`"),
     (b'{"conversations": [{"from": "gpt", "value": "\\ud800"}]}', "half of a surrogate pair"),
     (record("a", "b", system=["Be brief."]), "`system` is not a text"),
     (record("a", "b", image=None), "`image` is null"),

@@ -1,6 +1,7 @@
 """Records of any format of conversations, read by the `Columns` that say where the parts stand."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from trials.data.records.video_references import video_of, videos_of
 
 _TEXT_KEYS = ("value", "content", "text")
 _WEIGHTS = ("loss", "weight", "train")
-"""Keys by which a turn is left out of the loss."""
+"""Keys by which a turn is left out of the loss, where they are false or 0."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
@@ -65,17 +66,15 @@ def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
         raise RecordError(
             f"{where} has `{reasoning}` as well as its text, which is not supported; write it into the text"
         )
-    for key in _WEIGHTS:
-        if turn.get(key) is not None and not turn[key]:
-            raise RecordError(f"{where} is kept out of the loss by `{key}`, which is not supported; remove the key")
+    is_learnt = all(turn.get(key) is None or bool(turn[key]) for key in _WEIGHTS)
     content = turn.get(columns.text)
     if isinstance(content, list):
-        return _parts(content, role, where, root)
+        return replace(_parts(content, role, where, root), is_learnt=is_learnt)
     if not isinstance(content, str):
         slip = next((key for key in _TEXT_KEYS if key in turn and content is None and key != columns.text), None)
         hint = f"; it has `{slip}`, rename that to `{columns.text}`" if slip else ""
         raise RecordError(f"{where} has no text under `{columns.text}`{hint}")
-    return _said(role, _text(content, where))
+    return replace(_said(role, _text(content, where)), is_learnt=is_learnt)
 
 
 def _role(name: object, where: str, columns: Chat) -> Role:

@@ -23,6 +23,8 @@ class Said:
     """One entry per `<image>` of a user's text; None stands for the next image of the record's own key."""
     videos: tuple[Video | None, ...] = ()
     """The same for each `<video>`."""
+    is_learnt: bool = True
+    """Whether the loss counts it, if it is an answer."""
     has_video: bool = False
     """Whether a video is a separate part of the content, not a placeholder in the text."""
 
@@ -48,7 +50,7 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
     clips = _filled(filmed, videos, f"{VIDEO} but the record names {number_of(len(videos), 'video')}")
     sizes = iter(images.sizes)
     return Sample(
-        turns=tuple(Turn(role=turn.role, text=turn.text) for turn in turns),
+        turns=tuple(Turn(role=turn.role, text=turn.text, is_learnt=turn.is_learnt) for turn in turns),
         images=pictures,
         image_sizes=tuple(next(sizes) if image is None else None for image in shown),
         videos=clips,

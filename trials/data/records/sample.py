@@ -60,6 +60,8 @@ class Turn:
 
     role: Literal["system", "user", "assistant"]
     text: str
+    is_learnt: bool = True
+    """Whether the loss counts it, if it is an answer; no other turn counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

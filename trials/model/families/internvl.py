@@ -87,7 +87,7 @@ def _tile_tokens(config: Any) -> tuple[int, int]:
 class Encoder:
     """Encoder of conversations as ChatML, with `<img>`, context tokens and `</img>` for each image.
 
-    Targets are the assistant's texts and the `<|im_end|>` after each. Text that spells a special token stays text. Of n
+    Targets are the answers to learn and the `<|im_end|>` after each. Text that spells a special token stays text. Of n
     images in a sample each gets 1/n of the most tiles, as InternVL trains (`max_dynamic_patch // n`).
     """
 
@@ -207,7 +207,7 @@ class Encoder:
                 case "assistant":
                     # Apart from its text, as it is when the model is asked to go on from here.
                     yield self._assistant, False
-                    yield [*self._text(turn.text), self._turn_end], True
+                    yield [*self._text(turn.text), self._turn_end], turn.is_learnt
                 case "user":
                     first, *others = f"user\n{turn.text}".split(IMAGE)
                     yield self._text(first), False

@@ -292,10 +292,10 @@ class ChatMeasurer:
         return (next(layers if each == video else images) for each in ids.tolist())
 
     def _target_spans(self, written: "_Written", text: str) -> Iterator[tuple[int, int]]:
-        """Yield the (start, end) of the assistant's turns in the whole text."""
+        """Yield the (start, end) of the answers to learn in the whole text."""
         turns = written.turns
         for number, turn in enumerate(turns):
-            if turn.role == "assistant":
+            if turn.role == "assistant" and turn.is_learnt:
                 prompt = self._spaced(replace(written, turns=turns[:number]), asks=True)
                 answered = (
                     text if number + 1 == len(turns) else self._spaced(replace(written, turns=turns[: number + 1]))

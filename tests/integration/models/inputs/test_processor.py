@@ -4,6 +4,7 @@ import importlib.util
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,14 @@ def test_targets_are_what_the_assistant_adds_to_the_prompt(saved: Callable[[str]
     expected = sum(len(tokenizer.encode(text)) for text in said)
     assert measurer.measure(talk(*TALK), SIZES).target_tokens == expected
     assert measurer.measure(talk(TALK[1]), SIZES).target_tokens == 0
+
+
+def test_an_answer_that_is_not_learnt_is_no_target(saved: Callable[[str], Path]) -> None:
+    measurer = chat.measurer(str(saved("qwen2_5_vl")))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(saved("qwen2_5_vl"))
+    asked = [replace(turn, is_learnt=False) for turn in TALK[:-1]]
+    expected = len(tokenizer.encode(f"{TALK[-1].text}<|im_end|>\n"))
+    assert measurer.measure(talk(*asked, TALK[-1]), SIZES).target_tokens == expected
 
 
 def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path: Path) -> None:
