@@ -56,7 +56,8 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
             draft.values[key] = value
     _data(given, draft)
     _precision(given, draft)
-    processes = given.take("processes", count) or arguments.devices
+    named = given.take("processes", count)
+    processes = arguments.devices or named
     _batch(given, draft, devices, processes or devices)
     if processes is None:
         draft.notes.append(f"The number of devices is not read from the configuration; it is {devices} here")

@@ -15,11 +15,13 @@ _LAYERS = re.compile(rf"(?P<before>\w*)(?P<choice>{_CHOICE})?(?P<after>\w*)$")
 _PARTS: dict[str, Part] = {
     "merger": "projector",
     "multi_modal_projector": "projector",
+    "connector": "projector",
     "mlp1": "projector",
     "visual": "vision",
     "vision_tower": "vision",
     "vision_model": "vision",
     "language_model": "language",
+    "text_model": "language",
 }
 """Part by a name on its path; those that are inside another part stand first."""
 

@@ -13,6 +13,7 @@ LANGUAGE = ("up_proj", "down_proj", "q_proj", "v_proj")
         (r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|q|v)_proj", "language", LANGUAGE),
         (r"model.language_model.layers.[\d]+.(_wrapped.)?(mlp|self_attn).(up|down|q|v)_proj", "language", LANGUAGE),
         (r"^language_model\.model\.layers\.\d+\.(mlp|self_attn)\.(up|down|q|v)_proj$", "language", LANGUAGE),
+        (r"model.text_model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj", "language", LANGUAGE),
         (r".*language_model.*\.(?:q_proj|v_proj)", "language", ("q_proj", "v_proj")),
         (r"language_model.layers.[0-9]+.self_attn.(q|v)_proj", "language", ("self_attn.q_proj", "self_attn.v_proj")),
         (r"model\.visual\.blocks\.\d+\.attn\.qkv", "vision", ("attn.qkv",)),

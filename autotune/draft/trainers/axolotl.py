@@ -81,8 +81,10 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     if "processor_type" in own and "sequence_len" in own:
         found["sequence_len (it cuts no sample of such a model there)"] = own["sequence_len"]
         del found["sequence_len"]
-    # Once in an epoch is what a job does.
-    dropped = {name for name in ("saves_per_epoch", "evals_per_epoch") if own.get(name) == 1}
+    # Once in an epoch is what a job does; no evaluation is usual without data for one.
+    dropped = {
+        name for name, usual in (("saves_per_epoch", (1,)), ("evals_per_epoch", (0, 1))) if own.get(name) in usual
+    }
     dropped |= {"adapter", "lora_target_linear", "freeze_mm_modules", "batch_size", "datasets", "test_datasets"}
     found = {name: value for name, value in found.items() if name not in dropped}
     return found | _data(arguments.values, "datasets", "data") | _data(arguments.values, "test_datasets", "evaluation")

@@ -5,7 +5,7 @@ Source: src/params.py, src/train/train_sft.py and scripts of github.com/2U1/Qwen
 
 from typing import Any
 
-from autotune.draft.arguments import Arguments
+from autotune.draft.arguments import Arguments, whole_number
 from autotune.draft.given import Given, flag
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
@@ -47,8 +47,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     if arguments.starts("train_cls"):
         raise JobError("train_cls trains a classifier; only supervised fine-tuning (train_sft) can be trained here")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
-    if "NUM_DEVICES" in arguments.environment:  # of which the scripts compute the accumulation steps
-        found["processes"] = arguments.environment["NUM_DEVICES"]
+    # The scripts compute the accumulation steps with it; deepspeed starts a process for each device.
+    found["processes"] = whole_number(arguments.environment.get("NUM_DEVICES"))
     given = Given(found)
     if not given.look("lora_enable", flag):
         return found

@@ -126,7 +126,11 @@ def test_the_batch_of_qwen_vl_series_is_that_of_the_devices_that_its_script_name
     job, notes = converted(SERIES)
     assert (job.hardware.devices, job.training.global_batch_samples) == (2, 128)
     assert "A step has 128 samples: 4 per device x 4 accumulation steps x 8 devices" in notes
-    assert training(SERIES.replace("NUM_DEVICES=8", "")).global_batch_samples == 32
+    started = converted(SERIES.replace("deepspeed src", "deepspeed --num_gpus 4 src"))[1]
+    assert "A step has 64 samples: 4 per device x 4 accumulation steps x 4 devices" in started
+    job, notes = converted(SERIES.replace("NUM_DEVICES=8", "NUM_DEVICES=$(nvidia-smi -L | wc -l)"))
+    assert job.training.global_batch_samples == 32
+    assert "not that of the script, which does not set gradient_accumulation_steps" in notes
 
 
 @pytest.mark.parametrize(
