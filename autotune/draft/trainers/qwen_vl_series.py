@@ -13,6 +13,15 @@ from autotune.errors import JobError
 TITLE = "Qwen-VL-Series-Finetune"
 
 _OWN = {"freeze_merger", "tune_merger", "freeze_vision_tower", "vision_lora", "lora_namespan_exclude", "image_folder"}
+_OF_OTHERS = {
+    "freeze_projector",
+    "tune_projector",
+    "projector_lr",
+    "tune_img_projector",
+    "freeze_connector",
+    "connector_lr",
+}
+"""Arguments of scripts of the same author for other models, whose parts are others."""
 _DEFAULTS = {
     "model_name_or_path": "Qwen/Qwen2-VL-7B-Instruct",
     "lora_enable": False,
@@ -39,7 +48,8 @@ _OUTER = {"embed_tokens", "lm_head"}
 
 def recognises(arguments: Arguments) -> bool:
     """Return whether the model is named as there, and an argument that only these scripts have is among them."""
-    return "model_id" in arguments.values and bool(_OWN & arguments.values.keys())
+    given = arguments.values.keys()
+    return "model_id" in given and bool(_OWN & given) and not _OF_OTHERS & given
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:

@@ -214,6 +214,7 @@ def test_adapters_of_embeddings_are_named() -> None:
     ("script", "message"),
     [
         (SERIES.replace("train_sft", "train_cls"), "train_cls trains a classifier"),
+        (SERIES.replace("merger_lr", "projector_lr"), "the arguments are not those of a known trainer"),
         (SERIES.replace("train_sft", "train_grpo"), "only supervised fine-tuning can be trained here, not GRPO"),
         (f"{ADAPTERS.rstrip()} --vision_lora True", "freeze_vision_tower has to be True"),
         (f"{ADAPTERS.rstrip()} --lora_namespan_exclude mlp", "lora_namespan_exclude: 'mlp' is not a list of names"),

@@ -29,7 +29,7 @@ def test_images_stand_before_the_first_of_several_questions(tmp_path: Path) -> N
     pictures = [{"bytes": b"one", "path": None}, {"bytes": b"two", "path": "b.png"}]
     both, none = found_in([{"images": pictures, "texts": texts}, {"images": [], "texts": texts[:1]}], tmp_path)
     assert isinstance(both, Sample)
-    assert [turn.text for turn in both.turns] == ["<image>\n<image>\nq1", "a1", "q2", "a2"]
+    assert [turn.text for turn in both.turns] == ["<image><image>q1", "a1", "q2", "a2"]
     assert [turn.role for turn in both.turns] == ["user", "assistant"] * 2
     assert both.images == (b"one", b"two")
     assert isinstance(none, Sample)

@@ -202,7 +202,7 @@ def test_parts_of_a_message_are_joined_in_their_order(tmp_path: Path) -> None:
 def test_images_that_no_message_places_are_shown_first(tmp_path: Path) -> None:
     line = {"messages": [{"role": "system", "content": "Be brief."}, TURN, ANSWER], "images": ["a.png", "b.png"]}
     found = only_sample(write_records(tmp_path / "a.jsonl", line))
-    assert said(found)[1] == ("user", "<image>\n<image>\nWhat is it?")
+    assert said(found)[1] == ("user", "<image><image>What is it?")
 
 
 def test_tools_answer_as_users_and_are_called_as_by_the_assistant(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def said(found: Sample | Lengths | BadLine) -> list[tuple[str, str, bool]]:
 
 def test_a_prompt_and_a_completion_are_a_question_and_its_answer(tmp_path: Path) -> None:
     found = read(tmp_path, {"prompt": "What is it?", "completion": "A circle.", "image": "a.png"})
-    assert said(found) == [("user", "<image>\nWhat is it?", True), ("assistant", "A circle.", True)]
+    assert said(found) == [("user", "<image>What is it?", True), ("assistant", "A circle.", True)]
 
 
 def test_answers_of_a_prompt_are_not_learnt(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_answers_of_a_prompt_are_not_learnt(tmp_path: Path) -> None:
     assert found.images == (tmp_path / "a.png", tmp_path / "b.png")
     assert found.turns[0].role == "system"
     assert said(found) == [
-        ("user", "<image>\n<image>\nWhat is it?", False),
+        ("user", "<image><image>What is it?", False),
         ("assistant", "A circle.", False),
         ("user", "What is it?", False),
         ("assistant", "A circle.", True),

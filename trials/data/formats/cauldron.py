@@ -6,7 +6,7 @@ from trials.data.records.columns import Pairs
 from trials.data.records.record import Record
 from trials.data.records.sample import Sample
 
-TEXTS = Pairs(questions=("user",), answer="assistant", history="texts", unplaced=1000)
+TEXTS = Pairs(questions=("user",), answer="assistant", history="texts", unplaced=1000, unplaced_end="")
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container

@@ -14,6 +14,7 @@ MESSAGES = Chat(
     assistants=("assistant", *TOOL_CALLS),
     systems=("system", "developer"),
     unplaced=1000,
+    unplaced_end="",
 )
 
 

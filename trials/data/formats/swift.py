@@ -12,10 +12,10 @@ from trials.data.records.columns import FROM_VALUE, Pairs
 from trials.data.records.record import Record
 from trials.data.records.sample import Sample
 
-_QUERY = Pairs(questions=("query",), answer="response", history="history", unplaced=1000)
-_ROUNDS = Pairs(questions=("human",), answer="assistant", history="conversation", unplaced=1000)
+_QUERY = Pairs(questions=("query",), answer="response", history="history", unplaced=1000, unplaced_end="")
+_ROUNDS = Pairs(questions=("human",), answer="assistant", history="conversation", unplaced=1000, unplaced_end="")
 _CONVERSATIONS = replace(MESSAGES, turns="conversations")
-_ALL = (MESSAGES, _QUERY, _ROUNDS, _CONVERSATIONS, replace(FROM_VALUE, unplaced=1000))
+_ALL = (MESSAGES, _QUERY, _ROUNDS, _CONVERSATIONS, replace(FROM_VALUE, unplaced=1000, unplaced_end=""))
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container

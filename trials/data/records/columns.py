@@ -20,6 +20,8 @@ class _Shared:
     """Key of a text that is said before all turns."""
     unplaced: int = 1
     """Most images that are shown at the start of the first user turn where no turn says their place."""
+    unplaced_end: str = "\n"
+    """What follows each of these images."""
     unsupported: tuple[str, ...] = UNSUPPORTED
 
 

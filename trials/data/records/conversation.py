@@ -38,7 +38,7 @@ def sample(record: Record, columns: Columns, root: Path) -> Sample:
         said.append(Said(role="system", text=_text(record[columns.system], f"`{columns.system}`")))
     said += turns
     videos = videos_of(record, columns.videos, root)
-    return placed(said, images_of(record, columns.images, root), videos, columns.unplaced)
+    return placed(said, images_of(record, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
 
 
 # --- a list of turns ---

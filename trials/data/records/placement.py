@@ -29,11 +29,11 @@ class Said:
     """Whether a video is a separate part of the content, not a placeholder in the text."""
 
 
-def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unplaced: int) -> Sample:
+def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unplaced: int, end: str) -> Sample:
     """Return the sample in which every `<image>` and `<video>` has what the record's own keys name.
 
     Where no turn has a place for `images` or `videos`, they are shown before the first question, at most `unplaced`
-    of each, as InternVL's loader does. Raise RecordError where the counts differ.
+    of each, with `end` behind each. Raise RecordError where the counts differ.
     """
     turns = list(said)
     if not videos and not any(turn.has_video for turn in turns):  # without a video, the word is text
@@ -41,9 +41,9 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
     elif not images.images:
         turns = _read_as_videos(turns, len(videos))
     if not any(turn.videos for turn in turns) and 0 < len(videos) <= unplaced:
-        turns = _before_first(turns, VIDEO, len(videos))
+        turns = _before_first(turns, VIDEO + end, len(videos))
     if not any(turn.images for turn in turns) and 0 < len(images.images) <= unplaced:
-        turns = _before_first(turns, IMAGE, len(images.images))
+        turns = _before_first(turns, IMAGE + end, len(images.images))
     shown = [image for turn in turns for image in turn.images]
     pictures = _filled(shown, images.images, f"{IMAGE} but the record names {number_of(len(images.images), 'image')}")
     filmed = [video for turn in turns for video in turn.videos]
@@ -78,9 +78,9 @@ def _before_first(turns: list[Said], mark: str, count: int) -> list[Said]:
     turn, added = turns[first], (None,) * count
     marked = replace(
         turn,
-        text=f"{mark}\n" * count + turn.text,
-        images=added if mark == IMAGE else turn.images,
-        videos=added if mark == VIDEO else turn.videos,
+        text=mark * count + turn.text,
+        images=added if mark.startswith(IMAGE) else turn.images,
+        videos=added if mark.startswith(VIDEO) else turn.videos,
     )
     return [*turns[:first], marked, *turns[first + 1 :]]
 
