@@ -53,22 +53,25 @@ def recognises(arguments: Arguments) -> bool:
 
 
 def settings(arguments: Arguments) -> dict[str, Any]:
-    """Return the arguments of Trainer and of these scripts. Raise JobError for a classifier, and as they do."""
+    """Return the arguments of Trainer and of these scripts. Raise JobError for what they refuse, and a classifier."""
     if arguments.starts("train_cls"):
         raise JobError("train_cls trains a classifier; only supervised fine-tuning (train_sft) can be trained here")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
     # The scripts compute the accumulation steps with it; deepspeed starts a process for each device.
     found["processes"] = whole_number(arguments.environment.get("NUM_DEVICES"))
     given = Given(found)
-    if not given.look("lora_enable", flag):
-        return found
-    return {name: value for name, value in found.items() if name not in ("vision_lora", "tune_projector")} | _adapters(
-        given
-    )
+    if given.look("lora_enable", flag):
+        left_out, adapters = {"vision_lora", "tune_projector"}, _adapters(given)
+    else:
+        left_out, adapters = {"lora_namespan_exclude", "num_lora_modules"}, {}
+    return {name: value for name, value in found.items() if name not in left_out} | adapters
 
 
 def _adapters(given: Given) -> dict[str, Any]:
-    """Return what trains with adapters, which the language model has, and the tower with `vision_lora`."""
+    """Return what trains with adapters, which the language model has, and the tower with `vision_lora`.
+
+    Raise JobError for adapters in a tower whose own weights train.
+    """
     in_vision = bool(given.look("vision_lora", flag))
     trains_vision = not given.look("freeze_vision", flag)
     if in_vision and trains_vision:
