@@ -73,9 +73,13 @@ def _embeddings(rotary: Any, states: torch.Tensor, positions: torch.Tensor, toke
 
 
 def _usual_length(rotary: Any) -> int:
-    """Return the length of a sample up to which its frequencies do not depend on it."""
-    length: int = rotary.config.rope_parameters.get("original_max_position_embeddings", rotary.original_max_seq_len)
-    return length
+    """Return a length of samples up to which their frequencies do not depend on it.
+
+    Some kinds take the context before it was extended, others the whole one, whichever of them is shorter.
+    """
+    whole: int = rotary.original_max_seq_len
+    before: int = rotary.config.rope_parameters.get("original_max_position_embeddings", whole)
+    return min(whole, before)
 
 
 def _fresh(rotary: Any) -> Any:

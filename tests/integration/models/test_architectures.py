@@ -188,9 +188,11 @@ def test_an_architecture_is_compared_once_for_each_version_of_the_code(
     assert "Comparing a small copy" not in stderr()
 
 
-def test_positions_of_a_long_sample_do_not_depend_on_those_before_it() -> None:
+@pytest.mark.parametrize("original", [{}, {"original_max_position_embeddings": 30}], ids=["one context", "a longer one"])
+def test_positions_of_a_long_sample_do_not_depend_on_those_before_it(original: dict[str, int]) -> None:
     """transformers keeps the frequencies of the longest sample so far."""
-    config = AutoConfig.for_model("qwen2", **SIZES | DYNAMIC | {"max_position_embeddings": 8})
+    rope = {"rope_scaling": DYNAMIC["rope_scaling"] | original}
+    config = AutoConfig.for_model("qwen2", **SIZES | rope | {"max_position_embeddings": 8})
     lengths = (12, 9, 3, 20)
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     tokens = PackTokens(input_ids=positions[0], positions=positions, lengths=lengths, grids=torch.zeros(0, 0))
