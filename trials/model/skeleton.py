@@ -21,7 +21,7 @@ from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
 from trials.model.refusals.refusal import reason, refusing
-from trials.model.refusals.unsupported import check_code, check_quantized
+from trials.model.refusals.unsupported import check_code, check_dropout, check_quantized
 from trials.workload import Part
 
 _MOST_PARAMETERS = 10**14
@@ -119,6 +119,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
         family.check(config)
         check_experts(config)
+        check_dropout(config)
         with torch.device("meta"):
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)

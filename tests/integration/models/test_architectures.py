@@ -20,7 +20,7 @@ from tests.values.training import variant_of
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.job import ModelSection
-from trials.model import decoder
+from trials.model import decoder, skeleton
 from trials.model.plain.parity import check_parity
 
 SIZES = {
@@ -116,6 +116,10 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
         {"model_type": "mixtral", "num_local_experts": 8, "output_router_logits": True},
         "output_router_logits asks for an auxiliary loss of the experts' router .* set output_router_logits to false",
     ),
+    "dropout before the layers": (
+        {"model_type": "starcoder2", "embedding_dropout": 0.1},
+        "embedding_dropout is 0.1, which stages do not apply; set it to 0 in config.json",
+    ),
     "other attention": ({"model_type": "nemotron"}, "'nemotron' cannot be run in stages: TypeError: packed_attention"),
 }
 
@@ -188,7 +192,17 @@ def test_an_architecture_is_compared_once_for_each_version_of_the_code(
     assert "Comparing a small copy" not in stderr()
 
 
-@pytest.mark.parametrize("original", [{}, {"original_max_position_embeddings": 30}], ids=["one context", "a longer one"])
+def test_dropout_that_stages_do_not_apply_is_found_whatever_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(skeleton, "check_dropout", lambda _: None)
+    with pytest.raises(ModelError, match=r"'starcoder2' is computed differently here than by transformers, logits by"):
+        check_parity(settings_of(tmp_path, {"model_type": "starcoder2", "embedding_dropout": 0.1}))
+
+
+@pytest.mark.parametrize(
+    "original", [{}, {"original_max_position_embeddings": 30}], ids=["one context", "a longer one"]
+)
 def test_positions_of_a_long_sample_do_not_depend_on_those_before_it(original: dict[str, int]) -> None:
     """transformers keeps the frequencies of the longest sample so far."""
     rope = {"rope_scaling": DYNAMIC["rope_scaling"] | original}

@@ -9,13 +9,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
-from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.text_processor import NoImages, load_text_processor
 from trials.model.positions import counted_positions as positions
-from trials.model.refusals.experts import check_experts
 from trials.model.refusals.heads import check_heads
 from trials.model.refusals.unsupported import reason
 
@@ -48,11 +46,8 @@ def takes(config: PretrainedConfig) -> bool:
 
 
 def check(config: PretrainedConfig) -> None:
-    """Raise ModelError for heads that do not divide, for dropout before the layers, and for a loss of the router."""
+    """Raise ModelError for heads that do not divide."""
     check_heads(config, "language")
-    if rate := getattr(config, "embedding_dropout", 0):
-        raise ModelError(f"embedding_dropout is {rate}, which stages do not apply; set it to 0 in config.json")
-    check_experts(config)
 
 
 def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:  # noqa: ARG001

@@ -4,9 +4,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED, NO_GRIDS
@@ -43,13 +45,30 @@ class SmallResults:
     gradients: dict[str, torch.Tensor]
 
 
+class _ShownDropout(TorchFunctionMode):
+    """Modules of dropout that multiply by the share which they keep, also while a model does not train.
+
+    So results show where there is dropout, without random numbers. That of attention is left out: layers give it on
+    while they train only.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not nn.functional.dropout:
+            return function(*args, **(kwargs or {}))
+        (states,) = args
+        return states * (1 - kwargs["p"])
+
+
 @contextmanager
 def alone() -> Iterator[None]:
-    """Draw from a stream of random numbers of its own, on one thread: threads of small layers wait for each other."""
+    """Draw from a stream of random numbers of its own, on one thread: threads of small layers wait for each other.
+
+    Dropout shows by its share (see `_ShownDropout`).
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _ShownDropout():
             torch.manual_seed(0)
             yield
     finally:
@@ -71,7 +90,7 @@ def plain_model(config: PretrainedConfig, attention: str = "eager") -> PreTraine
             else:
                 inputs = parameter[0].numel() if parameter.dim() == 4 else parameter.shape[-1]
                 parameter.copy_(noise * _GAIN / inputs**0.5)
-    model.eval()  # without dropout, which is drawn again in each pass
+    model.eval()  # Noise, such as that of a router, is drawn again in each pass.
     return model
 
 

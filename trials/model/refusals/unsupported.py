@@ -61,6 +61,12 @@ def _of_parts(config: PretrainedConfig) -> str | None:
     return None
 
 
+def check_dropout(config: PretrainedConfig) -> None:
+    """Raise ModelError for dropout between the word embedding and the first language layer."""
+    if rate := getattr(config.get_text_config(), "embedding_dropout", 0):
+        raise ModelError(f"embedding_dropout is {rate}, which stages do not apply; set it to 0 in config.json")
+
+
 def check_code(settings: Mapping[str, Any]) -> None:
     """Raise ModelError for a model of an unknown type whose code comes with it.
 
