@@ -19,6 +19,7 @@ _LARGEST = (
     (re.compile(r"^num_experts_per_tok$"), 2),
     (re.compile(r"^sliding_window$"), 4),
 )
+_BASE = "dim_model_base"
 _CONTEXT = re.compile(r"max_position_embeddings$|^attention_chunk_size$")
 
 
@@ -61,7 +62,10 @@ def narrow(settings: dict[str, Any]) -> None:
     # One head for each group or several are different paths of the attention, so that this is kept.
     few_groups = min(2, groups)
     few_heads = few_groups if heads == groups else 2 * few_groups
-    settings.update(num_attention_heads=few_heads, hidden_size=few_heads * width)
+    hidden = few_heads * width
+    if settings.get(_BASE):  # MiniCPM3 divides by the ratio of both widths; one that happened to be 1 would not show.
+        settings[_BASE] = max(1, round(settings[_BASE] * hidden / settings["hidden_size"]))
+    settings.update(num_attention_heads=few_heads, hidden_size=hidden)
     if settings.get("num_key_value_heads"):
         settings["num_key_value_heads"] = few_groups
     for name, value in settings.items():
