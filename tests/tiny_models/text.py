@@ -17,6 +17,10 @@ KINDS: dict[str, Mapping[str, Any]] = {
     },
     "qwen2": {"tie_word_embeddings": True},
     "qwen2 window": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    "qwen2 dynamic": {
+        "max_position_embeddings": 40,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 4.0},
+    },
     "qwen3": {"head_dim": 16},
     "mistral": {"sliding_window": 4},
     "gemma3_text": {

@@ -310,6 +310,8 @@ def _filled(values: Ints, width: int, filler: int) -> Ints:
 
 
 def _extended(positions: Ints, width: int) -> Ints:
-    """Count on from the last of `positions` [P, tokens] for the padding behind them."""
-    added = np.arange(1, width - positions.shape[1] + 1)
-    return np.concatenate([positions, positions[:, -1:] + added], axis=1)
+    """Repeat the last of `positions` [P, tokens] for the padding behind them.
+
+    Higher ones would change a sample whose rotary frequencies depend on its highest position.
+    """
+    return np.pad(positions, ((0, 0), (0, width - positions.shape[1])), mode="edge")

@@ -77,7 +77,7 @@ def test_padded_samples_are_filled_up_to_the_longest(encoder: Encoder) -> None:
     pad = encoder.pad_token_id
     batch = join(encoder, encoded(10, 11), encoded(20, 21, 22, 23, targets=3), padded=True)
     assert batch.tokens.input_ids.tolist() == [10, 11, pad, pad, 20, 21, 22, 23]
-    assert batch.tokens.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert batch.tokens.positions.tolist() == [[0, 1, 1, 1, 0, 1, 2, 3]]
     assert batch.tokens.lengths == (4, 4)
     assert batch.labels.tolist() == [11, IGNORED, IGNORED, IGNORED, 21, 22, 23, IGNORED]
 
