@@ -179,6 +179,8 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(tmp_path: Path) -
     assert "5 attention heads, which do not divide its hidden_size of 32; correct" in message
     message = refused(tmp_path / "dropout", "starcoder2", embedding_dropout=0.1)
     assert "embedding_dropout is 0.1, which stages do not apply; set it to 0" in message
+    message = refused(tmp_path / "window", "qwen2", layer_types=["sliding_attention"] * 4)
+    assert "transformers itself cannot run a small copy of it; correct its config.json, or use another" in message
     chosen = ["full_attention", *["minimax_m3_sparse"] * 3]
     indexer = {"num_hidden_layers": 4, "layer_types": chosen, "index_n_heads": 2, "index_head_dim": 32}
     message = refused(tmp_path / "chosen", "minimax_m3_vl_text", **indexer)

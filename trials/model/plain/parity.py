@@ -33,23 +33,37 @@ _FLOOR = 1e-2
 _PACKING = Packed(qv=8, qt=256, qv_min=0, qt_min=0)
 _NOTHING = torch.zeros(())
 _REMEDY = "it is not supported; use a model whose language model is built like Llama or Qwen2"
+_CORRECT = "transformers itself cannot run a small copy of it; correct its config.json, or use another model"
 
 
 def check_parity(settings: ModelSection) -> None:
-    """Compare stages of a shrunk copy of the model with transformers' own model, in float32 on the CPU.
+    """Compare stages of a shrunk copy of the model with transformers' own model.
 
-    Raise ModelError with the largest difference, or with the reason why the stages or the copy cannot be run.
+    Raise ModelError as `compare_stages` does, or with the reason why there is no such copy.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    name = config.get_text_config().model_type
-    with alone(), refusing(f"the language model {name!r} cannot be checked", _REMEDY):
+    with refusing(_cannot_be_checked(config), _REMEDY):
         small = shrunk(config)
+    compare_stages(small)
+
+
+def compare_stages(small: PretrainedConfig) -> None:
+    """Compare stages of a small model with transformers' own model, in float32 on the CPU.
+
+    Raise ModelError with the largest difference, or with the reason why either cannot be run.
+    """
+    name = small.get_text_config().model_type
+    with alone(), refusing(_cannot_be_checked(small), _CORRECT):
         plain = plain_model(small)
         samples = small_samples(small)
         expected = plain_results(plain, samples)
     with alone(), refusing(f"the language model {name!r} cannot be run in stages", _REMEDY):
         for plan in _plans(small):
             _compare(name, expected, _staged_results(small, plan, plain, samples))
+
+
+def _cannot_be_checked(config: PretrainedConfig) -> str:
+    return f"the language model {config.get_text_config().model_type!r} cannot be checked"
 
 
 def _plans(config: PretrainedConfig) -> tuple[Plan, Plan]:
