@@ -87,3 +87,10 @@ def _fresh(rotary: Any) -> Any:
     rotary.max_seq_len_cached = rotary.original_max_seq_len
     rotary.inv_freq = rotary.original_inv_freq.clone()
     return rotary
+
+
+def forget_samples(model: nn.Module) -> None:
+    """Let each rotary module whose frequencies depend on samples be as before its first one."""
+    for module in model.modules():
+        if getattr(module, "rope_type", None) in _BY_LENGTH:
+            _fresh(module)

@@ -215,3 +215,13 @@ def test_positions_of_a_long_sample_do_not_depend_on_those_before_it(original: d
     alone = [Qwen2RotaryEmbedding(config)(states, torch.arange(length)[None]) for length in lengths]
     for whole, parts in zip(found, zip(*alone, strict=True), strict=True):
         assert torch.equal(whole, torch.cat(parts, dim=-2))
+
+
+def test_a_reference_can_forget_the_samples_before() -> None:
+    rotary = Qwen2RotaryEmbedding(AutoConfig.for_model("qwen2", **SIZES | DYNAMIC | {"max_position_embeddings": 8}))
+    states, long, shorter = torch.zeros(1, 1, 1), torch.arange(20)[None], torch.arange(9)[None]
+    first, _ = rotary(states, shorter)
+    rotary(states, long)
+    assert not torch.equal(rotary(states, shorter)[0], first)
+    decoder.forget_samples(rotary)
+    assert torch.equal(rotary(states, shorter)[0], first)

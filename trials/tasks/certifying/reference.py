@@ -12,6 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED, Encoded
 from trials.job import ModelSection, TrainingSection
+from trials.model.decoder import forget_samples
 from trials.model.family import Family, Images, load_family
 from trials.model.paths import allocate
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
@@ -75,6 +76,7 @@ def model_results(
     hooks = [each.register_post_accumulate_grad_hook(partial(_take, sums[name])) for name, each in _trained(model)]
     loss = torch.zeros((), device=model.device)
     for sample, share in zip(samples, shares, strict=True):
+        forget_samples(model)
         part = _mean_loss(model, family, sample) * share
         if part.requires_grad:
             part.backward()
