@@ -71,6 +71,7 @@ def test_more_signals_break_off_no_clean_up(training: JobFile, signals: tuple[si
             read_until(process.stderr, "WARNING: rank 1 continues; it was stopped for ")
             first, *others = signals
             process.send_signal(first)
+            read_until(process.stderr, "Stopping: ")  # of signals that wait together, Python handles SIGINT first
             while process.poll() is None:
                 for each in others:
                     time.sleep(0.05)
