@@ -31,6 +31,19 @@ class Corrected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A reason why another plan may be the better one."""
+
+    summary: str
+    """A few words, for lists of plans."""
+    text: str
+    """The whole, with what to do."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What the figures of a winner rest on."""
 
@@ -53,31 +66,39 @@ class Evidence:
     @property
     def warnings(self) -> Sequence[str]:
         """What to keep in mind about the figures, in words."""
-        return *self.doubts, *map(str, self.corrected)
+        return *map(str, self.doubts), *map(str, self.corrected)
 
     @property
-    def doubts(self) -> Sequence[str]:
+    def doubts(self) -> Sequence[Doubt]:
         """Those warnings that may make another plan the better one."""
         return tuple(self._doubts())
 
-    def _doubts(self) -> Iterator[str]:
+    def _doubts(self) -> Iterator[Doubt]:
         if self.runs and self.tried_plans and not self.searched_plans:
-            yield "No plan besides the baselines completed, and this is the fastest of them; the trials name the causes"
+            yield Doubt(
+                summary="only baselines completed",
+                text="No plan besides the baselines completed, and this is the fastest of them; the trials name the "
+                "causes",
+            )
         if self.runs and not self.tried_plans:
-            yield (
-                "Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them; raise "
-                "search.time_limit or search.trials"
+            yield Doubt(
+                summary="only baselines tried",
+                text="Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them; "
+                "raise search.time_limit or search.trials",
             )
         if self.disturbed_runs:
-            yield (
-                f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
+            yield Doubt(
+                summary=f"{self.disturbed_runs} of {self.runs} runs disturbed",
+                text=f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
                 f"{self.winner_runs} of the winner ({self.disturbance}); measure again with `autotune tune --fresh` on "
-                "an idle machine"
+                "an idle machine",
             )
         if self.faster:
-            yield (
-                f"Faster than the best plan in its own runs: {', '.join(self.faster)}; predictions and all runs "
-                "together, or search.space, speak for the best plan"
+            roles = ", ".join(self.faster)
+            yield Doubt(
+                summary=f"{roles} ran faster",
+                text=f"Faster than the best plan in its own runs: {roles}; predictions and all runs together, or "
+                "search.space, speak for the best plan",
             )
 
 

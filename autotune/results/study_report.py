@@ -36,8 +36,10 @@ _MEBI = 1 << 20
 _SHOWN = 4
 _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()
-_ANNOTATION = 2
-"""Columns of a table for tags and notes."""
+_ANNOTATION = ("tags", "note")
+"""Columns of a table that are left out where they are empty."""
+_OPTIONAL = ("doubts", *_ANNOTATION)
+"""The same of a table of plans."""
 
 
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
@@ -145,17 +147,19 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",
+            ", ".join(doubt.summary for doubt in evidence_of(known.best, known.trials).doubts),
             ", ".join(known.annotation.tags),
             _first_line(known.annotation.note),
         )
         for known in found
     ]
-    header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", "tags", "note")
-    lines = [_table_of_used(header, rows, _ANNOTATION)]
+    header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", *_OPTIONAL)
+    lines = [_table_of_used(header, rows, len(_OPTIONAL))]
+    if any(row[-len(_OPTIONAL)] for row in rows):
+        lines.append("`autotune show PLAN` explains the doubts about a plan")
     for known in found:
         if known.is_archived:
             lines.append(f"{known.best.plan.id} is of an archived study")
-        lines += (f"{known.best.plan.id}: {doubt}" for doubt in evidence_of(known.best, known.trials).doubts)
         if known.used_by:
             lines.append(f"{known.best.plan.id} is in use: {', '.join(known.used_by)}")
         if known.differences:
@@ -199,8 +203,8 @@ def studies_text(found: Sequence[Listed]) -> str:
         )
         for listed in found
     ]
-    header = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from", "tags", "note")
-    return _table_of_used(header, rows, _ANNOTATION)
+    header = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from", *_ANNOTATION)
+    return _table_of_used(header, rows, len(_ANNOTATION))
 
 
 def _end_text(study: StudyRecord) -> str:

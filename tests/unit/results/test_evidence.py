@@ -47,7 +47,7 @@ def default_of(seconds: float, gain: float = 1.2) -> Baseline:
 @pytest.mark.parametrize(("gain", "named"), [(0.8, True), (0.998, False), (1.2, False)])
 def test_a_baseline_that_ran_faster_than_the_winner_is_named(gain: float, named: bool) -> None:
     best = replace(WINNER, baselines=(default_of(97.0, gain),))
-    found = " ".join(evidence_of(best, [*run(100.0), *run(97.0, role="default")]).doubts)
+    found = " ".join(evidence_of(best, [*run(100.0), *run(97.0, role="default")]).warnings)
     assert ("Faster than the best plan in its own runs: default; predictions and all runs" in found) == named
 
 

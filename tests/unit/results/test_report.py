@@ -69,13 +69,21 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     assert "Disturbed" not in best_text(winner, (trial.summary,))
 
 
-@pytest.mark.parametrize("disturbed", [True, False])
-def test_a_listed_plan_that_was_measured_under_other_load_says_so(disturbed: bool) -> None:
+def test_a_list_of_plans_sums_up_the_doubts_about_each_in_its_row() -> None:
     winner, trial = best(), completed(PADDED_PLAN, 100.0)
-    reason = "others computed" if disturbed else None
-    run = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance=reason))
-    known = Known(best=winner, validity=Validity(verdict=Verdict.VALID, changes=()), trials=(run.summary,))
-    assert (f"{winner.plan.id}: Disturbed: 1 of 1 measured runs" in plans_text([known])) == disturbed
+    run = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance="others computed")).summary
+    slow = replace(winner, plan=PADDED_PLAN, baselines=(replace(winner.baselines[0], role="omnibal", gain=0.8),))
+    valid = Validity(verdict=Verdict.VALID, changes=())
+    known = [
+        Known(best=each, validity=valid, trials=(replace(run, plan_id=each.plan.id),) if each is slow else ())
+        for each in (winner, slow)
+    ]
+    header, _, first, second, *others = plans_text(known).split("\n")
+    assert header.endswith("doubts")
+    assert first.endswith("valid")
+    assert second.endswith("1 of 1 runs disturbed, omnibal ran faster")
+    assert others == ["`autotune show PLAN` explains the doubts about a plan"]
+    assert "doubts" not in plans_text(known[:1])
 
 
 def test_a_plan_that_won_on_two_workloads_is_said_once_to_be_in_use() -> None:
