@@ -165,15 +165,17 @@ def test_images_come_with_the_size_that_the_record_states(
     [
         (f"data:image/png;base64,{PIXELS}", b"pixels"),
         ("data:,pixels%00", b"pixels\0"),
-        ({"bytes": None, "path": "a.png"}, Path("/data/a.png")),
-        ({"image_url": {"url": "a.png"}}, Path("/data/a.png")),
+        ({"bytes": None, "path": "a.png"}, Path("photos/a.png")),
+        ({"image_url": {"url": "a.png"}}, Path("photos/a.png")),
         ("file:///a%20b.png", Path("/a b.png")),
-        ("C:\\a.png", Path("/data/C:\\a.png")),
+        ("C:\\a.png", Path("photos/C:\\a.png")),
     ],
 )
 def test_an_image_may_be_named_or_given_whole(tmp_path: Path, image: object, expected: Path | bytes) -> None:
     path = write_records(tmp_path / "a.jsonl", record("a", "b", images=[image]))
-    assert only_sample(path, images="/data").images == (expected,)
+    (tmp_path / "photos").mkdir()
+    (found,) = only_sample(path, images="photos").images
+    assert found == (tmp_path / expected if isinstance(expected, Path) else expected)
 
 
 def test_an_answer_may_spell_the_placeholder(tmp_path: Path) -> None:
@@ -386,6 +388,16 @@ def test_an_unknown_format_is_refused_with_the_formats(tmp_path: Path) -> None:
         DataError, match=r"'parquet' is not one of the formats here: cauldron, internvl, lengths, .*, auto"
     ):
         file_at(path, format="parquet")
+
+
+def test_a_folder_of_images_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = write_records(tmp_path / "a.jsonl", TEXT)
+    with pytest.raises(DataError, match=r"images: .*/photos is not a folder; correct it, or create the folder"):
+        file_at(path, images="photos")
+    with pytest.raises(DataError, match="is not a folder"):
+        file_at(path, images=path.name)
+    (tmp_path / "photos").mkdir()
+    assert file_at(path, images="photos").images == tmp_path / "photos"
 
 
 @pytest.mark.parametrize("name", ["no.jsonl", "no.parquet", "no.yaml", "folder", "a\0b"])

@@ -45,8 +45,9 @@ def test_a_meta_file_of_internvl_lists_files_with_their_repeats(folder: Path) ->
     first, second = expand(folder / "meta.json", meta, repeat=3.0)
     assert first == AnnotationFile(path=folder / "a.jsonl", images=folder / "pictures", format="internvl", repeat=1.5)
     assert (second.path, second.images, second.repeat) == (folder / "b.jsonl", Path("/pictures"), 3.0)
-    (other,) = expand(folder / "meta.json", meta, names=["a"], images="/data", format="llava")
-    assert (other.images, other.format) == (Path("/data/pictures"), "llava")
+    (folder / "data").mkdir()
+    (other,) = expand(folder / "meta.json", meta, names=["a"], images="data", format="llava")
+    assert (other.images, other.format) == (folder / "data" / "pictures", "llava")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,7 @@ datasets:
 
 @pytest.mark.parametrize("sampling", ["first:1000", "end:3000", "random:999", "first:25%", "random:0.5%"])
 def test_a_yaml_mixture_of_llava_lists_files_with_their_sampling(folder: Path, sampling: str) -> None:
+    (folder / "pictures").mkdir()
     content = LLAVA.format(folder=folder, sampling=sampling)
     first, second = expand(folder / "mix.yaml", content, images="pictures")
     assert (first.path, first.sampling, first.images) == (folder / "a.jsonl", "all", folder / "pictures")

@@ -4,6 +4,7 @@
 three come together.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -63,10 +64,14 @@ FORMATS: plugins.Plugins[Format] = plugins.Plugins(__name__)
 def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
     """Return the record files of a source, whose paths are relative to `base`; all of them can be opened.
 
-    Raise DataError for a file that is not there or is in no format known here, and for a faulty mixture file.
+    Raise DataError for a file or a folder of images that is not there, for a file in no format known here, and for a
+    faulty mixture file.
     """
     path = _absolute(base / source.path)
     images = _absolute(base / source.images) if source.images else path.parent
+    # Otherwise every record with an image would be a bad line, and the texts that are left would be trained on.
+    if source.images and not os.path.isdir(images):  # noqa: PTH112 - false, not an error, where a folder is closed
+        raise DataError(f"data.sources: images: {images} is not a folder; correct it, or create the folder")
     mixture = mixtures.expand(path, images, source.names)
     if mixture:
         return tuple(_listed(source, entry, mixture.format) for entry in mixture.entries)
