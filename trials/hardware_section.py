@@ -34,7 +34,7 @@ class HardwareSection(Section):
     memory_limit: Bytes | None = None
     """Limit of each rank; the device's memory less a reserve when absent."""
     launcher: str = "local"
-    """Module of `trials.sites`: the tool that starts the ranks."""
+    """Tool that starts the ranks, on several machines too: local, torchrun, deepspeed or slurm."""
     nodes: Annotated[int, Field(gt=0)] | None = None
     """Machines to use, this one included; when absent those of `hosts`, `hostfile` or Slurm's allocation, else this one
     alone."""
@@ -46,9 +46,9 @@ class HardwareSection(Section):
     """Name or address of this machine, at which the others reach it; when absent, the one from which the second of
     `hosts` is reached, or the default route."""
     rendezvous: Literal["static", "c10d"] = "static"
-    """How torchrun's agents find each other."""
+    """How torchrun's agents find each other: static or c10d."""
     start_timeout: Seconds = 300.0
-    """Most seconds until all nodes have come."""
+    """Longest time until all nodes have come."""
 
     @field_validator("hosts")
     @classmethod

@@ -29,8 +29,9 @@ class ModelSection(Section):
     path: Annotated[str, Field(min_length=1)]
     """Local folder, relative to the job file, or hub id."""
     weights: Literal["random", "pretrained"] = "pretrained"
-    """`random` draws them from the training seed."""
+    """`pretrained` reads the safetensors of the model, `random` draws weights from the training seed."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """`bfloat16` or `float32`."""
     trust_remote_code: bool = False
     """Run code from the model's folder."""
 
@@ -41,7 +42,7 @@ class Source(Section):
     images: Path | None = None
     """Folder that image names are relative to; the annotation file's folder when absent."""
     format: str = "auto"
-    """Module of `trials.data.formats`, or `auto`."""
+    """Format of the records, such as llava or messages; `auto` detects it from the content."""
     repeat: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How often an epoch shows each sample; 0.5 shows a fixed random half."""
     names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
@@ -55,9 +56,10 @@ class DataSection(Section):
     """Annotation or mixture files. Besides its `path`, a source may have `images`, the folder that image names are
     relative to (else the file's own folder), `format`, `repeat`, `names` and `sampling`."""
     on_error: Literal["skip", "fail"] = "skip"
-    """What to do with a line that cannot be trained on."""
+    """What to do with a line that cannot be trained on: skip it with a warning, or fail."""
     oversize: Literal["own-pack", "truncate", "skip", "fail"] = "own-pack"
-    """What to do with a sample above a pack's capacity; `truncate` cuts it to `max_tokens` before any pack is made."""
+    """What to do with a sample above a pack's capacity: give it a pack alone (own-pack), truncate it to `max_tokens`
+    before any pack is made, skip it, or fail."""
     max_tokens: Annotated[int, Field(gt=0)] | None = None
     """Tokens that `oversize: truncate` leaves of a sample; the model's context length when absent."""
     workers: Annotated[int, Field(ge=0, le=64)] | None = None
@@ -118,7 +120,7 @@ class LoraSection(Section):
     alpha: Annotated[int, Field(gt=0)] = 16
     """The output of an adapter is scaled by alpha / rank."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1)] = ("language",)
-    """Parts of the model whose layers have adapters."""
+    """Parts of the model whose layers have adapters: vision, projector, language."""
     targets: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] | None = None
     """Linear layers with an adapter, by name or the end of one; all of the parts when absent."""
     train_projector: bool = False
@@ -174,18 +176,19 @@ class TrainingSection(Section):
     learning_rate: LearningRate = 1e-5
     """Highest learning rate of AdamW; the schedule lowers it."""
     learning_rates: LearningRatesSection = LearningRatesSection()
-    """Learning rates of parts of the model."""
+    """Learning rates of parts of the model, such as {vision: 2.0e-6}."""
     freeze: tuple[Part, ...] = ()
-    """Parts of the model whose weights are not trained."""
+    """Parts of the model whose weights are not trained: vision, projector, language."""
     lora: LoraSection = LoraSection()
-    """Adapters that train instead of the model's own weights."""
+    """Adapters that train instead of the model's own weights, such as {rank: 8}."""
     compile: bool | Literal["auto"] = False
     """Whether torch.compile compiles each vision and language layer by itself, in trials and in the training; with
     `auto` where that is repaid within the training."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"
-    """Change of the learning rates after the warm-up: none, or to 0 at the end of the training."""
+    """Change of the learning rates after the warm-up: none (`constant`), or to 0 at the end of the training along a line
+    (`linear`) or half a cosine (`cosine`)."""
     warmup: Annotated[float, Field(ge=0)] = 0.0
     """Steps in which the learning rates rise from 0: a share of all steps below 1, or a whole number of steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -198,9 +201,11 @@ class TrainingSection(Section):
     """What has equal weight in the loss of a step, as in InternVL's `loss_reduction`: every target `token`, every
     `sample`, or between the two (`square`) each token by 1 / sqrt(target tokens of its sample)."""
     curriculum: CurriculumSection = CurriculumSection()
-    """First steps of short samples alone."""
+    """First steps of short samples alone, such as {steps: 500, max_tokens: 4096}."""
     epochs: Annotated[int, Field(gt=0)] = 1
+    """Passes over the data."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of the order, packing, random weights and the search."""
     output: Path = Path("output")
     """Folder for checkpoints and the final model, relative to the job file."""
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
@@ -208,7 +213,7 @@ class TrainingSection(Section):
     keep_checkpoints: Annotated[int, Field(gt=0)] = 2
     """Newest checkpoints to keep; older ones of the same training are removed."""
     loggers: tuple[str, ...] = ()
-    """Modules of `autotune.loggers` that log the progress, in addition to the console and progress.jsonl."""
+    """Loggers of the progress, in addition to the console and progress.jsonl: tensorboard, wandb."""
 
     @field_validator("compile", mode="before")
     @classmethod
@@ -296,7 +301,7 @@ class SpaceSection(Section):
     """Pipeline and data degree, a tensor degree above 1, the ZeRO stage, and the data ranks that average gradients
     first if there are several, like p2-d4-z1, p2-d1-t4-z1 or p1-d8-z1-w4."""
     packers: Annotated[tuple[str, ...], _Some] | None = None
-    """Modules of `trials.data.packers`."""
+    """Packers to try, such as best-fit."""
     qv: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
     """Most vision units of a pack."""
     qt: Annotated[tuple[Annotated[int, Field(gt=0, lt=2**31)], ...], _Some] | None = None
@@ -315,8 +320,8 @@ class SpaceSection(Section):
         | Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]], ...], _Some, Tag("counts")],
         Discriminator(lambda value: "counts" if isinstance(value, list | tuple) else "word"),
     ] = "fit"
-    """Which layers are recomputed: searched around those that the memory requires, all, none, or [vision, language] of
-    each stage, with a given split."""
+    """Which layers are recomputed: searched around those that the memory requires (fit), all, none, or
+    [vision, language] of each stage, with a given split."""
     boundary_shift: Annotated[int, Field(ge=0)] = 2
     """Layers by which a sampler without predictions moves the stage boundaries."""
     recompute_shift: Annotated[int, Field(ge=0)] = 2
@@ -327,16 +332,16 @@ class SearchSection(Section):
     trials: Annotated[int, Field(gt=0)] = 24
     """Most trials to run."""
     time_limit: Seconds = 600.0
-    """Most seconds to search, confirmation included."""
+    """Longest time for trials, repeats of the finalists included. Baselines and one round of repeats always run."""
     device_hours: Annotated[float, Field(gt=0)] | None = None
     """Most hours of all devices together, such as GPU-hours; only `time_limit` counts when absent."""
     objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)
-    """What plans are compared by: time, the peak bytes of the rank that needs most, and energy where devices count it.
-    The winner is the fastest."""
+    """What plans are compared by: time, memory (peak bytes of the rank that needs most), and energy where devices count
+    it. The winner is the fastest."""
     current_plan: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
     sampler: str = "model"
-    """Module of `autotune.search.samplers`."""
+    """What proposes the plans to try: model, tpe, gp, uniform or exhaustive."""
     warmup_steps: Annotated[int, Field(ge=0)] = 1
     """Steps of a trial that are run and not timed."""
     timed_steps: Annotated[int, Field(gt=0)] = 5
@@ -348,13 +353,13 @@ class SearchSection(Section):
     final_steps: Annotated[int, Field(ge=0)] = 40
     """Most steps of the last trial, which measures the winner longer where time is left; 0 for no such trial."""
     trial_timeout: Seconds = 300.0
-    """A trial without a result after this is ended; the start of its processes does not count."""
+    """A trial without a result after this time is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()
-    """The searched values of each axis."""
+    """The searched values of each axis, such as {layouts: [p1-d8-z1, p2-d4-z1]}."""
     parallel: Annotated[int, Field(gt=0)] = 1
     """Trials that run at the same time, each on `hardware.devices` devices of its own."""
     workers: Literal["warm", "fresh"] = "warm"
-    """Whether rank processes serve many trials, or each trial has new ones."""
+    """Rank processes that serve many trials (warm), or new ones for each trial (fresh)."""
 
     @field_validator("objectives")
     @classmethod
@@ -368,6 +373,7 @@ class Job(Section):
     model: ModelSection
     data: DataSection
     evaluation: EvaluationSection = EvaluationSection()
+    """Samples on which the loss is measured during the training, such as {samples: 0.02}; none when absent."""
     hardware: HardwareSection = HardwareSection()
     training: TrainingSection = TrainingSection()
     search: SearchSection = SearchSection()

@@ -27,6 +27,12 @@ def parse_seconds(value: object) -> float:
     return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
 
 
+def time_setting(seconds: float) -> str:
+    """Return a time as people write it into a job file, in the largest unit of which it is a multiple: `10min`."""
+    unit, scale = next((each for each in reversed(_SECONDS.items()) if seconds % each[1] == 0), ("s", 1.0))
+    return f"{seconds / scale:g}{unit}"
+
+
 def duration_text(seconds: float) -> str:
     """Return a duration for people: `4 s`, `1 min 12 s` or `2 h 05 min`."""
     whole = int(seconds)

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from autotune.draft.draft import Draft
 from trials.job import Job
+from trials.units import parse_seconds, time_setting
 
 _WIDTH = 100
 _HEADER = "A job of autotune. Keys after `#` have the default that is shown; docs/job-file.md describes all of them."
@@ -52,12 +53,16 @@ def _section(section: type[BaseModel], prefix: str, values: Mapping[str, Any]) -
         meaning = " ".join((field.description or "").split())
         yield from textwrap.wrap(meaning, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         mark, value = ("", values[key]) if key in values else ("# ", None if inner else field.default)
-        yield f"{indent}{mark}{name}:{_written(value)}"
+        yield f"{indent}{mark}{name}:{_written(time_setting(value) if _is_time(field) else value)}"
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _is_time(field: FieldInfo) -> bool:
+    return any(getattr(check, "func", None) is parse_seconds for check in field.metadata)
 
 
 def _written(value: object) -> str:

@@ -184,6 +184,13 @@ def test_a_commented_default_can_be_turned_on() -> None:
     assert (load_job(Path("job.yaml")).training.epochs, load_job(Path("job.yaml")).training.seed) == (7, 3)
 
 
+def test_times_are_written_with_their_units() -> None:
+    draft("MODEL", "train.jsonl")
+    text = Path("job.yaml").read_text()
+    assert "\n  time_limit: 10min\n" in text
+    assert "\n  # trial_timeout: 5min\n" in text
+
+
 def test_a_file_of_llama_factory_becomes_a_job() -> None:
     job, notes = converted("sft.yaml", LLAMA_FACTORY, "--devices", "4")
     training = job.training

@@ -89,10 +89,22 @@ def test_documented_defaults_are_those_of_the_job(tmp_path: Path) -> None:
 
 def test_the_values_that_a_key_may_have_are_documented() -> None:
     meanings = {key.strip("`"): meaning for key, _, meaning in rows(JOB_FILE, "key", "default", "meaning")}
-    choices = {key: tuple(words(field.annotation)) for key, field in fields()}
-    choices |= {key: plugins.names(plugins.Plugins(package)) for key, package in MODULES.items()}
-    for key, each in ((key, each) for key, found in choices.items() for each in found):
+    for key, each in choices():
         assert f"`{each}`" in meanings[key], f"{key}: {each}"
+
+
+def test_the_comments_of_a_new_job_file_name_the_values_that_a_key_may_have() -> None:
+    descriptions = {key: field.description or "" for key, field in fields()}
+    for key, each in choices():
+        assert re.search(rf"\b{each}\b", descriptions[key]), f"{key}: {each}"
+
+
+def choices() -> Iterator[tuple[str, str]]:
+    """Yield each key that has one of several names, with each of these."""
+    for key, field in fields():
+        yield from ((key, each) for each in words(field.annotation))
+    for key, package in MODULES.items():
+        yield from ((key, each) for each in plugins.names(plugins.Plugins(package)))
 
 
 def words(annotation: Any) -> Iterator[str]:

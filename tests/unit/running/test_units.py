@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.units import duration_text, number_of, parse_bytes, parse_seconds
+from trials.units import duration_text, number_of, parse_bytes, parse_seconds, time_setting
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,14 @@ def test_sizes_are_bytes(written: object, expected: int) -> None:
 @pytest.mark.parametrize(("written", "expected"), [("90s", 90), ("10min", 600), ("1.5h", 5400), (2.5, 2.5)])
 def test_times_are_seconds(written: object, expected: float) -> None:
     assert parse_seconds(written) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"), [(7200, "2h"), (600, "10min"), (90, "90s"), (0.5, "0.5s"), (5400, "90min")]
+)
+def test_a_time_of_a_job_is_written_with_its_unit(seconds: float, written: str) -> None:
+    assert time_setting(seconds) == written
+    assert parse_seconds(written) == seconds
 
 
 @pytest.mark.parametrize(
