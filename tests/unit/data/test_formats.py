@@ -390,16 +390,6 @@ def test_an_unknown_format_is_refused_with_the_formats(tmp_path: Path) -> None:
         file_at(path, format="parquet")
 
 
-def test_a_folder_of_images_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "a.jsonl", TEXT)
-    with pytest.raises(DataError, match=r"images: .*/photos is not a folder; correct it, or create the folder"):
-        file_at(path, images="photos")
-    with pytest.raises(DataError, match="is not a folder"):
-        file_at(path, images=path.name)
-    (tmp_path / "photos").mkdir()
-    assert file_at(path, images="photos").images == tmp_path / "photos"
-
-
 @pytest.mark.parametrize("name", ["no.jsonl", "no.parquet", "no.yaml", "folder", "a\0b"])
 @pytest.mark.parametrize("format_name", ["auto", "llava"])
 def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path, name: str, format_name: str) -> None:

@@ -34,6 +34,17 @@ def conversations(file: AnnotationFile) -> list[Any]:
     return [[turn.text for turn in sample.turns] if isinstance(sample, Sample) else str(sample) for sample in found]
 
 
+def test_a_folder_of_images_that_is_not_there_is_refused(folder: Path) -> None:
+    content = json.dumps(record("a", "b"))
+    with pytest.raises(DataError, match=r"images: .*/photos is not a folder; correct it, or create the folder"):
+        expand(folder / "a.jsonl", content, images="photos")
+    (folder / "photos").mkdir()
+    (found,) = expand(folder / "a.jsonl", content, images="photos")
+    assert found.images == folder / "photos"
+    with pytest.raises(DataError, match="is not a folder"):
+        expand(folder / "a.jsonl", content, images="b.jsonl")
+
+
 # --- InternVL ---
 
 
