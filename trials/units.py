@@ -27,6 +27,11 @@ def parse_seconds(value: object) -> float:
     return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
 
 
+def probability_text(probability: float) -> str:
+    """Return a probability in whole per cent; one that rounds to certainty, which no measurement gives, as a bound."""
+    return f"{probability:.0%}" if probability < 0.995 else "more than 99%"
+
+
 def time_setting(seconds: float) -> str:
     """Return a time as people write it into a job file, in the largest unit of which it is a multiple: `10min`."""
     unit, scale = next((each for each in reversed(_SECONDS.items()) if seconds % each[1] == 0), ("s", 1.0))

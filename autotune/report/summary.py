@@ -12,6 +12,7 @@ from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
 from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
+from trials.units import probability_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
             yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate} samples/s")
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that were repeated"
-        yield Card(name="probability to be the fastest", value=f"{best.confidence:.0%}", note=ties)
+        yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
     yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
     disturbed = [trial for trial in source.timed if trial.result.is_disturbed]
     if disturbed:

@@ -29,7 +29,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
-from trials.units import number_of
+from trials.units import number_of, probability_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -60,7 +60,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     lines = [f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"]
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
-        lines.append(f"{first} with a probability of {best.confidence:.0%}")
+        lines.append(f"{first} with a probability of {probability_text(best.confidence)}")
     lines += evidence_of(best, trials).warnings
     why = explanation_text(best, _changed_text(best)) if best.explanation else _payback_text(best)
     lines += filter(None, (why, _pareto_text(best)))

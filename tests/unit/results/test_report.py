@@ -19,6 +19,10 @@ def test_a_sure_winner_is_named_with_its_confidence() -> None:
     assert "Fastest of the finalists with a probability of 97%" in best_text(best(confidence=0.97, ties=()))
 
 
+def test_no_winner_is_said_to_be_certain() -> None:
+    assert "with a probability of more than 99%" in best_text(best(confidence=1.0, ties=()))
+
+
 def test_a_tie_is_named() -> None:
     text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
     assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest with a probability of 60%" in text
