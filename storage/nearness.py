@@ -33,7 +33,7 @@ class Difference:
 
     def __str__(self) -> str:
         values = "" if isinstance(self.then, tuple) else f" {self.then} -> {self.now}"  # a histogram is too long
-        return f"{self.field}{values} [{self.distance:.3g}: {self.why}]"
+        return f"{self.field}{values} (adds {self.distance:.3g}: {self.why})"
 
 
 def fields_of(workload: Workload) -> Fields:

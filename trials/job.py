@@ -187,8 +187,8 @@ class TrainingSection(Section):
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"
-    """Change of the learning rates after the warm-up: none (`constant`), or to 0 at the end of the training along a line
-    (`linear`) or half a cosine (`cosine`)."""
+    """Change of the learning rates after the warm-up: none (constant), or to 0 at the end of the training along a line
+    (linear) or half a cosine (cosine)."""
     warmup: Annotated[float, Field(ge=0)] = 0.0
     """Steps in which the learning rates rise from 0: a share of all steps below 1, or a whole number of steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

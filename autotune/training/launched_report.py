@@ -32,17 +32,20 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     }
 
 
+_MORE = "; to go on, raise training.epochs, training.max_steps or --steps; to train again, name another training.output"
+
+
 def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
     """Return the lines for people; `workers` are the loading processes per rank."""
     steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}"]
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{_MORE}"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         promised = (
             f", promised {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
         )
         lines.append(f"Measured {measured:.1f} samples/s{promised}")
-    if launched.disturbance is not None:
+    if launched.disturbance is not None and launched.steps:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     lines += [retune.text for retune in launched.retunes]
     if launched.drift is not None:

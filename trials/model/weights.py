@@ -198,7 +198,7 @@ def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
     if not index.exists():
         if not single.exists():
             raise ModelError(
-                f"{folder} has no {_SINGLE}; set `model.weights: random` or save the weights as safetensors"
+                f"{folder} has no {_SINGLE}; save the weights there as safetensors, or set `model.weights: random`"
             )
         with _open(single) as file:
             return dict.fromkeys(file.keys(), single)

@@ -50,6 +50,8 @@ class Searching:
             return "solving for the plans to try first" if is_search else ""
         # A status comes with each trial, and the time goes on in between.
         left = self._status.seconds_left - (now - self._heard)
+        # The first round of repeats is completed in any case.
+        over = "the time is used up" if is_search else "the time is used up, but every finalist is repeated once"
         parts = [
             f"{self._status.spent} of at most {number_of(self._status.trials, 'trial')}" if is_search else "",
             *(
@@ -57,7 +59,7 @@ class Searching:
                 for trial, began in self._running.values()
             ),
             "choosing the next plan" if is_search and not self._running else "",
-            f"at most {duration_text(left)} left" if left > 0 else "the time is used up",
+            f"at most {duration_text(left)} left" if left > 0 else over,
         ]
         return ", ".join(filter(None, parts))
 

@@ -223,7 +223,10 @@ def save_index(folder: Path, document: object) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda folder: None, "has no model.safetensors; set `model.weights: random`"),
+        (
+            lambda folder: None,
+            "has no model.safetensors; save the weights there as safetensors, or set `model.weights: random`",
+        ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "model.safetensors cannot be read ("),
         (lambda folder: save_index(folder, {}), "has no weight_map, so it is no index of weights"),
         (

@@ -57,6 +57,8 @@ def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(cl
     assert now[1].startswith(f"trial 6, sampled, {PLAN.id}: pipeline 2 x data 4, ZeRO 1; split 2v+1l | 0v+3l")
     clock.now += 96
     assert board.line().endswith(f"trial 6 ({PLAN.id}) for 1 min 41 s, the time is used up")
+    hear(board, [PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns")])
+    assert board.line().endswith("the time is used up, but every finalist is repeated once")
 
 
 def test_the_best_plan_is_compared_with_each_baseline_and_outcomes_are_counted(clock: Clock) -> None:

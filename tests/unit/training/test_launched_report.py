@@ -39,6 +39,21 @@ def test_what_slowed_a_launch_down_is_named() -> None:
     assert text.splitlines()[2:] == [f"Disturbed: {reason}; on an idle machine the training is faster"]
 
 
+def test_a_launch_with_nothing_left_to_train_says_how_to_go_on_and_claims_no_slowness() -> None:
+    launched = Launched(
+        report=TrainingReport(steps=8, finished=True, model=None, blank_samples=0),
+        training_samples_per_second=None,
+        data_wait_share=None,
+        steps=0,
+        blank_samples=0,
+        disturbance="other processes used 1.2 of 2 cores",
+    )
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    assert "after 8 steps with plan" in text
+    assert "to go on, raise training.epochs" in text
+    assert "Disturbed" not in text
+
+
 def test_the_last_and_the_best_evaluation_are_named() -> None:
     def text(*losses: float) -> str:
         found = [
