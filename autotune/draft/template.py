@@ -53,7 +53,7 @@ def _section(section: type[BaseModel], prefix: str, values: Mapping[str, Any]) -
         meaning = " ".join((field.description or "").split())
         yield from textwrap.wrap(meaning, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         mark, value = ("", values[key]) if key in values else ("# ", None if inner else field.default)
-        yield f"{indent}{mark}{name}:{_written(time_setting(value) if _is_time(field) else value)}"
+        yield f"{indent}{mark}{name}:{_written(time_setting(value) if value and _is_time(field) else value)}"
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
