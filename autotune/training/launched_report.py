@@ -10,6 +10,9 @@ from trials.units import number_of
 
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
+_TO_GO_ON = (
+    "; to go on, raise training.epochs, training.max_steps or --steps; to train again, name another training.output"
+)
 
 
 def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
@@ -32,13 +35,10 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     }
 
 
-_MORE = "; to go on, raise training.epochs, training.max_steps or --steps; to train again, name another training.output"
-
-
 def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
     """Return the lines for people; `workers` are the loading processes per rank."""
     steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{_MORE}"]
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{_TO_GO_ON}"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         promised = (
