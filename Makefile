@@ -37,7 +37,7 @@ PARALLEL = --numprocesses $(WORKERS) --maxprocesses 4 --dist loadfile --no-loads
 test: lint  ## run every check, and every test but the long ones
 	$(BIN)/python -m pytest $(PARALLEL) -m "not long"
 
-test-long: lint  ## run every check and every test; some eighty minutes on two cores
+test-long: lint  ## run every check and every test; some ninety minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL)
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours

@@ -50,7 +50,7 @@ _PACK_OPTIONS: tuple[tuple[str, list[str]], ...] = (
 )
 _MOST_BYTES = 16 << 20
 """Most bytes of a file whose content is compared."""
-_FORMATS = ("auto", "auto", "auto", "internvl", "lengths", "llama-factory", "messages", "swift")
+_FORMATS = ("auto", "auto", "auto", "internvl", "lengths", "llama-factory", "messages", "prompt-completion", "swift")
 _LOOKING = (["db", "check"], ["studies"], ["plans"], ["plans", "--here"], ["doctor"])
 """Commands that must work with any stored data."""
 

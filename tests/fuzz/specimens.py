@@ -45,11 +45,13 @@ _RECORDS: tuple[dict[str, Any], ...] = (
         "images": ["a.png"],
         "tools": [],
     },
+    {"prompt": [{"role": "user", "content": "What?"}], "completion": [{"role": "assistant", "content": "A box."}]},
+    {"prompt": "What?", "completion": "A box.", "images": ["a.png"]},
     {"query": "<image>What?", "response": "A box.", "history": [["Hi", "Ho"]], "system": "", "images": [{"path": "a"}]},
     {"instruction": "Say", "input": "ho", "output": "Ho.", "history": [], "images": [{"bytes": None, "path": "a.png"}]},
     {"vit_num": 3, "token_num": 700, "image_flags": 1},
 )
-"""One of each format that the example does not have."""
+"""Of each format that the example does not have."""
 _MIXTURES = {
     "meta.json": {"one": {"annotation": "a.jsonl", "root": ".", "repeat_time": 0.5, "max_dynamic_patch": 6}},
     "registry.json": {"one": {"annotation_path": "a.jsonl", "data_path": ""}},
