@@ -18,7 +18,8 @@ from trials.sampling import taken
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with two annotation files."""
+    """A folder with two annotation files and one of images."""
+    (tmp_path / "pictures").mkdir()
     write_records(tmp_path / "a.jsonl", record("a", "b"))
     write_records(tmp_path / "b.jsonl", record("c", "d"))
     return tmp_path
@@ -36,13 +37,15 @@ def conversations(file: AnnotationFile) -> list[Any]:
 
 def test_a_folder_of_images_that_is_not_there_is_refused(folder: Path) -> None:
     content = json.dumps(record("a", "b"))
-    with pytest.raises(DataError, match=r"images: .*/photos is not a folder; correct it, or create the folder"):
-        expand(folder / "a.jsonl", content, images="photos")
-    (folder / "photos").mkdir()
-    (found,) = expand(folder / "a.jsonl", content, images="photos")
-    assert found.images == folder / "photos"
+    (found,) = expand(folder / "a.jsonl", content, images="pictures")
+    assert found.images == folder / "pictures"
     with pytest.raises(DataError, match="is not a folder"):
         expand(folder / "a.jsonl", content, images="b.jsonl")
+    absent = r"images of .*a.jsonl: .*/photos is not a folder; correct it, or create the folder"
+    with pytest.raises(DataError, match=absent):
+        expand(folder / "a.jsonl", content, images="photos")
+    with pytest.raises(DataError, match=absent):
+        expand(folder / "meta.json", {"a": {"root": "photos", "annotation": "a.jsonl"}})
 
 
 # --- InternVL ---
@@ -51,12 +54,12 @@ def test_a_folder_of_images_that_is_not_there_is_refused(folder: Path) -> None:
 def test_a_meta_file_of_internvl_lists_files_with_their_repeats(folder: Path) -> None:
     meta = {
         "a": {"root": "pictures", "annotation": "a.jsonl", "repeat_time": 0.5, "length": 1, "data_augment": False},
-        "b": {"root": "/pictures", "annotation": str(folder / "b.jsonl")},
+        "b": {"root": str(folder / "pictures"), "annotation": str(folder / "b.jsonl")},
     }
     first, second = expand(folder / "meta.json", meta, repeat=3.0)
     assert first == AnnotationFile(path=folder / "a.jsonl", images=folder / "pictures", format="internvl", repeat=1.5)
-    assert (second.path, second.images, second.repeat) == (folder / "b.jsonl", Path("/pictures"), 3.0)
-    (folder / "data").mkdir()
+    assert (second.path, second.images, second.repeat) == (folder / "b.jsonl", folder / "pictures", 3.0)
+    (folder / "data" / "pictures").mkdir(parents=True)
     (other,) = expand(folder / "meta.json", meta, names=["a"], images="data", format="llava")
     assert (other.images, other.format) == (folder / "data" / "pictures", "llava")
 
@@ -143,7 +146,6 @@ datasets:
 
 @pytest.mark.parametrize("sampling", ["first:1000", "end:3000", "random:999", "first:25%", "random:0.5%"])
 def test_a_yaml_mixture_of_llava_lists_files_with_their_sampling(folder: Path, sampling: str) -> None:
-    (folder / "pictures").mkdir()
     content = LLAVA.format(folder=folder, sampling=sampling)
     first, second = expand(folder / "mix.yaml", content, images="pictures")
     assert (first.path, first.sampling, first.images) == (folder / "a.jsonl", "all", folder / "pictures")

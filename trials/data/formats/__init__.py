@@ -69,9 +69,6 @@ def resolve(source: Source, base: Path) -> tuple[AnnotationFile, ...]:
     """
     path = _absolute(base / source.path)
     images = _absolute(base / source.images) if source.images else path.parent
-    # Otherwise every record with an image would be a bad line, and the texts that are left would be trained on.
-    if source.images and not os.path.isdir(images):  # noqa: PTH112 - false, not an error, where a folder is closed
-        raise DataError(f"data.sources: images: {images} is not a folder; correct it, or create the folder")
     mixture = mixtures.expand(path, images, source.names)
     if mixture:
         return tuple(_listed(source, entry, mixture.format) for entry in mixture.entries)
@@ -160,6 +157,9 @@ def _listed(source: Source, entry: Entry, usual: str | None) -> AnnotationFile:
     container = containers.recognise(entry.path)
     name = usual or detect(entry.path, container) if source.format == "auto" else source.format
     load(name)
+    # Otherwise every record with an image would be a bad line, and the texts that are left would be trained on.
+    if not os.path.isdir(entry.images):  # noqa: PTH112 - false, not an error, where a folder is closed
+        raise DataError(f"images of {entry.path}: {entry.images} is not a folder; correct it, or create the folder")
     if source.sampling != "all" and entry.sampling != "all":
         raise DataError(
             f"{source.path} lists {entry.path} with the sampling {entry.sampling}, and the source has the sampling "

@@ -104,7 +104,7 @@ def test_a_node_with_another_token_is_not_let_in(
     joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        two_nodes(joined, NodeProcesses(joined, token="guessed"), patience_seconds=12) as both,
+        two_nodes(joined, NodeProcesses(joined, token="guessed"), patience_seconds=20) as both,
         pytest.raises(NodesMissing, match=r"node 1 has not come .*\(a process with another token has come in its pl"),
     ):
         NodeLauncher(both, tmp_path, 2, "cpu").start()
