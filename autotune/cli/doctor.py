@@ -161,6 +161,8 @@ def _data_findings(report: "IndexReport") -> Iterator[Finding]:
             f"{report.bad_lines[0]}",
             remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
         )
+    for each in report.unused:
+        yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
 
 
 def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:

@@ -110,6 +110,7 @@ def pack_document(found: Balanced) -> dict[str, Any]:
         "records": material.found.records,
         "bad": material.found.bad,
         "bad_lines": [str(line) for line in material.found.bad_lines],
+        "unused": [wire.to_document(each) for each in material.found.unused],
     }
 
 
@@ -147,6 +148,8 @@ def _problems(found: Balanced) -> Iterator[str]:
     if report.wrong_sizes:
         images = number_of(report.wrong_sizes, "image has", "images have")
         yield f"{images} another size than recorded; the size in the file is used"
+    if report.unused:
+        yield "\n".join(("Not used by a training:", *(f"  {each}" for each in report.unused)))
     if report.bad:
         title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used"
         yield _listed(title, [str(line) for line in report.bad_lines[:_SHOWN]], report.bad)

@@ -193,7 +193,7 @@ def test_measured_lengths_are_those_of_the_encoded_sample(encoder: Encoder, samp
     if encoded.pixel_values is not None:
         assert encoded.pixel_values.dtype == np.float32
         assert encoded.pixel_values.shape[1:] == encoder.unit_shape
-    measured = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
+    measured = encoder.measure(sample, tuple(image_size(image) for image in sample.images)).lengths
     assert measured == Lengths(
         vision_units=0 if encoded.pixel_values is None else len(encoded.pixel_values),
         text_tokens=len(encoded.input_ids),
@@ -213,7 +213,7 @@ def test_a_blank_sample_has_the_lengths_of_the_one_that_it_replaces(
     config: PretrainedConfig, family: Family, encoder: Encoder, stage: StageModule, sample: Sample
 ) -> None:
     encoded = encoder.encode(sample, pixels=True)
-    lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images))
+    lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images)).lengths
     blank = encoder.blank(lengths, pixels=True)
     assert len(blank.input_ids) == lengths.text_tokens
     assert (blank.labels == IGNORED).all()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import parent_process
 
-from trials.data.records.sample import Clip, Lengths, Sample
+from trials.data.records.sample import Clip, Lengths, Measured, Sample
 from trials.errors import ModelError
 
 
@@ -20,12 +20,12 @@ class Words:
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         tokens = sum(len(turn.text.split()) for turn in sample.turns)
         targets = sum(len(turn.text.split()) for turn in sample.turns if turn.role == "assistant")
         assert not clips
         units = sum(height * width for height, width in image_sizes)
-        return Lengths(vision_units=units, text_tokens=tokens, target_tokens=targets)
+        return Measured(lengths=Lengths(vision_units=units, text_tokens=tokens, target_tokens=targets))
 
 
 class Slow(Words):
@@ -33,7 +33,7 @@ class Slow(Words):
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         if parent_process() is not None:
             time.sleep(0.2)
         return Words.measure(self, sample, image_sizes, clips)
@@ -44,7 +44,7 @@ class Stuck(Words):
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         if parent_process() is not None:
             time.sleep(600)
         return Words.measure(self, sample, image_sizes, clips)
@@ -55,7 +55,7 @@ class Dying(Words):
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         if parent_process() is not None:
             os._exit(1)
         return Words.measure(self, sample, image_sizes, clips)

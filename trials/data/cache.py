@@ -83,7 +83,12 @@ class LengthsCache:
 
 
 def _encoded(lengths: ChunkLengths) -> bytes:
-    facts = {"records": lengths.records, "wrong_sizes": lengths.wrong_sizes, "bad": lengths.bad}
+    facts = {
+        "records": lengths.records,
+        "wrong_sizes": lengths.wrong_sizes,
+        "bad": lengths.bad,
+        "unused": lengths.unused,
+    }
     paths = "\0".join(path for path, _ in lengths.images)
     stream = BytesIO()
     arrays: dict[str, Any] = {
@@ -108,6 +113,7 @@ def _decoded(content: bytes) -> ChunkLengths:
         bad=tuple(((offset, line), reason) for (offset, line), reason in facts["bad"]),
         wrong_sizes=facts["wrong_sizes"],
         images=tuple(zip(paths, image_facts, strict=True)) if image_facts else (),
+        unused={what: (count, (offset, line)) for what, (count, (offset, line)) in facts["unused"].items()},
     )
 
 

@@ -13,9 +13,10 @@ from trials.data import formats
 from trials.data.cache import LengthsCache
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.lengths import ChunkLengths
+from trials.data.lengths import ChunkLengths, placed
 from trials.data.measuring import cores, measured
 from trials.data.reading import Reading
+from trials.data.records.file_chunk import where
 from trials.data.records.sample import BadLine, Measurer
 from trials.errors import DataError
 from trials.job import DataSection
@@ -24,6 +25,19 @@ from trials.units import number_of
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """One kind of thing that usable records say and training does not use."""
+
+    what: str
+    records: int
+    first: str
+    """File and line of the first of them."""
+
+    def __str__(self) -> str:
+        return f"{self.what}, in {number_of(self.records, 'record')}, the first is {self.first}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +58,7 @@ class IndexReport:
     """Number of tokens that longer samples were cut to; None when none was."""
     cut: int
     """Samples of exactly `max_tokens` tokens."""
+    unused: tuple[Unused, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +145,7 @@ class _Tally:
     bad_lines: list[BadLine] = field(default_factory=list)
     wrong_sizes: int = 0
     measured: int = 0
+    unused: dict[str, Unused] = field(default_factory=dict)
 
     def add(self, part: _Part, found: ChunkLengths) -> None:
         """Add a chunk. Raise DataError for a bad line under `on_error: fail`."""
@@ -154,6 +170,10 @@ class _Tally:
         self.records += found.records
         self.bad += len(found.bad)
         self.wrong_sizes += found.wrong_sizes
+        for what, (count, place) in found.unused.items():
+            known = self.unused.get(what)
+            first = known.first if known else where(part.file.path, placed(place, part.chunk))
+            self.unused[what] = Unused(what=what, records=count + (known.records if known else 0), first=first)
 
     def index(self, files: tuple[AnnotationFile, ...]) -> DatasetIndex:
         columns: dict[str, Any] = {
@@ -170,6 +190,7 @@ class _Tally:
             measured=self.measured,
             max_tokens=max_tokens,
             cut=cut,
+            unused=tuple(self.unused.values()),
         )
 
 

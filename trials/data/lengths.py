@@ -34,11 +34,13 @@ class ChunkLengths:
     """Images whose size in the record is not the file's."""
     images: tuple[tuple[str, Fact], ...]
     """Every image file and video that was asked for its size; one that is not there counts, too."""
+    unused: dict[str, tuple[int, Place]]
+    """What usable records hold and training does not use: for each kind, the number of records and the first place."""
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
         """Yield its unusable records with their places in the file."""
-        for (offset, line), reason in self.bad:
-            yield BadLine(path=file.path, place=(chunk.start + offset, chunk.line + line), reason=reason)
+        for place, reason in self.bad:
+            yield BadLine(path=file.path, place=placed(place, chunk), reason=reason)
 
     def holds(self) -> bool:
         """Return whether no image has changed since it was measured."""
@@ -60,7 +62,13 @@ def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_t
         bad=tuple(work.bad),
         wrong_sizes=work.wrong_sizes,
         images=tuple(work.images.items()),
+        unused=work.unused,
     )
+
+
+def placed(place: Place, chunk: Chunk) -> Place:
+    """Return a place in a file from one that is relative to the beginning of a chunk."""
+    return chunk.start + place[0], chunk.line + place[1]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +81,7 @@ class _Work:
     bad: list[tuple[Place, str]] = field(default_factory=list)
     wrong_sizes: int = 0
     images: dict[str, Fact] = field(default_factory=dict)
+    unused: dict[str, tuple[int, Place]] = field(default_factory=dict)
     sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Sizes of the images seen so far: datasets ask many questions about one image."""
     clips: dict[Video, Clip] = field(default_factory=dict)
@@ -80,30 +89,35 @@ class _Work:
     def take(self, place: Place, record: Sample | Lengths | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
         try:
-            lengths = self._lengths(record)
+            lengths, unused = self._lengths(record)
         except DataError as error:
             self.bad.append(((offset, line), str(error)))
         else:
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
             self.rows.append((offset, line, self.records, *sizes))
+            for what in dict.fromkeys(unused):
+                count, first = self.unused.get(what, (0, (offset, line)))
+                self.unused[what] = count + 1, first
         self.records += 1
 
-    def _lengths(self, record: Sample | Lengths | BadLine) -> Lengths:
+    def _lengths(self, record: Sample | Lengths | BadLine) -> tuple[Lengths, tuple[str, ...]]:
+        """Return the lengths of a record, and what it says that training does not use. Raise DataError."""
         match record:
             case BadLine():
                 raise DataError(record.reason)
             case Lengths():
-                return _cut(record, self.max_tokens)
+                return _cut(record, self.max_tokens), ()
             case Sample():
                 return self._measured(record)
 
-    def _measured(self, sample: Sample) -> Lengths:
+    def _measured(self, sample: Sample) -> tuple[Lengths, tuple[str, ...]]:
         if self.measurer is None:
             raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
         if sample.videos and self.measurer.no_videos:
             raise DataError(self.measurer.no_videos)
         sizes = tuple(self._size(image) for image in sample.images)
-        lengths = self.measurer.measure(sample, sizes, tuple(self._clip(video) for video in sample.videos))
+        found = self.measurer.measure(sample, sizes, tuple(self._clip(video) for video in sample.videos))
+        lengths = found.lengths
         if lengths.target_tokens == 0:
             if lengths.text_tokens == self.measurer.max_tokens:
                 raise DataError(
@@ -112,7 +126,7 @@ class _Work:
             raise DataError("no target tokens: no assistant turn to learn from")
         stated = zip(sample.image_sizes, sizes, strict=True)
         self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
-        return lengths
+        return lengths, (*sample.unused, *found.unused)
 
     def _size(self, image: Image) -> tuple[int, int]:
         if isinstance(image, bytes):

@@ -73,7 +73,7 @@ def lengths_of(encoded: Encoded) -> Lengths:
 
 
 def measured(encoder: Encoder, sample: Sample) -> Lengths:
-    return encoder.measure(sample, tuple(image_size(path) for path in sample.images))
+    return encoder.measure(sample, tuple(image_size(path) for path in sample.images)).lengths
 
 
 def example_samples(example: Path) -> list[Sample]:

@@ -14,7 +14,7 @@ from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.lengths import measure
 from trials.data.records.images import image_size
-from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Sample, Video
+from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Measured, Sample, Video
 from trials.data.records.video_references import MOST_FRAMES
 from trials.data.records.videos import clip_of, frames_of, video_pixels
 from trials.errors import DataError
@@ -134,8 +134,9 @@ def test_hostile_folders_and_frames_are_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:
     class Films(Words):
-        def measure(self, sample: Sample, image_sizes: Any, clips: tuple[Clip, ...] = ()) -> Lengths:
-            return Lengths(vision_units=sum(clip.frames for clip in clips), text_tokens=3, target_tokens=2)
+        def measure(self, sample: Sample, image_sizes: Any, clips: tuple[Clip, ...] = ()) -> Measured:
+            units = sum(clip.frames for clip in clips)
+            return Measured(lengths=Lengths(vision_units=units, text_tokens=3, target_tokens=2))
 
     folder = folder_of(tmp_path / "film", 3)
     file = file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film")), format="qwen")

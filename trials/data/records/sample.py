@@ -73,6 +73,8 @@ class Sample:
     image_sizes: tuple[tuple[int, int] | None, ...]
     """(height, width) in pixels as the record states it, one entry per image; None where it does not."""
     videos: tuple[Video, ...] = ()
+    unused: tuple[str, ...] = ()
+    """What the record holds and this sample does not, such as a key that no format knows; one text for each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,15 @@ class Lengths:
     """Positions in the language model, image tokens included."""
     target_tokens: int
     """Tokens that the loss counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Lengths of a conversation, and what the model's text leaves out of it."""
+
+    lengths: Lengths
+    unused: tuple[str, ...] = ()
+    """What the conversation says that the model is not trained on; one text for each kind, as in `Sample.unused`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,8 +142,8 @@ class Measurer(Protocol):
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
-        """Return a sample's lengths from its text, its images' (height, width) and its videos, without opening a file.
+    ) -> Measured:
+        """Measure a sample by its text, its images' (height, width) and its videos, without opening a file.
 
         Raise DataError for a sample that this model cannot take, or whose images `max_tokens` would cut.
         """

@@ -22,6 +22,7 @@ from trials.data.records.sample import (
     Encoded,
     Ints,
     Lengths,
+    Measured,
     Sample,
     kept_tokens,
 )
@@ -155,11 +156,13 @@ class Encoder:
         sample: Sample,
         image_sizes: tuple[tuple[int, int], ...],
         clips: tuple[Clip, ...] = (),  # noqa: ARG002
-    ) -> Lengths:
+    ) -> Measured:
         tiles = self._tiles(image_sizes)
         input_ids, is_target = self._tokens(sample, tiles)
-        return Lengths(
-            vision_units=sum(tiles), text_tokens=len(input_ids), target_tokens=int(np.count_nonzero(is_target))
+        return Measured(
+            lengths=Lengths(
+                vision_units=sum(tiles), text_tokens=len(input_ids), target_tokens=int(np.count_nonzero(is_target))
+            )
         )
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:

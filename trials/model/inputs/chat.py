@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Sample, Turn, kept_tokens
+from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate
 from trials.model.inputs.digest import model_digest
@@ -189,13 +189,14 @@ class ChatMeasurer:
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         text = self.tokens_of(sample, image_sizes, clips)
-        return Lengths(
+        lengths = Lengths(
             vision_units=sum(count.units for count in text.counts) + sum(video.units for video in text.videos),
             text_tokens=text.kept,
             target_tokens=int(np.count_nonzero(text.is_target & (text.ends <= text.kept))),
         )
+        return Measured(lengths=lengths)
 
     def tokens_of(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Ints, Lengths, Sample
+from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Ints, Lengths, Measured, Sample
 from trials.data.records.videos import clip_of
 from trials.errors import ModelError
 from trials.model.inputs.chat import ChatMeasurer, Shown, Tokenised, VideoLoader, measurer
@@ -111,7 +111,7 @@ class ChatEncoder:
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
-    ) -> Lengths:
+    ) -> Measured:
         return self.measurer.measure(sample, image_sizes, clips)
 
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:

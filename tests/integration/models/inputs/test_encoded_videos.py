@@ -166,7 +166,7 @@ def test_measured_lengths_are_those_of_the_encoded_sample(folder: Path, encoder:
     clips = tuple(clip_of(video, image_size) for video in sample.videos)
     encoded = encoder.encode(sample, pixels=True)
     assert encoded.pixel_values is not None
-    assert encoder.measure(sample, tuple(map(image_size, sample.images)), clips) == Lengths(
+    assert encoder.measure(sample, tuple(map(image_size, sample.images)), clips).lengths == Lengths(
         vision_units=len(encoded.pixel_values),
         text_tokens=len(encoded.input_ids),
         target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),

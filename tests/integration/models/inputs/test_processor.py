@@ -157,11 +157,11 @@ def test_tokens_and_units_are_those_of_really_processed_images(saved: Callable[[
     folder = saved(name)
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
     measurer = chat.measurer(str(folder))
-    text = measurer.measure(question(0), ()).text_tokens
+    text = measurer.measure(question(0), ()).lengths.text_tokens
     extra = AROUND.get(name, 0)
     seen = set()
     for size in random_sizes(1, 45):
-        lengths = measurer.measure(question(1), (size,))
+        lengths = measurer.measure(question(1), (size,)).lengths
         assert (lengths.text_tokens - text - extra, lengths.vision_units) == processed(processor, (size,)), size
         seen.add(lengths.vision_units)
     assert len(seen) > 3 or name == "llava"
@@ -173,7 +173,7 @@ def test_several_images_of_a_sample_are_counted_as_they_are_processed(saved: Cal
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
     measurer = chat.measurer(str(folder))
     sizes = ((40, 90), (200, 50), (10, 12))
-    lengths, alone = measurer.measure(question(3), sizes), measurer.measure(question(0), ())
+    lengths, alone = measurer.measure(question(3), sizes).lengths, measurer.measure(question(0), ()).lengths
     extra = 3 * AROUND.get(name, 0)
     if name == "llava_next":  # really processed alone: in one sample they are padded to the most crops
         tokens, units = np.sum([processed(processor, (size,)) for size in sizes], axis=0)
@@ -215,7 +215,7 @@ def test_a_conversation_has_the_tokens_that_the_real_processor_makes_of_it(
     pictures = [Image.new("RGB", (width, height)) for height, width in SIZES]
     text = processor.apply_chat_template(messages, tokenize=False)
     found = processor(images=[pictures], text=[text], add_special_tokens=not is_written)
-    assert chat.measurer(str(folder)).measure(talk(*TALK), SIZES).text_tokens == len(found["input_ids"][0])
+    assert chat.measurer(str(folder)).measure(talk(*TALK), SIZES).lengths.text_tokens == len(found["input_ids"][0])
 
 
 def test_targets_are_what_the_assistant_adds_to_the_prompt(saved: Callable[[str], Path]) -> None:
@@ -223,8 +223,8 @@ def test_targets_are_what_the_assistant_adds_to_the_prompt(saved: Callable[[str]
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved("qwen2_5_vl"))
     said = [f"{turn.text}<|im_end|>\n" for turn in TALK if turn.role == "assistant"]
     expected = sum(len(tokenizer.encode(text)) for text in said)
-    assert measurer.measure(talk(*TALK), SIZES).target_tokens == expected
-    assert measurer.measure(talk(TALK[1]), SIZES).target_tokens == 0
+    assert measurer.measure(talk(*TALK), SIZES).lengths.target_tokens == expected
+    assert measurer.measure(talk(TALK[1]), SIZES).lengths.target_tokens == 0
 
 
 def test_an_answer_that_is_not_learnt_is_no_target(saved: Callable[[str], Path]) -> None:
@@ -232,7 +232,7 @@ def test_an_answer_that_is_not_learnt_is_no_target(saved: Callable[[str], Path])
     tokenizer = transformers.AutoTokenizer.from_pretrained(saved("qwen2_5_vl"))
     asked = [replace(turn, is_learnt=False) for turn in TALK[:-1]]
     expected = len(tokenizer.encode(f"{TALK[-1].text}<|im_end|>\n"))
-    assert measurer.measure(talk(*asked, TALK[-1]), SIZES).target_tokens == expected
+    assert measurer.measure(talk(*asked, TALK[-1]), SIZES).lengths.target_tokens == expected
 
 
 def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path:
         + ("{{ message['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
     )
     measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=forgetful)))
-    lengths = measurer.measure(talk(*TALK[1:]), SIZES)
+    lengths = measurer.measure(talk(*TALK[1:]), SIZES).lengths
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert lengths.target_tokens == len(tokenizer.encode("Yes, \U0001f600.\n"))
 
@@ -254,7 +254,7 @@ def test_a_system_prompt_is_a_text_for_a_template_that_joins_it_to_one(tmp_path:
     ).replace("SHOWN", "<|vision_start|><|image_pad|><|vision_end|>")
     measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=joining)))
     assert measurer.template.rendered(TALK).startswith("Be brief.\n<|im_start|>user\nFirst ")
-    assert measurer.measure(talk(*TALK), SIZES).target_tokens > 0
+    assert measurer.measure(talk(*TALK), SIZES).lengths.target_tokens > 0
 
 
 def test_a_system_prompt_that_the_template_leaves_out_is_an_error_of_the_data(tmp_path: Path) -> None:
@@ -268,14 +268,14 @@ def test_a_system_prompt_that_the_template_leaves_out_is_an_error_of_the_data(tm
     measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=last)))
     with pytest.raises(DataError, match="leaves out the system prompt; take that out of the record"):
         measurer.measure(talk(*TALK), SIZES)
-    assert measurer.measure(talk(*TALK[1:]), SIZES).target_tokens > 0
+    assert measurer.measure(talk(*TALK[1:]), SIZES).lengths.target_tokens > 0
 
 
 @pytest.mark.parametrize("limit", [1000, 60, 57])
 def test_a_sample_is_cut_behind_its_images(saved: Callable[[str], Path], limit: int) -> None:
     folder = str(saved("qwen2_5_vl"))
-    whole = chat.measurer(folder).measure(question(1, "A red circle. " * 9), ((60, 60),))
-    cut = chat.measurer(folder, False, limit).measure(question(1, "A red circle. " * 9), ((60, 60),))
+    whole = chat.measurer(folder).measure(question(1, "A red circle. " * 9), ((60, 60),)).lengths
+    cut = chat.measurer(folder, False, limit).measure(question(1, "A red circle. " * 9), ((60, 60),)).lengths
     lost = max(0, whole.text_tokens - limit)
     assert (cut.vision_units, cut.text_tokens) == (whole.vision_units, whole.text_tokens - lost)
     assert cut.target_tokens == whole.target_tokens - lost
@@ -285,7 +285,7 @@ def test_an_image_is_never_cut(saved: Callable[[str], Path]) -> None:
     measurer = chat.measurer(str(saved("qwen2_5_vl")), False, 20)
     with pytest.raises(DataError, match=r"its images end at token \d+ of \d+, behind the 20 .* raise data.max_tokens"):
         measurer.measure(question(1), ((300, 300),))
-    assert measurer.measure(question(0), ()).text_tokens == 20
+    assert measurer.measure(question(0), ()).lengths.text_tokens == 20
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_another_process_gets_the_same_measurer(saved: Callable[[str], Path]) ->
     measurer = chat.measurer(str(saved("llava_next")), False, 110)
     copy = pickle.loads(pickle.dumps(measurer))
     assert (copy.digest, copy.max_tokens) == (measurer.digest, 110)
-    assert copy.measure(question(1), ((40, 90),)) == measurer.measure(question(1), ((40, 90),))
+    assert copy.measure(question(1), ((40, 90),)).lengths == measurer.measure(question(1), ((40, 90),)).lengths
 
 
 def test_the_digest_covers_what_lengths_depend_on(tmp_path: Path) -> None:
