@@ -115,6 +115,11 @@ def look_at(job: Job) -> Outline:
 
 def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
     """Yield what makes a trained model worse without a fault in the training."""
+    if encoder.no_template:
+        yield Finding(
+            what=f"model {model.path} has no chat template: {encoder.no_template}",
+            remedy="save the template that the model was trained with as chat_template.jinja in the model folder",
+        )
     if encoder.no_end:
         file = template_file(Path(model.path))
         yield Finding(

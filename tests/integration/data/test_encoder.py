@@ -9,29 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from autotune.workload import model_findings
 from tests.values.data import file_of
 from trials.data import formats
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Lengths, Sample, Turn
 from trials.errors import DataError, ModelError
+from trials.job import ModelSection
 from trials.model.families import internvl
 from trials.model.inputs.processor import load_processor
 from trials.model.skeleton import load_config
 
 TOKENS_PER_TILE = 16
-SPELLED = (
-    "<|im_end|>",
-    "<|im_start|>",
-    "<IMG_CONTEXT>",
-    "<img>",
-    "</img>",
-    "<|endoftext|>",
-    "\n",
-    "a circle",
-    "ä\U0001f600",
-)
+SPELLED = ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "\n", "a circle", "ä\U0001f600")
 SIZES = {(60, 60): 1, (60, 120): 3, (180, 60): 4, (120, 120): 5, (1, 1): 1, (3, 50): 5}
 """Tiles, thumbnail included, of an image of its own by its (height, width)."""
 
@@ -112,16 +105,18 @@ def chat(tokenizer: Any, sample: Sample, tiles: list[int]) -> str:
 
 @settings(max_examples=60)
 @given(conversation=st.lists(texts, min_size=2, max_size=4))
-def test_text_that_spells_special_tokens_stays_text(
+def test_tokens_are_those_of_the_chat_template_whatever_the_text_spells(
     encoder: Encoder, tokenizer: Any, pictures: dict[tuple[int, int], Path], conversation: list[str]
 ) -> None:
     sample = sample_of(IMAGE + conversation[0], *conversation[1:], images=(pictures[60, 120],))
     input_ids = encoder.encode(sample, pixels=False).input_ids.tolist()
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in SPELLED[:6]}
-    turns = len(conversation)
-    expected = dict(zip(SPELLED[:6], (turns, turns, 3 * TOKENS_PER_TILE, 1, 1, 0), strict=True))
-    assert {name: input_ids.count(number) for name, number in ids.items()} == expected
-    assert tokenizer.decode(input_ids) == chat(tokenizer, sample, [3])
+    assert input_ids == tokenizer(chat(tokenizer, sample, [3]))["input_ids"]
+
+
+@pytest.mark.parametrize("token", ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"])
+def test_a_text_that_spells_a_token_of_images_is_refused(encoder: Encoder, token: str) -> None:
+    with pytest.raises(DataError, match=f"the conversation spells {token} 1 times for 0 "):
+        measured(encoder, sample_of(f"What is {token}?", "b"))
 
 
 def test_tokens_are_those_of_the_chat_template(example: Path, encoder: Encoder, tokenizer: Any) -> None:
@@ -132,6 +127,68 @@ def test_tokens_are_those_of_the_chat_template(example: Path, encoder: Encoder, 
             assert encoder.encode(sample, pixels=False).input_ids.tolist() == expected
 
 
+IN_PARTS = (
+    "{% for message in messages %}HEAD{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}{{ '<IMG_CONTEXT>\n' }}{% else %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""As the published folders have it."""
+HEAD = "{{ '<|im_start|>' + message['role'] + '\n' }}"
+TEMPLATES = {
+    "in parts": IN_PARTS.replace("HEAD", HEAD),
+    "system prompt": "<|im_start|>system\nBe kind.<|im_end|>\n" + IN_PARTS.replace("HEAD", HEAD),
+    "first token": "<|endoftext|>" + IN_PARTS.replace("HEAD", HEAD),
+    "names": IN_PARTS.replace("HEAD", "{{ message['role'] | capitalize + ': ' }}").replace(
+        "<|im_start|>assistant\n", "Assistant: "
+    ),
+    "thinking": IN_PARTS.replace("HEAD", HEAD).replace("assistant\n", "assistant\n<think>\n"),
+}
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_folders_own_template_and_tokenizer_are_used(
+    example: Path, tmp_path: Path, pictures: dict[tuple[int, int], Path], name: str, begins: bool
+) -> None:
+    folder = shutil.copytree(example / "model", tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.bos_token, tokenizer.chat_template = "<|endoftext|>", TEMPLATES[name]
+    if begins:
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", tokenizer.bos_token_id)]
+        )
+    tokenizer.save_pretrained(folder)
+    encoder = internvl.encoder(str(folder))
+    assert encoder.no_template is None
+    sample = sample_of(f"{IMAGE}\nHow many?", "Two.", "Which?", "Red.", images=(pictures[60, 120],))
+    content = [{"type": "image"}, {"type": "text", "text": "\nHow many?"}]
+    messages: Any = [{"role": "user", "content": content}] + [
+        {"role": turn.role, "content": [{"type": "text", "text": turn.text}]} for turn in sample.turns[1:]
+    ]
+    text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    image = f"<img>{'<IMG_CONTEXT>' * TOKENS_PER_TILE * 3}</img>"
+    expected = tokenizer(text.replace("<IMG_CONTEXT>", image), add_special_tokens=not text.startswith("<|endoftext|>"))
+    encoded = encoder.encode(sample, pixels=True)
+    assert encoded.input_ids.tolist() == expected["input_ids"]
+    assert tokenizer.decode(encoded.labels[encoded.labels != IGNORED]) == "Two.<|im_end|>\nRed.<|im_end|>\n"
+
+
+def test_a_folder_without_a_template_gets_chatml_and_it_is_said(
+    example: Path, tmp_path: Path, encoder: Encoder, pictures: dict[tuple[int, int], Path]
+) -> None:
+    folder = shutil.copytree(example / "model", tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    bare = internvl.encoder(str(folder))
+    assert bare.no_template == "conversations are written as ChatML"
+    (finding,) = model_findings(bare, ModelSection(path=str(folder)))
+    assert finding.what == f"model {folder} has no chat template: conversations are written as ChatML"
+    sample = sample_of(f"{IMAGE}\nHow many?", "Two.", images=(pictures[60, 120],))
+    assert (
+        bare.encode(sample, pixels=False).input_ids.tolist() == encoder.encode(sample, pixels=False).input_ids.tolist()
+    )
+
+
 def test_targets_are_the_answers_and_the_ends_of_their_turns(encoder: Encoder, tokenizer: Any) -> None:
     conversation = ("How many?", "\nTwo circles.", "Which colour?", "Red.")
     system = Turn(role="system", text="Be brief.")
@@ -140,7 +197,7 @@ def test_targets_are_the_answers_and_the_ends_of_their_turns(encoder: Encoder, t
     encoded = encoder.encode(sample, pixels=True)
     is_target = encoded.labels != IGNORED
     assert np.array_equal(encoded.labels[is_target], encoded.input_ids[is_target])
-    assert tokenizer.decode(encoded.labels[is_target]) == "\nTwo circles.<|im_end|>Red.<|im_end|>"
+    assert tokenizer.decode(encoded.labels[is_target]) == "\nTwo circles.<|im_end|>\nRed.<|im_end|>\n"
     assert tokenizer.decode(encoded.input_ids).startswith(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHow"
     )
@@ -151,7 +208,7 @@ def test_an_answer_that_is_not_learnt_is_no_target(encoder: Encoder, tokenizer: 
     first, answer, *others = sample.turns
     encoded = encoder.encode(replace(sample, turns=(first, replace(answer, is_learnt=False), *others)), pixels=True)
     assert np.array_equal(encoded.input_ids, encoder.encode(sample, pixels=True).input_ids)
-    assert tokenizer.decode(encoded.labels[encoded.labels != IGNORED]) == "Red.<|im_end|>"
+    assert tokenizer.decode(encoded.labels[encoded.labels != IGNORED]) == "Red.<|im_end|>\n"
 
 
 @pytest.mark.parametrize(("size", "tiles"), SIZES.items())

@@ -164,6 +164,10 @@ class Encoder(Measurer, Protocol):
     def no_end(self) -> str | None:
         """Why a trained model would not end its answers; None where each has an end among its targets."""
 
+    @property
+    def no_template(self) -> str | None:
+        """What takes the place of a chat template that the model folder does not have; None where it has one."""
+
     def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
         """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.
 

@@ -2,17 +2,18 @@
 
 import functools
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers.processors import ByteLevel
 from transformers import PretrainedConfig
 
 from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
-from trials.model.inputs.chat_template import REFUSALS, ChatTemplate
+from trials.model.inputs.answers import Answer, find_answers
+from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
 from trials.model.inputs.stop_tokens import stop_tokens
@@ -88,6 +89,8 @@ class Tokenised:
     """Of each video."""
     kept: int
     """Length of the sample after the cut."""
+    unused: tuple[str, ...]
+    """What the chat template leaves out of each answer that it does not write whole."""
 
     def expanded(self, values: NDArray[Any], of_images: Sequence[Sequence[int]]) -> NDArray[Any]:
         """Return a value for each token of the sample: `values` of the text, and `of_images` in each image's place."""
@@ -96,18 +99,10 @@ class Tokenised:
         return np.concatenate([parts[0], *inserted]).astype(values.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """A conversation or its beginning, with the videos of the whole conversation."""
-
-    turns: tuple[Turn, ...]
-    videos: tuple[VideoCount, ...]
-
-
 class ChatMeasurer:
     """The lengths of what the processor makes of a conversation that the model's chat template has written.
 
-    Targets are what an assistant's turn adds to the prompt that asks for it.
+    Targets are what an assistant's turn adds to the prompt that asks for it (`answers.py`).
     """
 
     def __init__(
@@ -133,6 +128,7 @@ class ChatMeasurer:
         self._digest = digest
         if not self._tokenizer.is_fast:
             raise ModelError("the tokenizer gives no offsets of its tokens; save its fast form (tokenizer.json)")
+        _count_spaces(self._tokenizer)
         self._placeholders = {processor.image_token: placeholder(processor)} if processor.image_token else {}
         for token in self._placeholders:
             if self._tokenizer.encode(token, add_special_tokens=False) != [processor.image_token_id]:
@@ -152,6 +148,8 @@ class ChatMeasurer:
             video=self._video_token,
         )
         self._no_end = self._missing_end(stops)
+        written_here = bool(processor.image_token) and processor.chat_template == chatml(processor.image_token)
+        self._no_template = "conversations are written as ChatML" if written_here else None
         if not isinstance(videos, str) and not self.template.shows_videos():
             self._videos = (
                 f"the chat template does not show a video as {self._video_token} once; save the model's own template "
@@ -187,6 +185,10 @@ class ChatMeasurer:
     def no_end(self) -> str | None:
         return self._no_end
 
+    @property
+    def no_template(self) -> str | None:
+        return self._no_template
+
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
     ) -> Measured:
@@ -196,7 +198,7 @@ class ChatMeasurer:
             text_tokens=text.kept,
             target_tokens=int(np.count_nonzero(text.is_target & (text.ends <= text.kept))),
         )
-        return Measured(lengths=lengths)
+        return Measured(lengths=lengths, unused=text.unused)
 
     def tokens_of(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
@@ -214,15 +216,12 @@ class ChatMeasurer:
         counts = count_images(self._processor, image_sizes)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:
-            rendered = self.template.rendered(sample.turns, videos=bool(sample.videos))
-            self._check_spelled(rendered, sample)
-            _check_system_prompt(rendered, sample)
-            written = _Written(turns=sample.turns, videos=videos)
-            text = self._filled(rendered, videos)
-            targets = list(self._target_spans(written, text))
+            self._check_spelled(self.template.rendered(sample.turns, videos=bool(videos)), sample)
+            text = self._written(sample.turns, videos=videos)
+            answers = tuple(find_answers(sample.turns, text, functools.partial(self._written, videos=videos)))
         except REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
-        return self._tokenised(text, targets, counts, videos)
+        return self._tokenised(text, answers, counts, videos)
 
     def _missing_end(self, stops: Set[int]) -> str | None:
         """Return why a trained model would not end its answers, None where the template writes one of `stops`."""
@@ -248,17 +247,12 @@ class ChatMeasurer:
     def _tokenised(
         self,
         text: str,
-        targets: list[tuple[int, int]],
+        answers: tuple[Answer, ...],
         counts: tuple[ImageCount, ...],
         videos: tuple[VideoCount, ...],
     ) -> "Tokenised":
-        first = self._tokenizer.bos_token
         tokens = self._tokenizer(
-            # A template may have written the token that begins every text, which the tokenizer would add again.
-            text,
-            add_special_tokens=not (first and text.startswith(first)),
-            return_offsets_mapping=True,
-            verbose=False,
+            text, add_special_tokens=self._adds_special_tokens(text), return_offsets_mapping=True, verbose=False
         )
         ids = np.array(tokens["input_ids"], dtype=np.int64)
         marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
@@ -269,14 +263,24 @@ class ChatMeasurer:
         ends = np.cumsum(width)
         return Tokenised(
             ids=ids,
-            is_target=_within(np.array(tokens["offset_mapping"]), targets),
+            is_target=_targets(np.array(tokens["offset_mapping"]), answers),
             is_image=is_image,
             ends=ends,
             shown=shown,
             counts=counts,
             videos=videos,
             kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
+            unused=tuple(answer.unused for answer in answers if answer.unused),
         )
+
+    def _adds_special_tokens(self, text: str) -> bool:
+        """Return whether the tokenizer adds tokens around a text, such as the one that begins every text.
+
+        As in transformers' `apply_chat_template`: that of a tokenizer never does, and that of a processor does, unless
+        the template has written that token.
+        """
+        first = self._tokenizer.bos_token
+        return bool(self._placeholders) and not (first and text.startswith(first))
 
     def _shown(self, ids: Ints, counts: tuple[ImageCount, ...], videos: tuple[VideoCount, ...]) -> Iterator[Shown]:
         """Yield what each of the tokens `ids` stands for."""
@@ -292,24 +296,12 @@ class ChatMeasurer:
         video = self._tokenizer.convert_tokens_to_ids(mark)
         return (next(layers if each == video else images) for each in ids.tolist())
 
-    def _target_spans(self, written: "_Written", text: str) -> Iterator[tuple[int, int]]:
-        """Yield the (start, end) of the answers to learn in the whole text."""
-        turns = written.turns
-        for number, turn in enumerate(turns):
-            if turn.role == "assistant" and turn.is_learnt:
-                prompt = self._spaced(replace(written, turns=turns[:number]), asks=True)
-                answered = (
-                    text if number + 1 == len(turns) else self._spaced(replace(written, turns=turns[: number + 1]))
-                )
-                # A template may write an earlier turn otherwise than it did while that turn was the last.
-                yield _common(prompt, text), _common(answered, text)
+    def _written(self, turns: tuple[Turn, ...], *, asks: bool = False, videos: tuple[VideoCount, ...]) -> str:
+        """Return a conversation or its beginning as the processor expands it.
 
-    def _spaced(self, written: "_Written", *, asks: bool = False) -> str:
-        """Return the conversation as the processor expands it, with one token for each image and layer of frames."""
-        text = self.template.rendered(written.turns, asks=asks, videos=bool(written.videos))
-        return self._filled(text, written.videos)
-
-    def _filled(self, text: str, videos: tuple[VideoCount, ...]) -> str:
+        One token stands for each image and layer of frames; `videos` are those of the whole conversation.
+        """
+        text = self.template.rendered(turns, asks=asks, videos=bool(videos))
         for token, spaced in self._placeholders.items():
             text = text.replace(token, spaced)
         if not videos or not self._video_token:
@@ -319,26 +311,28 @@ class ChatMeasurer:
         return first + "".join(f"{video.text}{other}" for video, other in zip(videos, others, strict=False))
 
 
-def _check_system_prompt(text: str, sample: Sample) -> None:
-    """Raise DataError for a system prompt that the template leaves out, as some do where an answer is the last turn."""
-    if any(turn.role == "system" and turn.text.strip() not in text for turn in sample.turns):
-        raise DataError(
-            "the model's chat template leaves out the system prompt; take that out of the record, or save a template "
-            "that writes it"
-        )
+def _targets(offsets: NDArray[np.int64], answers: tuple[Answer, ...]) -> NDArray[np.bool_]:
+    """Return which tokens are targets, [tokens]: those with a character of an answer, as transformers marks them.
 
-
-def _common(prefix: str, text: str) -> int:
-    """Return the length of the common beginning of two texts."""
-    if text.startswith(prefix):
-        return len(prefix)
-    return next(number for number, pair in enumerate(zip_longest(prefix, text)) if pair[0] != pair[1])
-
-
-def _within(offsets: NDArray[np.int64], spans: list[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return which tokens lie in a span, [tokens], from the (start, end) of each; an empty token lies in none."""
+    Raise DataError for an answer without a token.
+    """
     starts, ends = offsets.reshape(-1, 2).T
-    within = np.zeros(len(offsets), dtype=np.bool_)
-    for start, end in spans:
-        within |= (starts >= start) & (ends <= end) & (ends > starts)
-    return within
+    is_target = np.zeros(len(offsets), dtype=np.bool_)
+    for answer in answers:
+        within = (starts < answer.said) & (ends > answer.start) | (starts >= answer.start) & (ends <= answer.end)
+        within &= starts < ends
+        if not within.any():
+            raise DataError("an answer has no token in the text that the model's chat template writes; correct it")
+        is_target |= within
+    return is_target
+
+
+def _count_spaces(tokenizer: Any) -> None:
+    """Make a tokenizer count white space to the offsets of its tokens, so that it belongs to an answer."""
+    backend = tokenizer.backend_tokenizer
+    if backend.post_processor is not None:
+        whole = ByteLevel()  # takes the state of any other kind
+        whole.__setstate__(
+            backend.post_processor.__getstate__().replace(b'"trim_offsets":true', b'"trim_offsets":false')
+        )
+        backend.post_processor = whole

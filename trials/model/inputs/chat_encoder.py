@@ -109,6 +109,10 @@ class ChatEncoder:
     def no_end(self) -> str | None:
         return self.measurer.no_end
 
+    @property
+    def no_template(self) -> str | None:
+        return self.measurer.no_template
+
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
     ) -> Measured:

@@ -24,6 +24,12 @@ _CLOCK = (
     + " }}{% endmacro +%}"
 )
 """Definition that stands before transformers' own, of which a template sees no replacement from outside."""
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 _FILES = ("processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json")
 """Files that may hold a model's template; transformers takes the first that does."""
 
@@ -37,6 +43,11 @@ def _holds_template(path: Path) -> bool:
     return path.is_file() and (
         path.suffix == ".jinja" or json.loads(path.read_bytes()).get("chat_template") is not None
     )
+
+
+def chatml(image_token: str) -> str:
+    """Return the template of a family that is trained with ChatML, for a folder that has none."""
+    return _CHATML.replace("IMAGE", image_token)
 
 
 class ChatTemplate:

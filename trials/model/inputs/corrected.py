@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import Gemma3Processor, Idefics3Processor
+from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor
 from transformers.processing_utils import MultiModalData
 
+from trials.errors import ModelError
 from trials.model.inputs.split_images import split_images
 
 
@@ -29,6 +30,36 @@ class Idefics3(Idefics3Processor):
         )
 
 
+def shared_tiles(image_processor: Any, images: int) -> dict[str, Any]:
+    """Return the options of InternVL's image processor for each of `images` (`max_dynamic_patch // n`)."""
+    return {"crop_to_patches": True, "max_patches": max(1, image_processor.max_patches // max(1, images))}
+
+
+class InternVL(InternVLProcessor):
+    """Processor that shares the most tiles of an image among the images of a sample, as InternVL's training does."""
+
+    def __init__(  # the names are those of the original, by which transformers finds the parts
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        video_processor: Any = None,
+        image_seq_length: int = 256,
+        chat_template: str | None = None,
+    ) -> None:
+        """Raise ModelError for parts of another model."""
+        for name in ("start_image_token", "context_image_token", "end_image_token"):
+            if getattr(tokenizer, name, None) not in tokenizer.get_vocab():
+                raise ModelError(f"the tokenizer has no {name}; use a model folder in InternVL's Hugging Face form")
+        if not hasattr(image_processor, "get_number_of_image_patches"):
+            kind = type(image_processor).__name__
+            raise ModelError(f"{kind} does not cut images into tiles; InternVL uses GotOcr2ImageProcessor")
+        super().__init__(image_processor, tokenizer, video_processor, image_seq_length, chat_template)
+
+    def image_options(self, images: int) -> dict[str, Any]:
+        """Return the options by which each of a sample's `images` is cut into tiles."""
+        return shared_tiles(self.image_processor, images)
+
+
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
-CORRECTED = {"gemma3": Gemma3, "idefics3": Idefics3, "smolvlm": Idefics3}
+CORRECTED = {"gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3, "smolvlm": Idefics3}
 """By model type."""

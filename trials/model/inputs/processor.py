@@ -119,7 +119,8 @@ def count_images(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[Im
     if len(sizes) > 1 and "batch_num_images" in processor.image_processor.model_input_names:
         text = processor.replace_image_token({"batch_num_images": [len(sizes)]}, 0)
         return (ImageCount(tokens=text.count(processor.image_token), units=1),) * len(sizes)
-    return tuple(_count(processor, size) for size in sizes)
+    options = processor.image_options(len(sizes)) if hasattr(processor, "image_options") else {}
+    return tuple(_count(processor, size, options) for size in sizes)
 
 
 def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> None:
@@ -135,8 +136,8 @@ def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> Non
             )
 
 
-def _count(processor: Any, size: tuple[int, int]) -> ImageCount:
-    images, options = processor.image_processor, {}
+def _count(processor: Any, size: tuple[int, int], options: Mapping[str, Any]) -> ImageCount:
+    images, options = processor.image_processor, dict(options)
     if isinstance(processor, LlavaProcessor) and not images.crop_size:
         # It counts by the size of crops, which the image processors of SigLIP do not have.
         options["crop_size"] = {"height": images.size.height, "width": images.size.width}

@@ -139,11 +139,11 @@ def question(images: int, answer: str = "A red circle.") -> Sample:
     return Sample(turns=turns, images=(Path("a.png"),) * images, image_sizes=(None,) * images)
 
 
-def processed(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[int, int]:
+def processed(processor: Any, sizes: tuple[tuple[int, int], ...], **options: int) -> tuple[int, int]:
     """(image tokens, vision units) of one sample whose images are really processed."""
     pictures = [Image.new("RGB", (width, height), (90, 20, 50)) for height, width in sizes]
     text = processor.image_token * len(pictures)
-    found = processor(images=[pictures], text=[text], return_tensors=None)
+    found = processor(images=[pictures], text=[text], return_tensors=None, **options)
     pixels = found["pixel_values"]
     if "image_grid_thw" in found:
         units = len(pixels) // processor.image_processor.merge_size**2
@@ -177,8 +177,8 @@ def test_several_images_of_a_sample_are_counted_as_they_are_processed(saved: Cal
     extra = 3 * AROUND.get(name, 0)
     if name == "llava_next":  # really processed alone: in one sample they are padded to the most crops
         tokens, units = np.sum([processed(processor, (size,)) for size in sizes], axis=0)
-    else:
-        tokens, units = processed(processor, sizes)
+    else:  # InternVL's training gives each of three images a third of the six tiles
+        tokens, units = processed(processor, sizes, **({"max_patches": 2} if name == "internvl" else {}))
     assert (lengths.text_tokens - alone.text_tokens - extra, lengths.vision_units) == (tokens, units)
 
 
@@ -233,17 +233,6 @@ def test_an_answer_that_is_not_learnt_is_no_target(saved: Callable[[str], Path])
     asked = [replace(turn, is_learnt=False) for turn in TALK[:-1]]
     expected = len(tokenizer.encode(f"{TALK[-1].text}<|im_end|>\n"))
     assert measurer.measure(talk(*asked, TALK[-1]), SIZES).lengths.target_tokens == expected
-
-
-def test_targets_are_found_with_a_template_that_rewrites_earlier_turns(tmp_path: Path) -> None:
-    forgetful = (
-        "{% for message in messages %}{% if loop.last or message['role'] == 'user' %}{{ message['role'] }}: "
-        + ("{{ message['content'] }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}")
-    )
-    measurer = chat.measurer(str(save_model(tmp_path, "qwen2_5_vl", chat=forgetful)))
-    lengths = measurer.measure(talk(*TALK[1:]), SIZES).lengths
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert lengths.target_tokens == len(tokenizer.encode("Yes, \U0001f600.\n"))
 
 
 def test_a_system_prompt_is_a_text_for_a_template_that_joins_it_to_one(tmp_path: Path) -> None:
