@@ -96,7 +96,7 @@ class Samples(Dataset[Mapping[str, Any]]):
         return pixels
 
     def _turns(self, turns: Sequence[Mapping[str, str]], tiles: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return token ids and labels; targets are the assistant's texts, each with the token that ends a turn."""
+        """Return token ids and labels; targets are the assistant's texts, each with the end of its turn."""
         counts = iter(tiles)
         input_ids: list[int] = []
         labels: list[int] = []
@@ -107,7 +107,7 @@ class Samples(Dataset[Mapping[str, Any]]):
                 text = text.replace("<image>", f"<img>{context}</img>", 1)
             pieces = [(f"<|im_start|>{role}\n{text}<|im_end|>\n", False)]
             if role == "assistant":
-                pieces = [(f"<|im_start|>{role}\n", False), (f"{text}<|im_end|>", True), ("\n", False)]
+                pieces = [(f"<|im_start|>{role}\n", False), (f"{text}<|im_end|>\n", True)]
             for piece, targets in pieces:
                 ids = self._tokenizer(piece, add_special_tokens=False)["input_ids"]
                 input_ids += ids
