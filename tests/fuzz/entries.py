@@ -32,7 +32,7 @@ from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
 from tests.values.search import COSTS
 from trials import wire
 from trials.data import formats
-from trials.data.records.sample import BadLine, Lengths, Sample
+from trials.data.records.sample import BadLine, Measured, Sample
 from trials.errors import TrialsError
 from trials.job import Job, Source
 from trials.plan import Plan
@@ -106,7 +106,7 @@ class Entries:
             for chunk in formats.chunks(file):
                 assert formats.digest(file, chunk)
                 for place, found in formats.records(file, chunk):
-                    assert isinstance(found, Sample | Lengths | BadLine)
+                    assert isinstance(found, Sample | Measured | BadLine)
                     assert not isinstance(found, BadLine) or str(found).encode()
                     assert isinstance(formats.read(file, place), Sample | BadLine)
         return True

@@ -13,11 +13,12 @@ from trials.data import formats
 from trials.data.cache import LengthsCache
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.lengths import ChunkLengths, placed
+from trials.data.lengths import ChunkLengths, kind_of, placed
 from trials.data.measuring import cores, measured
 from trials.data.reading import Reading
 from trials.data.records.file_chunk import where
 from trials.data.records.sample import BadLine, Measurer
+from trials.data.records.watched import METADATA
 from trials.errors import DataError
 from trials.job import DataSection
 from trials.sampling import taken
@@ -25,6 +26,7 @@ from trials.units import number_of
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
+_SHOWN_KEYS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,19 @@ class IndexReport:
     cut: int
     """Samples of exactly `max_tokens` tokens."""
     unused: tuple[Unused, ...]
+
+    @property
+    def surprises(self) -> tuple[Unused, ...]:
+        """What is unused and may have been meant to be used."""
+        return tuple(each for each in self.unused if not each.what.startswith(METADATA))
+
+    @property
+    def metadata(self) -> str | None:
+        """The keys that only describe a record, in one line; None where there are none."""
+        found = [each for each in self.unused if each.what.startswith(METADATA)]
+        names = ", ".join(each.what.removeprefix(METADATA) for each in found[:_SHOWN_KEYS])
+        more = f" and {len(found) - _SHOWN_KEYS} more" if len(found) > _SHOWN_KEYS else ""
+        return f"{METADATA}{names}{more}, the first is {found[0].first}" if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +185,8 @@ class _Tally:
         self.records += found.records
         self.bad += len(found.bad)
         self.wrong_sizes += found.wrong_sizes
-        for what, (count, place) in found.unused.items():
+        for each, (count, place) in found.unused.items():
+            what = kind_of(each, self.unused)
             known = self.unused.get(what)
             first = known.first if known else where(part.file.path, placed(place, part.chunk))
             self.unused[what] = Unused(what=what, records=count + (known.records if known else 0), first=first)

@@ -1,7 +1,7 @@
 """Lengths of one chunk of an annotation file: measured record by record, kept as columns."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -11,11 +11,14 @@ import numpy as np
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
 from trials.data.records.images import image_size
-from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measurer, Sample, Video
+from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
+from trials.data.records.watched import OTHERS
 from trials.errors import DataError
 
 COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")
+MOST_UNUSED = 100
+"""Most kinds of unused things that are told apart."""
 Fact: TypeAlias = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds."""
 _ABSENT: Fact = (-1, -1)
@@ -66,6 +69,11 @@ def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_t
     )
 
 
+def kind_of(what: str, known: Collection[str]) -> str:
+    """Return what to count a kind of unused things as: itself, unless there are too many kinds already."""
+    return what if what in known or len(known) < MOST_UNUSED else OTHERS
+
+
 def placed(place: Place, chunk: Chunk) -> Place:
     """Return a place in a file from one that is relative to the beginning of a chunk."""
     return chunk.start + place[0], chunk.line + place[1]
@@ -86,7 +94,7 @@ class _Work:
     """Sizes of the images seen so far: datasets ask many questions about one image."""
     clips: dict[Video, Clip] = field(default_factory=dict)
 
-    def take(self, place: Place, record: Sample | Lengths | BadLine) -> None:
+    def take(self, place: Place, record: Sample | Measured | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
         try:
             lengths, unused = self._lengths(record)
@@ -95,18 +103,18 @@ class _Work:
         else:
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
             self.rows.append((offset, line, self.records, *sizes))
-            for what in dict.fromkeys(unused):
+            for what in dict.fromkeys(kind_of(what, self.unused) for what in unused):
                 count, first = self.unused.get(what, (0, (offset, line)))
                 self.unused[what] = count + 1, first
         self.records += 1
 
-    def _lengths(self, record: Sample | Lengths | BadLine) -> tuple[Lengths, tuple[str, ...]]:
+    def _lengths(self, record: Sample | Measured | BadLine) -> tuple[Lengths, tuple[str, ...]]:
         """Return the lengths of a record, and what it says that training does not use. Raise DataError."""
         match record:
             case BadLine():
                 raise DataError(record.reason)
-            case Lengths():
-                return _cut(record, self.max_tokens), ()
+            case Measured():
+                return _cut(record.lengths, self.max_tokens), record.unused
             case Sample():
                 return self._measured(record)
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from trials.data import formats
-from trials.data.records.sample import BadLine, Lengths, Sample
+from trials.data.records.sample import BadLine, Measured, Sample
 from trials.job import Source
 
 
-def found_in(rows: list[dict[str, Any]], folder: Path) -> list[Sample | Lengths | BadLine]:
+def found_in(rows: list[dict[str, Any]], folder: Path) -> list[Sample | Measured | BadLine]:
     """What is read from a table of these rows."""
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list(rows).to_parquet(folder / "train-00000-of-00001.parquet")

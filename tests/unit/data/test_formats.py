@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.formats import AnnotationFile
-from trials.data.records.sample import IMAGE, BadLine, Lengths, Sample
+from trials.data.records.sample import IMAGE, BadLine, Lengths, Measured, Sample
 from trials.errors import DataError
 from trials.job import Source
 
@@ -37,7 +37,8 @@ FAULTS: list[tuple[object, str]] = [
     ({"conversations": [{"from": ["gpt"], "value": "a"}]}, "turn 1 is from"),
     (b'{"conversations": [{"from": "gpt", "value": "\\ud800"}]}', "half of a surrogate pair"),
     (record("a", "b", system=["Be brief."]), "`system` is not a text"),
-    (record("a", "b", image=None), "`image` is null"),
+    (record("a", "b", image=[None]), "`image` is neither a file name nor an image"),
+    (record("a", "b", image=[{"bytes": None, "path": None}]), "`image` is neither a file name nor an image"),
     (record("a", "b", image=7), "`image` is 7"),
     (record("a", "b", image=["a.png", None]), "neither a file name nor an image"),
     (record("a", "b", image=["a.png", ""]), "neither a file name nor an image"),
@@ -51,7 +52,7 @@ FAULTS: list[tuple[object, str]] = [
     (record("a", "b", image="a.png", images=["b.png"]), "images are given under `image` and `images`; keep one"),
     (record("<image>a", "b"), "1 <image> but the record names 0 images"),
     (record("<image><image>a", "b", image="a.png"), "2 <image> but the record names 1 image"),
-    (record("a", "<image>b", image=["a.png", "b.png"]), "0 <image> but the record names 2 images"),
+    (record("a", "b", image=["a.png", "b.png"]), "0 <image> but the record names 2 images"),
     (record("a", "b", audio="a.wav"), "`audio` is not supported; remove it, or leave the record out"),
     (record("a", "b", tools="[]"), "`tools` is not supported; describe them in the system turn"),
     (record("a", "b", rejected_response="c"), "`rejected_response` is not supported"),
@@ -77,12 +78,12 @@ def file_at(path: Path, **changes: Any) -> AnnotationFile:
     return file
 
 
-def everything(file: AnnotationFile) -> Iterator[tuple[formats.Place, Sample | Lengths | BadLine]]:
+def everything(file: AnnotationFile) -> Iterator[tuple[formats.Place, Sample | Measured | BadLine]]:
     for chunk in formats.chunks(file):
         yield from formats.records(file, chunk)
 
 
-def samples(path: Path, **changes: Any) -> list[Sample | Lengths | BadLine]:
+def samples(path: Path, **changes: Any) -> list[Sample | Measured | BadLine]:
     return [found for _, found in everything(file_at(path, **changes))]
 
 
@@ -145,6 +146,8 @@ def test_a_single_image_without_placeholder_is_shown_in_the_first_user_turn(tmp_
         ({}, [], []),
         ({"image": ""}, [], []),
         ({"image": []}, [], []),
+        ({"image": None}, [], []),
+        ({"image": {"bytes": None, "path": None}}, [], []),
         ({"image": "a.png", "width": 4, "height": 2}, ["a.png"], [(2, 4)]),
         ({"image": "a.png", "width": "4", "height": 2}, ["a.png"], [None]),
         ({"image": ["a.png", "b.png"], "width_list": [4], "height_list": [2]}, ["a.png", "b.png"], [(2, 4), None]),
@@ -301,8 +304,8 @@ def test_length_caches_give_lengths(tmp_path: Path) -> None:
     )
     file = file_at(path)
     (place, first), (_, text), *bad = everything(file)
-    assert first == Lengths(vision_units=5, text_tokens=1341, target_tokens=1341)
-    assert text == Lengths(vision_units=0, text_tokens=20, target_tokens=20)
+    assert first == Measured(lengths=Lengths(vision_units=5, text_tokens=1341, target_tokens=1341))
+    assert text == Measured(lengths=Lengths(vision_units=0, text_tokens=20, target_tokens=20))
     assert [fault.reason for _, fault in bad if isinstance(fault, BadLine)] == [
         "`vit_num` is -1; expected a whole number of at least 0",
         "`token_num` is 2147483648; expected a whole number of at least 1",

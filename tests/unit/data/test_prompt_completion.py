@@ -7,7 +7,7 @@ import pytest
 
 from tests.values.data import record, write_records
 from trials.data import formats
-from trials.data.records.sample import BadLine, Lengths, Sample
+from trials.data.records.sample import BadLine, Measured, Sample
 from trials.job import Source
 
 ASKED, ANSWERED = (
@@ -16,7 +16,7 @@ ASKED, ANSWERED = (
 BRIEF = {"role": "system", "content": "Be brief."}
 
 
-def read(folder: Path, line: object) -> Sample | Lengths | BadLine:
+def read(folder: Path, line: object) -> Sample | Measured | BadLine:
     """The sample of a record, whose format is found out."""
     path = write_records(folder / "a.jsonl", line)
     (file,) = formats.resolve(Source(path=Path("a.jsonl")), path.parent)
@@ -24,7 +24,7 @@ def read(folder: Path, line: object) -> Sample | Lengths | BadLine:
     return found
 
 
-def said(found: Sample | Lengths | BadLine) -> list[tuple[str, str, bool]]:
+def said(found: Sample | Measured | BadLine) -> list[tuple[str, str, bool]]:
     assert isinstance(found, Sample), found
     return [(turn.role, turn.text, turn.is_learnt) for turn in found.turns if turn.role != "system"]
 

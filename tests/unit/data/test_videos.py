@@ -22,7 +22,7 @@ from trials.errors import DataError
 FRAMES = ["1.jpg", "2.jpg", "3.PNG"]
 
 
-def sample_of(tmp_path: Path, line: dict[str, Any], name: str = "messages") -> Sample | Lengths | BadLine:
+def sample_of(tmp_path: Path, line: dict[str, Any], name: str = "messages") -> Sample | Measured | BadLine:
     path = write_records(tmp_path / "a.jsonl", line)
     file = file_of(path, format=name)
     ((_, found),) = (each for chunk in formats.chunks(file) for each in formats.records(file, chunk))

@@ -15,10 +15,11 @@ from typing import Protocol
 from trials import plugins
 from trials.data import containers, mixtures
 from trials.data.mixtures import Entry
+from trials.data.records.census import Miscounted
 from trials.data.records.columns import Columns
-from trials.data.records.file_chunk import Chunk, Place
+from trials.data.records.file_chunk import Chunk, Place, where
 from trials.data.records.record import Record, RecordError
-from trials.data.records.sample import BadLine, Lengths, Sample
+from trials.data.records.sample import BadLine, Measured, Sample
 from trials.errors import DataError, UnknownName
 from trials.job import Source
 
@@ -54,7 +55,7 @@ class Format(Protocol):
     def recognises(self, record: Record, container: str) -> bool:
         """Return whether the record looks like this format. Other records are no error."""
 
-    def read(self, record: Record, file: AnnotationFile) -> Sample | Lengths:
+    def read(self, record: Record, file: AnnotationFile) -> Sample | Measured:
         """Return what the record says. Raise RecordError for one that cannot be used."""
 
 
@@ -87,8 +88,11 @@ def digest(file: AnnotationFile, chunk: Chunk) -> str:
     return containers.load(file.container).digest(file.path, chunk)
 
 
-def records(file: AnnotationFile, chunk: Chunk) -> Iterator[tuple[Place, Sample | Lengths | BadLine]]:
-    """Yield every record of the chunk that is not blank, in order and in bounded memory."""
+def records(file: AnnotationFile, chunk: Chunk) -> Iterator[tuple[Place, Sample | Measured | BadLine]]:
+    """Yield every record of the chunk that is not blank, in order and in bounded memory.
+
+    Raise DataError for one that its reader would change.
+    """
     for place, record in containers.load(file.container).records(file.path, chunk):
         yield place, _said(file, place, record)
 
@@ -99,7 +103,7 @@ def read(file: AnnotationFile, place: Place) -> Sample | BadLine:
         found = _said(file, place, containers.load(file.container).read(file.path, place))
     except RecordError as error:
         return BadLine(path=file.path, place=place, reason=str(error))
-    if isinstance(found, Lengths):
+    if isinstance(found, Measured):
         return BadLine(path=file.path, place=place, reason="lengths alone, without a conversation to train on")
     return found
 
@@ -144,13 +148,18 @@ def _records(path: Path, container: str) -> Iterator[Record | RecordError]:
             yield record
 
 
-def _said(file: AnnotationFile, place: Place, record: Record | RecordError) -> Sample | Lengths | BadLine:
+def _said(file: AnnotationFile, place: Place, record: Record | RecordError) -> Sample | Measured | BadLine:
     try:
         if isinstance(record, RecordError):
             raise record
         return load(file.format).read(record, file)
     except RecordError as error:
         return BadLine(path=file.path, place=place, reason=str(error))
+    except Miscounted as error:
+        raise DataError(
+            f"{where(file.path, place)}: {error}; this is a fault of autotune: report it with the record, and leave "
+            "the record out until it is mended"
+        ) from error
 
 
 def _listed(source: Source, entry: Entry, usual: str | None) -> AnnotationFile:

@@ -5,7 +5,8 @@ Source: the files under data/vision of ModelTC/OmniBal.
 
 from trials.data.formats import AnnotationFile
 from trials.data.records.record import Record, RecordError
-from trials.data.records.sample import Lengths
+from trials.data.records.sample import Lengths, Measured
+from trials.data.records.watched import Watched
 
 _MOST = 2**31 - 1
 
@@ -15,15 +16,17 @@ def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the sa
     return "vit_num" in record and "token_num" in record
 
 
-def read(record: Record, file: AnnotationFile) -> Lengths:  # noqa: ARG001 - names nothing
+def read(record: Record, file: AnnotationFile) -> Measured:  # noqa: ARG001 - names nothing
     """Return the sample's lengths. Every token counts as a target, since the cache does not say. Raise RecordError.
 
     A sample of text has one tile that no token uses (`image_flags` 0). It is not counted.
     """
-    tokens = _count(record, "token_num", 1)
-    units = _count(record, "vit_num", 0)
-    shown = _count(record, "image_flags" if "image_flags" in record else "vit_num", 0)
-    return Lengths(vision_units=units if shown else 0, text_tokens=tokens, target_tokens=tokens)
+    watched = Watched(record)
+    tokens = _count(watched, "token_num", 1)
+    units = _count(watched, "vit_num", 0)
+    shown = _count(watched, "image_flags" if "image_flags" in record else "vit_num", 0)
+    lengths = Lengths(vision_units=units if shown else 0, text_tokens=tokens, target_tokens=tokens)
+    return Measured(lengths=lengths, unused=watched.unused())
 
 
 def _count(record: Record, key: str, least: int) -> int:

@@ -3,6 +3,7 @@
 Source: TRL's documentation, "Dataset formats and types", and its data collator for vision-language models.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from trials.data.formats import AnnotationFile
@@ -10,6 +11,9 @@ from trials.data.formats.messages import MESSAGES
 from trials.data.records import conversation
 from trials.data.records.record import Record, RecordError
 from trials.data.records.sample import Sample
+from trials.data.records.watched import is_nothing
+
+_COLUMNS = replace(MESSAGES, learns_last=True)
 
 
 def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the same in every container
@@ -19,16 +23,11 @@ def recognises(record: Record, container: str) -> bool:  # noqa: ARG001 - the sa
 
 def read(record: Record, file: AnnotationFile) -> Sample:
     """Return the conversation, of which the completion alone is learnt. Raise RecordError."""
-    if isinstance(record.get("label"), bool):
-        raise RecordError(
-            "`label` says whether the completion is liked, which is not supported; leave out the records that are not, "
-            "and remove the key"
-        )
     match record.get("prompt"), record.get("completion"):
         case str() as prompt, str() as completion:
             messages: list[Any] = [_message("user", prompt), _message("assistant", completion)]
         case [*_, dict() as last] as prompt, [dict() as answer] if _answers(answer) and not _answers(last):
-            messages = [*(_not_learnt(message) for message in prompt), answer]
+            messages = [*prompt, answer]
         case list(), list():
             raise RecordError(
                 "`prompt` has to end with a question, and `completion` to be one answer to it; write a record for each "
@@ -36,7 +35,11 @@ def read(record: Record, file: AnnotationFile) -> Sample:
             )
         case _:
             raise RecordError("`prompt` and `completion` have to be two texts, or two lists of messages")
-    return conversation.sample({**record, MESSAGES.turns: messages}, MESSAGES, file.images)
+    others = {key: value for key, value in record.items() if key not in ("prompt", "completion")}
+    if not is_nothing(others.pop(MESSAGES.turns, None)):
+        raise RecordError(f"`{MESSAGES.turns}` stands beside `prompt` and `completion`; keep one of both")
+    columns = MESSAGES if isinstance(record["prompt"], str) else _COLUMNS
+    return conversation.sample({**others, MESSAGES.turns: messages}, columns, file.images)
 
 
 def _message(role: str, text: str) -> dict[str, str]:
@@ -45,7 +48,3 @@ def _message(role: str, text: str) -> dict[str, str]:
 
 def _answers(message: dict[str, Any]) -> bool:
     return message.get(MESSAGES.role) in MESSAGES.assistants
-
-
-def _not_learnt(message: object) -> object:
-    return {**message, "loss": False} if isinstance(message, dict) else message

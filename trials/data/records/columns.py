@@ -6,7 +6,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
-UNSUPPORTED = ("audio", "audios", "tools", "objects", "rejected", "rejected_response")
+UNSUPPORTED = (
+    *("audio", "audios", "tools", "objects"),
+    *("chosen", "rejected", "rejected_response", "rejected_messages", "rejected_images", "kto_tag"),
+    *("mask_history", "train_on_inputs", "train_on_prompt", "train_on_input"),
+)
 """Keys whose content a sample cannot hold, so that a record without them would be another one."""
 
 
@@ -36,6 +40,8 @@ class Chat(_Shared):
     """Names of the user's side, whose texts are no targets."""
     assistants: tuple[str, ...]
     systems: tuple[str, ...] = ("system",)
+    learns_last: bool = False
+    """Whether the loss counts the last turn alone."""
     kind: Literal["chat"] = "chat"
 
     def fits(self, record: Mapping[str, Any]) -> bool:

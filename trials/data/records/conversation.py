@@ -1,21 +1,30 @@
 """Records of any format of conversations, read by the `Columns` that say where the parts stand."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trials.data.records.census import check
 from trials.data.records.columns import Chat, Columns, Pairs
 from trials.data.records.placement import Role, Said, placed
 from trials.data.records.record import Record, RecordError
-from trials.data.records.references import image_of, images_of, is_unicode
+from trials.data.records.references import gives_image, image_of, images_of, is_unicode
 from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Video
 from trials.data.records.video_references import video_of, videos_of
+from trials.data.records.watched import Watched, is_nothing, speaks_of_loss
 
 _TEXT_KEYS = ("value", "content", "text")
-_WEIGHTS = ("loss", "weight", "train")
-"""Keys by which a turn is left out of the loss, where they are false or 0."""
+_SWITCHES = ("loss", "loss_scale", "weight", "train", "training")
+"""Keys by which a turn is left out of the loss where they are false: of ms-swift, OpenAI and Mistral, and Axolotl."""
+_MASKS = ("masked",)
+"""The same where they are true: of torchtune."""
+_STATES = {
+    **dict.fromkeys((True, "true", "yes", "1", "1.0"), True),
+    **dict.fromkeys((False, "false", "no", "0", "0.0"), False),
+}
+"""Values of these keys; numbers equal the bools."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
@@ -23,22 +32,39 @@ _REMEDIES = {
     "videos": "name the column of the videos",
     "tools": "describe them in the system turn",
 }
-_IMAGE_KEYS = ("image", "image_url", "url", "path", "bytes")
 _VIDEO_KEYS = ("video", "video_url", "frames", "url", "path")
 
 
 def sample(record: Record, columns: Columns, root: Path) -> Sample:
-    """Return the record's conversation; names of images and videos are relative to `root`. Raise RecordError."""
-    for key in columns.unsupported:
-        if record.get(key):
-            raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'remove it, or leave the record out')}")
-    turns = _chat(record, columns, root) if isinstance(columns, Chat) else _pairs(record, columns)
+    """Return the record's conversation; names of images and videos are relative to `root`.
+
+    Raise RecordError, and Miscounted for a conversation that does not hold all that the record gives.
+    """
+    watched = Watched(record)
+    _check_whole(watched, columns)
     said: list[Said] = []
-    if columns.system and record.get(columns.system):
-        said.append(Said(role="system", text=_text(record[columns.system], f"`{columns.system}`")))
-    said += turns
-    videos = videos_of(record, columns.videos, root)
-    return placed(said, images_of(record, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
+    if columns.system and not is_nothing(watched.get(columns.system)):
+        said.append(Said(role="system", text=_text(watched[columns.system], f"`{columns.system}`")))
+    said += _chat(watched, columns, root) if isinstance(columns, Chat) else _pairs(watched, columns)
+    videos = videos_of(watched, columns.videos, root)
+    found = placed(said, images_of(watched, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
+    check(record, columns, found)
+    return replace(found, unused=(*found.unused, *watched.unused()))
+
+
+def _check_whole(record: Record, columns: Columns) -> None:
+    """Raise RecordError for what the record says of itself as a whole and a sample cannot hold."""
+    for key in columns.unsupported:
+        value = record.get(key)
+        if not is_nothing(value) and not (key.startswith(("mask_", "train_")) and _state(value) is False):
+            raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'remove it, or leave the record out')}")
+    if isinstance(dict.get(record, "label"), bool):
+        raise RecordError(
+            "`label` says whether the completion is liked, which is not supported; leave out the records that are not, "
+            "and remove the key"
+        )
+    if _switched(record, "the record") is False:
+        raise RecordError("the record says that the loss does not count it; leave it out")
 
 
 # --- a list of turns ---
@@ -51,8 +77,28 @@ def _chat(record: Record, columns: Chat, root: Path) -> Iterator[Said]:
         raise RecordError(f"`{columns.turns}` {fault}; the record has {_keys(record)}")
     if not turns:
         raise RecordError(f"`{columns.turns}` is empty")
+    _check_order(turns, columns)
     for number, turn in enumerate(turns, 1):
-        yield _turn(turn, f"turn {number}", columns, root)
+        said = _turn(turn, f"turn {number}", columns, root)
+        if columns.learns_last and number < len(turns):
+            if said.is_learnt and said.role == "assistant" and _switched(turn, f"turn {number}"):
+                raise RecordError(
+                    f"turn {number} is to be learnt, but of a prompt and its completion only the latter is"
+                )
+            said = replace(said, is_learnt=False)
+        yield said
+
+
+def _check_order(turns: list[Any], columns: Chat) -> None:
+    """Raise RecordError for image parts that are numbered in another order than they stand in."""
+    contents = (turn.get(columns.text) for turn in turns if isinstance(turn, dict))
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
+    numbers = [part["index"] for part in parts if part.get("type") == "image" and part.get("index") is not None]
+    if numbers != list(range(len(numbers))):
+        raise RecordError(
+            f"image parts have `index` {repr(numbers)[:40]}, but images are shown in their order; write the parts and "
+            "the images in one order, and remove `index`"
+        )
 
 
 def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
@@ -66,7 +112,7 @@ def _turn(turn: object, where: str, columns: Chat, root: Path) -> Said:
         raise RecordError(
             f"{where} has `{reasoning}` as well as its text, which is not supported; write it into the text"
         )
-    is_learnt = all(turn.get(key) is None or bool(turn[key]) for key in _WEIGHTS)
+    is_learnt = _is_learnt(turn, role, where, (columns.role, columns.text))
     content = turn.get(columns.text)
     if isinstance(content, list):
         return replace(_parts(content, role, where, root), is_learnt=is_learnt)
@@ -90,6 +136,48 @@ def _role(name: object, where: str, columns: Chat) -> Role:
     raise RecordError(f"{where} is from {repr(name)[:40]}; expected {', '.join(others)} or {last}")
 
 
+def _is_learnt(turn: dict[str, Any], role: Role, where: str, own: Collection[str]) -> bool:
+    """Return whether the loss counts a turn, if it is an answer. Raise RecordError.
+
+    No other turn can be learnt, and of its keys but its `own` none may speak of the loss in another way.
+    """
+    state = _switched(turn, where)
+    if state and role != "assistant":
+        raise RecordError(f"{where} is to be learnt, but the loss counts answers alone; remove what says so")
+    for key in turn:
+        if key not in (*_SWITCHES, *_MASKS, *own) and speaks_of_loss(key) and not is_nothing(dict.get(turn, key)):
+            raise RecordError(
+                f"{where} has `{key[:40]}`, which is not supported; say by `loss`, true or false, whether the loss "
+                "counts an answer, and remove it"
+            )
+    return state is not False
+
+
+def _switched(given: dict[str, Any], where: str) -> bool | None:
+    """Return what the keys of a turn or record say about the loss, None for nothing.
+
+    Raise RecordError for parts of a loss, and for a turn's keys that speak of it and are not known.
+    """
+    states = []
+    for key in given:
+        if key in _SWITCHES or key in _MASKS:
+            if is_nothing(value := given.get(key)):
+                continue
+            if (state := _state(value)) is None:
+                raise RecordError(
+                    f"`{key}` of {where} is {repr(value)[:40]}; expected true or false, because the loss counts a turn "
+                    "in full or not at all"
+                )
+            states.append(state is not (key in _MASKS))
+    return all(states) if states else None
+
+
+def _state(value: object) -> bool | None:
+    """Return the bool that a value spells, None for any other value."""
+    spelled = value.strip().lower() if isinstance(value, str) else value
+    return _STATES.get(spelled) if isinstance(spelled, str | int | float) else None
+
+
 def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
     """Return a turn from a list of texts, images and videos, as OpenAI, TRL and Qwen write it."""
     texts: list[str] = []
@@ -98,32 +186,31 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
     for number, part in enumerate(parts, 1):
         what = f"part {number} of {where}"
         match part:
-            case {"type": "text", "text": text}:
-                texts.append(_text(text, what))
+            case {"type": "text" | "input_text" | "output_text"}:
+                texts.append(_text(part.get("text"), what))
                 images += [None] * texts[-1].count(IMAGE)
                 videos += [None] * texts[-1].count(VIDEO)
-            case {"type": "image" | "image_url"}:
+            case {"type": "image" | "image_url" | "input_image"}:
                 texts.append(IMAGE)
                 # A part without an image of its own shows the next one of the record's key.
-                own = any(part.get(key) is not None for key in _IMAGE_KEYS)
-                if isinstance(part.get("base64"), str):
-                    images.append(image_of(f"data:;base64,{part['base64']}", what, root))
-                else:
-                    images.append(image_of(part, what, root) if own else None)
+                images.append(image_of(part, what, root) if gives_image(part) else None)
             case {"type": "video" | "video_url"}:
                 texts.append(VIDEO)
-                own = any(part.get(key) is not None for key in _VIDEO_KEYS)
+                own = any(not is_nothing(part.get(key)) for key in _VIDEO_KEYS)
                 videos.append(video_of(part, what, root) if own else None)
             case _:
                 kind = part.get("type") if isinstance(part, dict) else part
                 raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text, an image or a video")
+    whole = "".join(texts)
     if role == "user":
-        has_video = any(part["type"] != "text" and text == VIDEO for part, text in zip(parts, texts, strict=True))
-        return Said(role=role, text="".join(texts), images=tuple(images), videos=tuple(videos), has_video=has_video)
-    if other := next((part["type"] for part in parts if part["type"] != "text"), None):
+        if (whole.count(IMAGE), whole.count(VIDEO)) != (len(images), len(videos)):
+            raise RecordError(f"parts of {where} make {IMAGE} or {VIDEO} of their texts together; write it in one part")
+        has_video = any("text" not in part["type"] and text == VIDEO for part, text in zip(parts, texts, strict=True))
+        return Said(role=role, text=whole, images=tuple(images), videos=tuple(videos), has_video=has_video)
+    if other := next((part["type"] for part in parts if "text" not in part["type"]), None):
         kind = "a video" if other.startswith("video") else "an image"
         raise RecordError(f"{where} contains {kind}, but only turns of the user may")
-    return Said(role=role, text="".join(texts))
+    return Said(role=role, text=whole)
 
 
 def _said(role: Role, text: str) -> Said:
@@ -141,23 +228,25 @@ def _pairs(record: Record, columns: Pairs) -> Iterator[Said]:
     if history is not None and not isinstance(history, list):
         raise RecordError(f"`{columns.history}` is not a list of questions with their answers")
     for number, pair in enumerate(history or (), 1):
-        yield from _pair(pair, f"pair {number} of `{columns.history}`", columns)
+        yield from _pair(pair, f"pair {number} of `{columns.history}`", columns, record)
     if columns.answer in record or not history:
-        yield from _pair(record, "the record", columns)
+        yield from _pair(record, "the record", columns, record)
 
 
-def _pair(pair: object, where: str, columns: Pairs) -> Iterator[Said]:
+def _pair(pair: object, where: str, columns: Pairs, record: Record) -> Iterator[Said]:
     match pair:
         case [question, answer]:
-            questions = [question]
+            questions, is_learnt = [question], True
         case dict() if any(key in pair for key in columns.questions):
-            questions = [pair[key] for key in columns.questions if pair.get(key)]
+            questions = [pair[key] for key in columns.questions if not is_nothing(pair.get(key))]
             answer = pair.get(columns.answer)
+            own = (*columns.questions, columns.answer)
+            is_learnt = pair is record or _is_learnt(pair, "assistant", where, own)
         case _:
             keys = pair if isinstance(pair, dict) else ()
             raise RecordError(f"{where} has no question under {_keys(columns.questions)}; it has {_keys(keys)}")
     yield _said("user", "\n".join(_text(question, f"the question of {where}") for question in questions))
-    yield _said("assistant", _text(answer, f"the answer of {where}"))
+    yield replace(_said("assistant", _text(answer, f"the answer of {where}")), is_learnt=is_learnt)
 
 
 # --- both ---

@@ -25,21 +25,16 @@ def read_mapping(path: Path) -> dict[str, Any] | None:
     if is_yaml:
         return _from_yaml(path, text)
     try:
-        value = parse(text)
+        value = parse(text, dict)
     except RecordError:
         return None
     # Only a mapping of objects can be a mixture; then a key given twice would hide an entry.
     if all(isinstance(entry, dict) for entry in value.values()):
-        parse(text, lambda pairs: _once(path, pairs))
+        try:
+            parse(text)
+        except RecordError as error:
+            raise DataError(f"{path}: {error}") from error
     return value
-
-
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
-        raise DataError(f'{path}: "{twice}" is given twice, and one of them would be lost; keep one')
-    return entries
 
 
 def _from_yaml(path: Path, text: bytes) -> dict[str, Any] | None:

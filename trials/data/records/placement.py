@@ -1,5 +1,6 @@
 """Images and videos in their places in a conversation."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
@@ -8,6 +9,14 @@ from trials.data.records.record import RecordError
 from trials.data.records.references import Images
 from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Turn, Video
 from trials.units import number_of
+
+AUDIO = "<audio>"
+_OTHER_MARK = re.compile(
+    r"<\|?(?:image|img|video)(?:[ _-]?\d+|_?(?:pad|placeholder|token|soft_token|here))\|?>|<\|(?:image|video)\|>"
+    r"|<start_of_image>|<im_patch>|<IMG_CONTEXT>|<ImageHere>|\[IMG(?:_?\d+)?\]|<img>[^<]*</img>"
+)
+"""Marks by which other programs place an image."""
+_SHOWN_CHARACTERS = 40
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
 Medium = TypeVar("Medium", Image, Video)
@@ -36,6 +45,9 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
     of each, with `end` behind each. Raise RecordError where the counts differ.
     """
     turns = list(said)
+    shows_images = bool(images.images) or any(image is not None for turn in turns for image in turn.images)
+    shows_videos = bool(videos) or any(turn.has_video for turn in turns)
+    unused = _check_marks(turns, shows_images=shows_images, shows_videos=shows_videos)
     if not videos and not any(turn.has_video for turn in turns):  # without a video, the word is text
         turns = [replace(turn, videos=()) for turn in turns]
     elif not images.images:
@@ -54,7 +66,36 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
         images=pictures,
         image_sizes=tuple(next(sizes) if image is None else None for image in shown),
         videos=clips,
+        unused=unused,
     )
+
+
+def _check_marks(turns: Sequence[Said], *, shows_images: bool, shows_videos: bool) -> tuple[str, ...]:
+    """Return what the texts seem to say of images and videos, and is read as text.
+
+    Raise RecordError for a mark of an image or a video that is shown in another place.
+    """
+    shown = {IMAGE: shows_images, VIDEO: shows_videos, AUDIO: False}
+    found = []
+    for number, turn in enumerate(turns, 1):
+        for mark in (mark for mark in shown if mark in turn.text):
+            if shown[mark] and turn.role != "user":
+                raise RecordError(
+                    f"the {turn.role} turn, {number} of all, holds {mark}, but only turns of the user show images and "
+                    "videos; write it there, or spell it in another way"
+                )
+            # A user's <image> shows one, or the record is bad.
+            if not shown[mark] and (turn.role != "user" or mark != IMAGE):
+                found.append(mark)
+    others = [other[0] for turn in turns if (other := _OTHER_MARK.search(turn.text))]
+    is_placed = any(turn.images or (shows_videos and turn.videos) for turn in turns)
+    if others and (shows_images or shows_videos) and not is_placed:
+        raise RecordError(
+            f"the text holds {others[0][:_SHOWN_CHARACTERS]}, which places nothing here; write {IMAGE} where an image "
+            f"is shown, and {VIDEO} where a video is"
+        )
+    found += ["<img>...</img>" if other.endswith("</img>") else other for other in others]
+    return tuple(f"the text {mark}, read as text" for mark in dict.fromkeys(found))
 
 
 def _read_as_videos(turns: list[Said], count: int) -> list[Said]:

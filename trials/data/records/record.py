@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,7 +16,16 @@ class RecordError(ValueError):
     """A record that cannot be used; the message says what is wrong with it."""
 
 
-def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = dict) -> Record:
+def once(pairs: list[tuple[str, Any]]) -> Record:
+    """Return the object of these keys and values. Raise RecordError for a key that is given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise RecordError(f'"{repr(twice)[1:-1][:40]}" is given twice, and one of them would be lost; keep one')
+    return found
+
+
+def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = once) -> Record:
     """Return the JSON object that `text` holds, without byte order mark and white space. Raise RecordError.
 
     `pairs` makes each object of its keys and values in order, of which one may be given twice.
@@ -29,6 +39,8 @@ def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = dict) 
     except json.JSONDecodeError as error:
         line = f" of the record's line {error.lineno}" if error.lineno > 1 else ""
         raise RecordError(f"the record is not JSON: {error.msg} at character {error.colno}{line}") from error
+    except RecordError:
+        raise
     except (ValueError, RecursionError) as error:
         raise RecordError(f"the record is not JSON that can be read: {error}") from error
     if not isinstance(value, dict):

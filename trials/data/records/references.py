@@ -11,10 +11,13 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from trials.data.records.record import Record, RecordError
 from trials.data.records.sample import Image
+from trials.data.records.watched import is_nothing
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_NESTED = ("path", "url", "image", "image_url")
-"""Keys under which an object names its image."""
+_SOURCES = ("bytes", "path", "url", "image", "image_url", "base64", "source")
+"""Keys under which an object gives its image; `source` as an object alone, as Anthropic writes it."""
+_OTHER_SOURCES = ("file_id", "image_bytes", "inline_data", "file_data", "data")
+"""Keys under which other programs give one, which is not read."""
 _MOST_NESTED = 3
 
 
@@ -30,9 +33,9 @@ class Images:
 def images_of(record: Record, keys: tuple[str, ...], root: Path) -> Images:
     """Return the record's images, names being relative to `root`. Raise RecordError.
 
-    An absent or empty key is a sample of text alone, as in the loaders of InternVL and LLaVA.
+    An absent, empty or null key is a sample of text alone, as in the loaders of InternVL and LLaVA.
     """
-    used = [key for key in keys if record.get(key, "") not in ("", [])]
+    used = [key for key in keys if not is_nothing(record.get(key))]
     if not used:
         return Images()
     if len(used) > 1:
@@ -62,7 +65,7 @@ def image_of(value: object, what: str, root: Path) -> Image:
     # Chats nest them, as in {"image_url": {"url": ...}}.
     for _ in range(_MOST_NESTED):
         if isinstance(value, dict):
-            value = value.get("bytes") or next((value[part] for part in _NESTED if value.get(part) is not None), None)
+            value = _source(value, what)
     match value:
         case bytes() if value:
             return value
@@ -71,6 +74,45 @@ def image_of(value: object, what: str, root: Path) -> Image:
         case str() if value and is_unicode(value):
             return named_file(value, what, root)
     raise RecordError(f"{what} is neither a file name nor an image")
+
+
+def gives_image(value: dict[str, Any]) -> bool:
+    """Return whether an object gives an image of its own."""
+    return any(_given(value, key) is not None for key in (*_SOURCES, *_OTHER_SOURCES))
+
+
+def _given(value: dict[str, Any], key: str) -> Any:
+    """Return what an object says under a key, None for nothing, without a look at a key that only describes it."""
+    found = dict.get(value, key)
+    return None if is_nothing(found) or (key == "source" and not isinstance(found, dict)) else value[key]
+
+
+def _source(value: dict[str, Any], what: str) -> object:
+    """Return by what an object gives its image. Raise RecordError for several, and for what is not read."""
+    given = {key: found for key in (*_SOURCES, *_OTHER_SOURCES) if (found := _given(value, key)) is not None}
+    if "bytes" in given:
+        given.pop("path", None)  # only the name that the content had
+    if unread := next((key for key in _OTHER_SOURCES if key in given), None):
+        raise RecordError(
+            f"{what} gives its image under `{unread}`, which is not read; give a file name, bytes or a data: URL"
+        )
+    if len(given) > 1:
+        raise RecordError(f"{what} gives its image under {' and '.join(f'`{key}`' for key in given)}; keep one")
+    match next(iter(given.items()), None):
+        case "base64", str(content):
+            return f"data:;base64,{content}"
+        case "source", {"type": "base64", "data": str(content)} as source:
+            return f"data:{source.get('media_type')};base64,{content}"
+        case "source", {"type": "url", "url": str(name)}:
+            return name
+        case "source", source:
+            raise RecordError(
+                f"{what} has a `source` of type {repr(source.get('type'))[:40]}; expected base64 with `data`, or url "
+                "with `url`"
+            )
+        case _, found:
+            return found
+    return None
 
 
 def is_unicode(text: str) -> bool:

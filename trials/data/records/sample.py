@@ -102,11 +102,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Lengths of a conversation, and what the model's text leaves out of it."""
+    """Lengths of a record, and what it says besides."""
 
     lengths: Lengths
     unused: tuple[str, ...] = ()
-    """What the conversation says that the model is not trained on; one text for each kind, as in `Sample.unused`."""
+    """What the record says that the model is not trained on; one text for each kind, as in `Sample.unused`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

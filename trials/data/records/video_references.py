@@ -7,6 +7,7 @@ from typing import Any
 from trials.data.records.record import Record, RecordError
 from trials.data.records.references import image_of, is_unicode, named_file
 from trials.data.records.sample import Video
+from trials.data.records.watched import is_nothing
 
 MOST_FRAMES = 4096
 """Most frames of one video that is given as images, and most entries of a folder of frames."""
@@ -27,7 +28,7 @@ def videos_of(record: Record, keys: tuple[str, ...], root: Path) -> tuple[Video,
 
     A list of names of images is the frames of one video, any other list holds one video in each entry.
     """
-    used = [key for key in keys if record.get(key) not in (None, "", [])]
+    used = [key for key in keys if not is_nothing(record.get(key))]
     if not used:
         return ()
     if len(used) > 1:
@@ -49,7 +50,10 @@ def video_of(value: object, what: str, root: Path) -> Video:
                 "model's video_preprocessor_config.json, and cut the video itself"
             )
         fps = _rate(given, what) or fps
-        value = next((given[key] for key in _SOURCES if given.get(key) is not None), None)
+        sources = [key for key in _SOURCES if not is_nothing(given.get(key))]
+        if len(sources) > 1:
+            raise RecordError(f"{what} gives its video under {' and '.join(f'`{key}`' for key in sources)}; keep one")
+        value = given[sources[0]] if sources else None
     match value:
         case list() if _are_frames(value):
             return Video(source=_frames(value, what, root), fps=fps)
