@@ -1,8 +1,10 @@
 """Mixture files: lists of annotation files, with what is said about each. One module each, found by name."""
 
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,11 @@ from trials.sampling import PATTERN
 _MOST_REPEATS = 1000
 _SHARE = re.compile(r"(.+)%(\d+)")
 """A name with a share of its samples, as in Qwen-VL's lists of data sets."""
+_REPEATS = "repeat_time"
+_DOCUMENTING = ("length", "name", "description", "comment")
+"""Keys of an entry that change nothing: the length is that of the whole file, which is counted here."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,10 @@ class Listing:
         """Return the entry whose annotation file and image folder stand under these keys. Raise DataError."""
         root = self.images / self.text(images, "") if images else self.images
         path = self.file.parent / self.text(file)
-        repeat = self.values.get("repeat_time", 1)
+        repeat = self.values.get(_REPEATS, 1)
         if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= _MOST_REPEATS:
             raise DataError(
-                f"{self.where}: `repeat_time` is {repr(repeat)[:40]}; write a number above 0, at most {_MOST_REPEATS}"
+                f"{self.where}: `{_REPEATS}` is {repr(repeat)[:40]}; write a number above 0, at most {_MOST_REPEATS}"
             )
         return Entry(path=path, images=root, repeat=float(repeat))
 
@@ -81,6 +88,12 @@ class MixtureKind(Protocol):
 
     FORMAT: str
     """Module of `trials.data.formats`."""
+    AROUND: tuple[str, ...]
+    """Keys of the document that hold all entries; none where each key is the name of an entry."""
+    KEYS: tuple[str, ...]
+    """Keys of an entry that are followed, besides `repeat_time`, or refused with a reason."""
+    IGNORED: Mapping[str, str]
+    """Keys that are named in a warning, and why they are not followed."""
 
     def listed(self, document: dict[str, Any]) -> dict[str, Any] | None:
         """Return the entries by name; None for any other document."""
@@ -101,6 +114,9 @@ def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | N
     for _, kind in plugins.each(MIXTURES) if document else ():
         listed = kind.listed(document or {})
         if listed is not None:
+            around = {key: value for key, value in (document or {}).items() if value is not None}
+            if kind.AROUND and (other := next((key for key in around if key not in kind.AROUND), None)) is not None:
+                raise DataError(f"{path}: `{_shown(other)}` is not known beside {kind.AROUND[0]}; remove it")
             entries = (_entry(kind, path, images, listed, name) for name in names or listed)
             return Mixture(format=kind.FORMAT, entries=tuple(entries))
     return None
@@ -114,7 +130,9 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
         raise DataError(f"{where} is not listed; `names` of this source can be: {', '.join(listed)}")
     if not isinstance(listed[key], dict):
         raise DataError(f"{where}: expected an object, not {repr(listed[key])[:40]}")
-    entry = kind.entry(Listing(file=path, name=key, images=images, values=listed[key]))
+    listing = Listing(file=path, name=key, images=images, values=listed[key])
+    entry = kind.entry(listing)
+    _check_keys(kind, listing)
     if share:
         if entry.sampling != "all":
             raise DataError(f"{where}: has the sampling {entry.sampling} already; remove the percentage from `names`")
@@ -125,3 +143,26 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
             "count or a percentage such as 25%"
         )
     return entry
+
+
+def _check_keys(kind: MixtureKind, listing: Listing) -> None:
+    """Warn of the keys of an entry that are not followed. Raise DataError for a key that is not known."""
+    known = (*kind.KEYS, _REPEATS, *kind.IGNORED, *_DOCUMENTING)
+    for key, value in listing.values.items():
+        if value is not None and key not in known:
+            raise DataError(
+                f"{listing.where}: `{_shown(key)}` is not known, and might change what is trained on; the keys of an "
+                f"entry are: {', '.join(known)}; the source in the job file can have `repeat`, `sampling` and `images`"
+            )
+        if key in kind.IGNORED and value not in (None, False):
+            _warn(listing.file, key, kind.IGNORED[key])
+
+
+@cache
+def _warn(file: Path, key: str, why: str) -> None:
+    """Warn once of a key in a file, which commands read several times and whose entries may all have it."""
+    logger.warning("%s: %s is ignored; %s", file, key, why)
+
+
+def _shown(key: object) -> str:
+    return repr(str(key))[1:-1][:60]

@@ -10,6 +10,9 @@ from trials.data.mixtures import Entry, Listing
 from trials.errors import DataError
 
 FORMAT = "llava"
+AROUND = ("datasets",)
+KEYS = ("json_path", "sampling_strategy")
+IGNORED: dict[str, str] = {}
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:

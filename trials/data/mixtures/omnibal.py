@@ -5,6 +5,9 @@ from typing import Any
 from trials.data.mixtures import Entry, Listing
 
 FORMAT = "lengths"
+AROUND = ()
+KEYS = ("token_lengths",)
+IGNORED = {"root": "lengths alone need no images"}
 
 
 def listed(document: dict[str, Any]) -> dict[str, Any] | None:

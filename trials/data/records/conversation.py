@@ -28,6 +28,8 @@ _STATES = {
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
+    "image": "name the column of the images",
+    "images": "name the column of the images",
     "video": "name the column of the videos",
     "videos": "name the column of the videos",
     "tools": "describe them in the system turn",

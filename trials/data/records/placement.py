@@ -91,8 +91,8 @@ def _check_marks(turns: Sequence[Said], *, shows_images: bool, shows_videos: boo
     is_placed = any(turn.images or (shows_videos and turn.videos) for turn in turns)
     if others and (shows_images or shows_videos) and not is_placed:
         raise RecordError(
-            f"the text holds {others[0][:_SHOWN_CHARACTERS]}, which places nothing here; write {IMAGE} where an image "
-            f"is shown, and {VIDEO} where a video is"
+            f"the text holds {others[0][:_SHOWN_CHARACTERS]!r}, which places nothing here; write {IMAGE} where an "
+            f"image is shown, and {VIDEO} where a video is"
         )
     found += ["<img>...</img>" if other.endswith("</img>") else other for other in others]
     return tuple(f"the text {mark}, read as text" for mark in dict.fromkeys(found))
