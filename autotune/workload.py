@@ -310,8 +310,8 @@ def warn_of_bad_data(report: IndexReport) -> None:
             "%s another size than recorded; the size in the file is used",
             number_of(report.wrong_sizes, "image has", "images have"),
         )
-    if report.unused:
-        _log.warning("not used by the training:\n%s", "\n".join(f"  {each}" for each in report.unused))
+    if unused := report.unused_lines():
+        _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
 
 
 def check_plan(prepared: Prepared, plan: Plan) -> None:

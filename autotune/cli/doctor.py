@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from trials.job import Job
 
 _Part = dict[str, Any] | None
+_SHOWN_KINDS = 5
+"""Kinds of unused things that have a row each."""
 _MUCH_BYTES = 1 << 30
 """Size of the work folder from which it is worth a look."""
 
@@ -161,8 +163,10 @@ def _data_findings(report: "IndexReport") -> Iterator[Finding]:
             f"{report.bad_lines[0]}",
             remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
         )
-    for each in report.unused:
+    for each in report.surprises[:_SHOWN_KINDS]:
         yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
+    if (more := len(report.surprises) - _SHOWN_KINDS) > 0:
+        yield Finding(what=f"not used by a training: {more} more of these", remedy="autotune doctor --json lists all")
 
 
 def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
@@ -170,6 +174,8 @@ def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
         "samples": work.data.samples,
         "text_only_samples": work.data.text_only_samples,
         "skipped_lines": report.bad,
+        "unused": [str(each) for each in report.unused],
+        "metadata": report.metadata,
         "model": work.model.name,
     }
 
@@ -207,6 +213,8 @@ def _text(hardware: Hardware, database: _Part, data: _Part, compiling: str | Non
             f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images, "
             f"for {data['model']}"
         )
+    if data and data["metadata"]:
+        lines.append(f"Unused    {data['metadata']}")
     if compiling:
         lines.append(f"Layers    {compiling}")
     if not findings:

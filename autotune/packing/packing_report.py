@@ -148,8 +148,8 @@ def _problems(found: Balanced) -> Iterator[str]:
     if report.wrong_sizes:
         images = number_of(report.wrong_sizes, "image has", "images have")
         yield f"{images} another size than recorded; the size in the file is used"
-    if report.unused:
-        yield "\n".join(("Not used by a training:", *(f"  {each}" for each in report.unused)))
+    if unused := report.unused_lines():
+        yield "\n".join(("Not used by a training:", *(f"  {line}" for line in unused)))
     if report.bad:
         title = f"{_count(report.bad)} of {_count(report.records)} records cannot be used"
         yield _listed(title, [str(line) for line in report.bad_lines[:_SHOWN]], report.bad)

@@ -31,13 +31,19 @@ from tests.fuzz.request import Kind
 from tests.fuzz.specimens import DATA, JOB, MODEL, PLAN, PROFILE, Specimens
 from tests.values.search import COSTS
 from trials import wire
-from trials.data import formats
+from trials.data import containers, formats
+from trials.data.formats import AnnotationFile, Place
+from trials.data.records.census import Miscounted
+from trials.data.records.record import RecordError
 from trials.data.records.sample import BadLine, Measured, Sample
-from trials.errors import TrialsError
+from trials.data.records.watched import OTHERS
+from trials.errors import DataError, TrialsError
 from trials.job import Job, Source
 from trials.plan import Plan
 from trials.tasks.training.progress import Line, Progress, ProgressReader, append_line, drop_steps_after
 
+_ADDED = "unheard of"
+"""A key that no format has."""
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters of a terminal, except newline and tab."""
 _EXIT_CODES = range(7)
@@ -102,13 +108,19 @@ class Entries:
     def _annotations(self, case: Path, dice: Random) -> bool:
         """Read everything twice, as indexing and training do."""
         source = Source(path=max(case.iterdir(), default=case / "absent.jsonl"), format=dice.choice(_FORMATS))
-        for file in formats.resolve(source, case):
-            for chunk in formats.chunks(file):
-                assert formats.digest(file, chunk)
-                for place, found in formats.records(file, chunk):
-                    assert isinstance(found, Sample | Measured | BadLine)
-                    assert not isinstance(found, BadLine) or str(found).encode()
-                    assert isinstance(formats.read(file, place), Sample | BadLine)
+        try:
+            for file in formats.resolve(source, case):
+                for chunk in formats.chunks(file):
+                    assert formats.digest(file, chunk)
+                    for place, found in formats.records(file, chunk):
+                        assert isinstance(found, Sample | Measured | BadLine)
+                        assert not isinstance(found, BadLine) or str(found).encode()
+                        assert isinstance(formats.read(file, place), Sample | BadLine)
+                        assert isinstance(found, BadLine) or _names_addition(file, place)
+        except DataError as error:
+            if isinstance(error.__cause__, Miscounted):
+                raise AssertionError(str(error)) from error
+            raise
         return True
 
     def _results(self, case: Path, dice: Random) -> bool:
@@ -203,6 +215,16 @@ class Entries:
     def _database(self, case: Path, template: str) -> str:
         shutil.copy(self.specimens.folder / template, case / "store.db")
         return f"sqlite:///{case}/store.db"
+
+
+def _names_addition(file: AnnotationFile, place: Place) -> bool:
+    """Return whether one more key of a usable record is named, or refused."""
+    record = containers.load(file.container).read(file.path, place) | {_ADDED: 7}
+    try:
+        found = formats.load(file.format).read(record, file)
+    except RecordError:
+        return True
+    return bool({f"the key `{_ADDED}`", OTHERS} & set(found.unused))
 
 
 def _searched(job: Job, url: str) -> bool:

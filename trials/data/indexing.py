@@ -75,6 +75,12 @@ class IndexReport:
         more = f" and {len(found) - _SHOWN_KEYS} more" if len(found) > _SHOWN_KEYS else ""
         return f"{METADATA}{names}{more}, the first is {found[0].first}" if found else None
 
+    def unused_lines(self) -> tuple[str, ...]:
+        """Return a line for each of the first surprises, and one for all metadata."""
+        shown = [str(each) for each in self.surprises[:_SHOWN_KEYS]]
+        more = len(self.surprises) - len(shown)
+        return (*shown, *([f"and {more} more of these"] if more else ()), *([self.metadata] if self.metadata else ()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:

@@ -186,6 +186,25 @@ def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example
     assert "1 image has another size than recorded; the size in the file is used" in output
 
 
+def test_pack_and_doctor_name_what_a_training_does_not_use(job: JobFile, example: Path, tmp_path: Path) -> None:
+    plain, other = map(json.loads, (example / "data" / "train.jsonl").read_text().splitlines()[:2])
+    path = write_records(tmp_path / "data.jsonl", {**plain, "source": "shapes"}, {**other, "source": "shapes"})
+    job.spoil(data={"sources": [{"path": str(path), "images": str(example / "data")}]})
+    metadata = f"the metadata `source`, the first is {path}:1"
+    healthy = CliRunner().invoke(main, ["doctor", str(job.path)]).stdout
+    assert f"Unused    {metadata}" in healthy
+    assert "not used" not in healthy
+    write_records(path, {**plain, "source": "shapes"}, {**other, "picture": "b.png"})
+    surprise = f"the key `picture`, in 1 record, the first is {path}:2"
+    found = CliRunner().invoke(main, ["doctor", str(job.path)]).stdout
+    assert f"not used by a training: {surprise}" in " ".join(found.split())
+    assert "No problems found" not in found
+    output = (
+        CliRunner().invoke(main, ["pack", str(job.path), "--qv", "9", "--qt", "999", "--data-parallel", "1"]).stdout
+    )
+    assert f"Not used by a training:\n  {surprise}\n  {metadata}" in output
+
+
 def test_the_choices_for_oversize_are_the_jobs() -> None:
     option = next(parameter for parameter in pack.params if parameter.name == "oversize")
     field = DataSection.model_fields["oversize"].annotation

@@ -110,6 +110,102 @@ def test_a_meta_file_that_sets_its_own_tiles_is_warned_of(folder: Path, caplog: 
     assert "max_dynamic_patch is ignored" in message
 
 
+# --- keys ---
+
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "internvl": ("meta.json", {"annotation": "a.jsonl"}),
+    "omnibal": ("meta.json", {"token_lengths": "lengths.json"}),
+    "qwen": ("registry.json", {"annotation_path": "a.jsonl", "data_path": ""}),
+    "llava": ("mix.yaml", {"json_path": "a.jsonl"}),
+    "llama_factory": ("dataset_info.json", {"file_name": "a.jsonl", "formatting": "sharegpt"}),
+}
+UNKNOWN: tuple[tuple[str, Any], ...] = (
+    *(("sample_ratio", 0.5), ("sampling_ratio", 2.0), ("weight", 2), ("max_pixels", 1000), ("media_root", "pictures")),
+    *(("conv_style", "plain"), ("subset", "x"), ("folder", "x"), ("repeat", 2), ("Repeat_Time", 2), ("\x1b[2J", 1)),
+)
+
+
+def listed(kind: str, folder: Path, /, **keys: Any) -> AnnotationFile:
+    """The file of a mixture whose one entry has these keys, too."""
+    (folder / "lengths.json").write_text('[{"vit_num": 1, "token_num": 300, "image_flags": 1}]')
+    name, entry = MIXTURES[kind]
+    values = {**entry, **keys}
+    (file,) = expand(folder / name, {"datasets": [values]} if kind == "llava" else {"one": values})
+    return file
+
+
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_key_of_an_entry_that_is_not_known_is_refused(folder: Path, kind: str) -> None:
+    usual = listed(kind, folder)
+    assert usual == listed(kind, folder, length=7, name="one", description="circles", weight=None)
+    assert listed(kind, folder, repeat_time=3).repeat == 3.0
+    for key, value in UNKNOWN:
+        with pytest.raises(
+            DataError, match=r"is not known, and might change what is trained on; the keys of an entry are"
+        ):
+            listed(kind, folder, **{key: value})
+
+
+def test_keys_that_internvl_follows_and_this_does_not_are_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        listed("internvl", folder, data_augment=True, max_dynamic_patch=None)
+    (message,) = caplog.messages
+    assert message.endswith("meta.json: data_augment is ignored; images are trained on as they are")
+
+
+def test_a_sampling_rate_of_qwen_is_followed(folder: Path) -> None:
+    for rate, sampling in ((0.25, "random:25%"), (1, "all"), (None, "all"), (0.001, "random:0.1%")):
+        assert listed("qwen", folder, sampling_rate=rate).sampling == sampling
+    for wrong in (2.0, 0, True, "0.5"):
+        with pytest.raises(DataError, match=r"`sampling_rate` is .*; write a share above 0 and at most 1"):
+            listed("qwen", folder, sampling_rate=wrong)
+    registry = {"one": {**MIXTURES["qwen"][1], "sampling_rate": 0.5}}
+    with pytest.raises(DataError, match="has the sampling random:50% already"):
+        expand(folder / "registry.json", registry, names=["one%50"])
+
+
+def test_keys_beside_the_list_of_llava_are_refused(folder: Path) -> None:
+    entries = {"datasets": [{"json_path": "a.jsonl"}]}
+    with pytest.raises(DataError, match=r"mix.yaml: `sampling_strategy` is not known beside datasets; remove it"):
+        expand(folder / "mix.yaml", {**entries, "sampling_strategy": "first:1"})
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"split": "test"}, "`split` is 'test', but a file is one split"),
+        (
+            {"columns": {"image": "pics"}},
+            "'image' in `columns` is not known with the formatting sharegpt; write messages",
+        ),
+        ({"columns": {"prompt": "ask"}}, "'prompt' in `columns` is not known with the formatting sharegpt"),
+        ({"tags": {"loss_tag": "x"}}, "'loss_tag' in `tags` is not known"),
+        ({"formatting": "alpaca", "columns": {"messages": "talk"}}, "'messages' in `columns` is not known with"),
+        (
+            {"formatting": None, "tags": {"role_tag": "x"}},
+            "'role_tag' in `tags` is not known with the formatting alpaca",
+        ),
+        ({"formatting": ["alpaca"]}, "`formatting` is "),
+    ],
+)
+def test_names_in_a_dataset_info_that_mean_nothing_are_refused(
+    folder: Path, entry: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        listed("llama_factory", folder, **entry)
+    null = {"formatting": None, "columns": None, "tags": None, "split": "train", "ranking": False}
+    assert listed("llama_factory", folder, **null).path == folder / "a.jsonl"
+
+
+def test_images_whose_column_is_not_named_are_refused(folder: Path) -> None:
+    write_records(folder / "a.jsonl", record("q", "r", images=["a.png"]), record("q", "r", images=None))
+    bad, text = conversations(listed("llama_factory", folder))
+    assert bad.endswith("`images` is not supported; name the column of the images")
+    assert text == ["q", "r"]
+
+
 # --- OmniBal and Qwen-VL ---
 
 

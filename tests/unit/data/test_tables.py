@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.values.data import lines, read_all, values
-from trials.data import containers
+from tests.values.data import file_of, lines, read_all, values
+from trials.data import containers, formats
 from trials.data.containers import table
 from trials.data.records.file_chunk import Chunk
 from trials.data.records.record import RecordError
@@ -128,3 +128,26 @@ def test_tables_without_the_package_name_the_extra(tmp_path: Path, monkeypatch: 
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"pip install 'vlm-autotune\[tables\]'"):
         read_all(path)
+
+
+@pytest.mark.usefixtures("datasets")
+def test_nulls_of_a_table_are_nothing(tmp_path: Path) -> None:
+    import datasets  # noqa: PLC0415 - after the fixture, which skips without it
+
+    text = {"type": "text", "text": "q", "image": None}
+    shown = {"type": "image", "text": None, "image": {"bytes": b"x", "path": None}}
+    rows = [
+        {
+            "messages": [{"role": "user", "content": [*parts, text], "loss": None}, answer],
+            "images": images,
+            "meta": None,
+        }
+        for parts, images in (([shown], None), ([], []), ([], [None]))
+        for answer in [{"role": "assistant", "content": [{**text, "text": "a"}], "loss": False}]
+    ]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    file = file_of(tmp_path / "a.parquet", format="messages", container="table")
+    found = [each for chunk in formats.chunks(file) for _, each in formats.records(file, chunk)]
+    assert [getattr(each, "images", str(each)) for each in found[:2]] == [(b"x",), ()]
+    assert [getattr(each, "unused", None) for each in found] == [(), (), None]
+    assert "`images` is neither a file name nor an image" in str(found[2])

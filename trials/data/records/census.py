@@ -17,7 +17,7 @@ class Miscounted(Exception):
 
 def check(record: Record, columns: Columns, sample: Sample) -> None:
     """Raise Miscounted for a turn, text, image or video that the sample lacks, or has in addition."""
-    system = record.get(columns.system) if columns.system else None
+    system: Any = record.get(columns.system) if columns.system else None
     given = [*([] if is_nothing(system) else [(system,)]), *_texts(record, columns)]
     _agree("turns", len(given), len(sample.turns))
     for texts, turn in zip(given, sample.turns, strict=True):
