@@ -300,7 +300,8 @@ def test_images_of_other_programs_are_shown(part: dict[str, Any], image: Path | 
     messages = [{"role": "user", "content": [part, {"type": "input_text", "text": "q"}]}, ANSWERED]
     found = read("messages", {"messages": messages, **given})
     assert isinstance(found, Sample), found
-    assert found.images[0][:8] == image if isinstance(image, bytes) else found.images == (image,)
+    (shown,) = found.images
+    assert (shown[:8] if isinstance(shown, bytes) else shown) == image
     assert (found.turns[0].text, found.unused) == ("<image>q", ())
 
 
