@@ -165,6 +165,15 @@ def test_a_key_that_is_given_twice_makes_a_record_bad(tmp_path: Path) -> None:
     assert bad.reason == '"image" is given twice, and one of them would be lost; keep one'
 
 
+def test_what_another_format_would_read_is_named() -> None:
+    found = read("prompt-completion", {"prompt": "q", "completion": "a", "messages": [ASKED, ANSWERED]})
+    assert isinstance(found, Sample), found
+    assert (len(found.turns), found.unused) == (2, ("the key `messages`",))
+    found = read("swift", {"messages": [ASKED, ANSWERED], "query": "q", "response": "a"})
+    assert isinstance(found, Sample), found
+    assert found.unused == ("the key `query`", "the key `response`")
+
+
 def test_an_object_knows_what_was_looked_at_of_it() -> None:
     watched = Watched({"a": {"b": 1, "c": [{"d": 1, "e": ""}]}, "f": 1})
     assert "f" in watched

@@ -36,10 +36,10 @@ def read(record: Record, file: AnnotationFile) -> Sample:
         case _:
             raise RecordError("`prompt` and `completion` have to be two texts, or two lists of messages")
     others = {key: value for key, value in record.items() if key not in ("prompt", "completion")}
-    if not is_nothing(others.pop(MESSAGES.turns, None)):
-        raise RecordError(f"`{MESSAGES.turns}` stands beside `prompt` and `completion`; keep one of both")
+    beside = others.pop(MESSAGES.turns, None)  # a conversation that the chosen format does not read
     columns = MESSAGES if isinstance(record["prompt"], str) else _COLUMNS
-    return conversation.sample({**others, MESSAGES.turns: messages}, columns, file.images)
+    found = conversation.sample({**others, MESSAGES.turns: messages}, columns, file.images)
+    return found if is_nothing(beside) else replace(found, unused=(*found.unused, f"the key `{MESSAGES.turns}`"))
 
 
 def _message(role: str, text: str) -> dict[str, str]:
