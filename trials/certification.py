@@ -1,4 +1,4 @@
-"""What ranks report of a certified plan: gradients of one step and of a reference, and the samples of an epoch."""
+"""What ranks report of a certified plan: steps and those of a reference, inputs, saved weights, samples of an epoch."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -31,6 +31,74 @@ class ParameterComparison:
     rounding: float | None
     """Norm of the difference between two references, in the type of the weights and in float32. None where only one
     was computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateComparison:
+    """A float32 weight after a step under the plan, next to that of torch's own AdamW. Norms are Euclidean."""
+
+    name: str
+    part: Part
+    change: float
+    """Norm of its change since before the first step, under the reference."""
+    difference: float
+    """Norm of the difference between both weights."""
+    rounding: float
+    """Norm of a difference that is rounding of float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientComparison:
+    """The loss and the gradients of one step under the plan and under the reference, as one rank computed them."""
+
+    loss: float
+    expected_loss: float
+    loss_rounding: float | None
+    """Difference of two references, in the type of the weights and in float32; None where only one was computed."""
+    parameters: tuple[ParameterComparison, ...]
+    """Those of this rank's stage; none on a rank whose parameters another one compares."""
+    samples: int
+    """Samples of the step, over all ranks."""
+    blank_samples: int
+    """Samples of the step that could not be read, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A step of the training under the plan, next to the reference."""
+
+    number: int
+    """In the training, from 0."""
+    factor: float
+    """Of the configured learning rates in this step, by the definition of the schedule."""
+    gradients: GradientComparison | None
+    """After clipping; None for a step of which only the update is compared."""
+    before_clipping: GradientComparison | None
+    """Of the first step, where gradients are clipped: clipped ones have lost their length."""
+    updates: tuple[UpdateComparison, ...]
+    """Of the trained parameters of this rank's stage, as `GradientComparison.parameters`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputCount:
+    """The records of the first step that were compared with what the family's own processor makes of them."""
+
+    records: int
+    """Those whose token ids were compared."""
+    labelled: int
+    """Those of which the labels were compared, too."""
+    uncompared: int
+    """Those that the processor cannot be asked for: with videos, or refused by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedCount:
+    """The weights that the training would have written after the steps, as transformers loads them."""
+
+    tensors: int
+    """Compared with the weights of the last step; those of adapters where only these are written."""
+    size: int
+    """Bytes of their files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

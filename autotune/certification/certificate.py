@@ -1,14 +1,23 @@
-"""Certificates: whether a plan computes the gradients of a reference, and trains on all samples of the data."""
+"""Certificates: whether a plan makes the steps of a reference, and trains on all samples of the data."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from trials import wire
-from trials.certification import EpochCount, ParameterComparison, Reference
+from trials.certification import (
+    EpochCount,
+    GradientComparison,
+    InputCount,
+    ParameterComparison,
+    Reference,
+    SavedCount,
+    StepReport,
+    UpdateComparison,
+)
 from trials.errors import WireError
 from trials.units import number_of
 from trials.whole_file import whole_file
@@ -29,6 +38,9 @@ _ALLOWED = 2.0
 """A difference may be this many times the expected error."""
 _FLOOR = 1e-2
 """A parameter whose norm is a smaller share of its part's, such as the bias of keys, has mostly rounding errors."""
+_UPDATE_ERROR = 1e-5
+"""Relative error of the change of a weight: torch's own update gets the gradients of the plan, which are known to some
+units in the last place of their largest. Weight decay is lost in it below some 1e-5 of the change."""
 _GLOBAL_BATCH = 0.1
 """Every plan keeps the mean samples of a step within this share of the global batch."""
 
@@ -69,19 +81,53 @@ class LossComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One step of the first epoch under the plan and under the reference, and the samples of that epoch."""
+class UpdateFigure:
+    """The weights after a step under the plan, next to those of torch's own AdamW with the same gradients."""
 
-    reference: Reference
-    step: int
-    """Number in the epoch, from 0."""
+    difference: float
+    """Norm of the difference over what is allowed, for the parameter where it is largest."""
+    largest_parameter: str
+
+    @property
+    def holds(self) -> bool:
+        return self.difference <= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepComparison:
+    """A step of the training under the plan and under the reference."""
+
+    number: int
+    """In the training, from 0."""
+    factor: float
+    """Of the configured learning rates, by the definition of the schedule."""
     samples: int
-    """Samples of the step."""
+    """Samples of the step; 0 where only the update was compared."""
     blank_samples: int
     """Samples of the step that could not be read."""
-    loss: LossComparison
+    loss: LossComparison | None
+    """None where only the update was compared."""
     parts: tuple[PartComparison, ...]
+    """Gradients after clipping; empty where only the update was compared."""
+    before_clipping: tuple[PartComparison, ...]
+    """Gradients of the first step, where the job clips them."""
+    update: UpdateFigure | None
+    """None where nothing trains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Steps of the training under the plan and under the reference, their inputs and results, and the first epoch."""
+
+    reference: Reference
+    steps: tuple[StepComparison, ...]
     epoch: EpochCount
+    inputs: InputCount
+    """Records of the first step, over all ranks."""
+    saved: SavedCount | None
+    """None where the weights were not written."""
+    left_out: tuple[str, ...] = ()
+    """What was not compared, and why, in sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,15 +149,13 @@ class Subject:
     software: Software
     seed: int
     global_batch_samples: int
-    adapters: str | None = None
-    """Settings of the LoRA adapters, where the job has some."""
-    loss_weighting: str = "token"
-    """As `training.loss_weighting`."""
+    training: str
+    """Settings of the optimizer, the schedule, the loss and the adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Whether a plan computes the right gradients on a job, and the comparison that shows it."""
+    """Whether a plan trains a job as it must, and the comparison that shows it."""
 
     subject: Subject
     verdict: Literal["holds", "does not hold", "not made"]
@@ -130,23 +174,62 @@ class Certificate:
         return self.verdict == "holds"
 
 
-def compare(step: int, dtype: str, reports: "Sequence[CertificationReport]") -> Comparison:
+def compare(dtype: str, reports: "Sequence[CertificationReport]", left_out: tuple[str, ...] = ()) -> Comparison:
     """Combine the reports of all ranks."""
     first = reports[0]
-    every = [each for report in reports for each in report.parameters]
-    by_part = {part: [each for each in every if each.part == part] for part in get_args(Part)}
-    error = _EXPECTED_LOSS[dtype]
-    if first.loss_rounding is not None and first.expected_loss:
-        error = max(error, first.loss_rounding / abs(first.expected_loss))
     return Comparison(
         reference=first.reference,
-        step=step,
-        samples=first.samples,
-        blank_samples=first.blank_samples,
-        loss=LossComparison(found=first.loss, expected=first.expected_loss, allowed_difference=_ALLOWED * error),
-        parts=tuple(_compare_part(part, dtype, found) for part, found in by_part.items() if found),
+        steps=tuple(_compare_step(dtype, of_ranks) for of_ranks in zip(*(each.steps for each in reports), strict=True)),
         epoch=first.epoch,
+        inputs=InputCount(
+            records=sum(each.inputs.records for each in reports),
+            labelled=sum(each.inputs.labelled for each in reports),
+            uncompared=sum(each.inputs.uncompared for each in reports),
+        ),
+        saved=first.saved,
+        left_out=left_out,
     )
+
+
+def _compare_step(dtype: str, of_ranks: Sequence[StepReport]) -> StepComparison:
+    first = of_ranks[0]
+    return StepComparison(
+        number=first.number,
+        factor=first.factor,
+        samples=first.gradients.samples if first.gradients else 0,
+        blank_samples=first.gradients.blank_samples if first.gradients else 0,
+        loss=_compare_loss(dtype, first.gradients) if first.gradients else None,
+        parts=_compare_parts(dtype, [each.gradients for each in of_ranks]),
+        before_clipping=_compare_parts(dtype, [each.before_clipping for each in of_ranks]),
+        update=_compare_updates([each for of_rank in of_ranks for each in of_rank.updates]),
+    )
+
+
+def _compare_parts(dtype: str, of_ranks: Sequence[GradientComparison | None]) -> tuple[PartComparison, ...]:
+    every = [each for of_rank in of_ranks if of_rank for each in of_rank.parameters]
+    by_part = {part: [each for each in every if each.part == part] for part in get_args(Part)}
+    return tuple(_compare_part(part, dtype, found) for part, found in by_part.items() if found)
+
+
+def _compare_loss(dtype: str, found: GradientComparison) -> LossComparison:
+    error = _EXPECTED_LOSS[dtype]
+    if found.loss_rounding is not None and found.expected_loss:
+        error = max(error, found.loss_rounding / abs(found.expected_loss))
+    return LossComparison(found=found.loss, expected=found.expected_loss, allowed_difference=_ALLOWED * error)
+
+
+def _compare_updates(updates: Sequence[UpdateComparison]) -> UpdateFigure | None:
+    if not updates:
+        return None
+    # NaN first, which is a difference.
+    worst = max(updates, key=lambda each: math.inf if math.isnan(share := _share_of_allowed(each)) else share)
+    share = _share_of_allowed(worst)
+    return UpdateFigure(difference=1e9 if math.isnan(share) else min(share, 1e9), largest_parameter=worst.name)
+
+
+def _share_of_allowed(each: UpdateComparison) -> float:
+    allowed = _UPDATE_ERROR * each.change + each.rounding
+    return each.difference / allowed if allowed else 1e9 * float(each.difference != 0)
 
 
 def _compare_part(part: Part, dtype: str, parameters: Sequence[ParameterComparison]) -> PartComparison:
@@ -186,18 +269,14 @@ def _ratio(difference: float, expected: float) -> float:
     return float(difference != 0)
 
 
-def faults(comparison: Comparison, global_batch_samples: int, epochs: Iterable[EpochCount]) -> tuple[str, ...]:
-    """Return in sentences why the certificate does not hold; `epochs` are as each rank has built them."""
-    epoch, loss = comparison.epoch, comparison.loss
-    found = [
-        f"the gradient of {each.part} differs by {each.difference:.2g} ({each.allowed_difference:.2g} is allowed), and "
-        f"that of {each.largest_parameter} by {each.largest_difference:.2g} ({each.allowed_largest:.2g})"
-        for each in comparison.parts
-        if not each.holds
-    ]
-    if not loss.holds:
-        found.append(f"the loss of the step is {loss.found:.6g} instead of {loss.expected:.6g}")
-    if any(each != epoch for each in epochs):
+def faults(
+    comparison: Comparison, global_batch_samples: int, reports: "Sequence[CertificationReport]"
+) -> tuple[str, ...]:
+    """Return in sentences why the certificate does not hold; `reports` are those of all ranks."""
+    epoch = comparison.epoch
+    found = [fault for each in comparison.steps for fault in _faults_of_step(each)]
+    found += dict.fromkeys(fault for report in reports for fault in report.faults)
+    if any(each.epoch != epoch for each in reports):
         found.append("the ranks build different steps of the epoch")
     if epoch.wrong:
         found.append(
@@ -209,6 +288,25 @@ def faults(comparison: Comparison, global_batch_samples: int, epochs: Iterable[E
             f"training.global_batch_samples: {global_batch_samples}"
         )
     return tuple(found)
+
+
+def _faults_of_step(step: StepComparison) -> Iterator[str]:
+    of_step = f"in step {step.number + 1}"
+    for text, parts in ((of_step, step.parts), (f"{of_step}, before clipping,", step.before_clipping)):
+        for each in parts:
+            if not each.holds:
+                yield (
+                    f"the gradient of {each.part} {text} differs by {each.difference:.2g} "
+                    f"({each.allowed_difference:.2g} is allowed), and that of {each.largest_parameter} by "
+                    f"{each.largest_difference:.2g} ({each.allowed_largest:.2g})"
+                )
+    if step.loss and not step.loss.holds:
+        yield f"the loss {of_step} is {step.loss.found:.6g} instead of {step.loss.expected:.6g}"
+    if step.update and not step.update.holds:
+        yield (
+            f"the weights after step {step.number + 1} differ from those of torch's AdamW with the same gradients: "
+            f"{step.update.largest_parameter} by {step.update.difference:.2g} times what is allowed"
+        )
 
 
 def certificate_path(folder: Path, plan: str, workload: str) -> Path:

@@ -1,6 +1,8 @@
 """Certificates as text for people."""
 
-from autotune.certification.certificate import Certificate, Comparison
+from collections.abc import Sequence
+
+from autotune.certification.certificate import Certificate, Comparison, PartComparison, StepComparison
 from autotune.results.text_table import table
 from trials.certification import EpochCount, Reference
 from trials.units import number_of
@@ -17,20 +19,42 @@ def certificate_text(certificate: Certificate) -> str:
     made = f"Certificate of {certificate.created:%Y-%m-%d %H:%M} UTC: {certificate.verdict}"
     lines = [made, *(f"  {reason}" for reason in certificate.reasons)]
     if compared := certificate.comparison:
+        numbers = ", ".join(str(each.number + 1) for each in compared.steps)
         lines[0] += (
-            f"; gradients of step {compared.step} with {number_of(compared.samples, 'sample')}, in "
-            f"{certificate.subject.dtype}, in {certificate.seconds:.1f} s"
+            f"; step{'s' * (len(compared.steps) > 1)} {numbers} of the training, in {certificate.subject.dtype}, in "
+            f"{certificate.seconds:.1f} s"
         )
         lines += [
             f"Compared with {_REFERENCES[compared.reference]}",
-            _parts_text(compared),
+            *(_step_text(each) for each in compared.steps),
+            _inputs_text(compared),
             _epoch_text(compared.epoch),
         ]
+        if compared.saved:
+            tensors = number_of(compared.saved.tensors, "tensor")
+            lines.append(f"Saved weights: {tensors}, as transformers loads them, compared with those of the last step")
+        lines += [f"Not compared: {each}" for each in compared.left_out]
     lines += [f"Changes learning: {each}" for each in certificate.changes_learning]
     return "\n".join(lines)
 
 
-def _parts_text(compared: Comparison) -> str:
+def _step_text(step: StepComparison) -> str:
+    lines = [f"Step {step.number + 1}, with {step.factor:.4g} times the learning rates"]
+    if step.loss:
+        lines[0] += (
+            f", {number_of(step.samples, 'sample')}: loss {step.loss.found:.6g}, expected {step.loss.expected:.6g}"
+        )
+    if step.parts:
+        lines.append(_parts_text(step.parts))
+    if step.update:
+        lines.append(
+            f"Weights after it: {step.update.difference:.1g} of the allowed difference from torch's own, "
+            f"in {step.update.largest_parameter}"
+        )
+    return "\n".join(lines)
+
+
+def _parts_text(parts: Sequence[PartComparison]) -> str:
     rows = [
         (
             each.part,
@@ -40,11 +64,18 @@ def _parts_text(compared: Comparison) -> str:
             f"{each.largest_difference:.1e}",
             f"{each.allowed_largest:.1e}",
         )
-        for each in compared.parts
+        for each in parts
     ]
-    header = ("gradient", "cosine", "difference", "allowed", "largest of a parameter", "allowed")
-    loss = compared.loss
-    return f"{table(header, rows)}\nLoss {loss.found:.6g}, expected {loss.expected:.6g}"
+    return table(("gradient", "cosine", "difference", "allowed", "largest of a parameter", "allowed"), rows)
+
+
+def _inputs_text(compared: Comparison) -> str:
+    inputs = compared.inputs
+    text = (
+        f"Inputs: token ids of {number_of(inputs.records, 'record')} and labels of {inputs.labelled} compared with "
+        "transformers' own processor and chat template"
+    )
+    return f"{text}; {inputs.uncompared} could not be" if inputs.uncompared else text
 
 
 def _epoch_text(epoch: EpochCount) -> str:

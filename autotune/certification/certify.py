@@ -1,6 +1,7 @@
-"""Certification of a plan: the ranks compute one real step twice, and the agent compares the results."""
+"""Certification of a plan: the ranks make real steps twice, and the agent compares the results."""
 
 import logging
+import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from autotune.workload import Prepared, check_plan
 from trials.certification import Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, LossWeighting, TrainingSection
+from trials.machine.control_groups import usable_memory_bytes
 from trials.outcome import Cause, OutOfMemory
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -33,30 +35,43 @@ from trials.units import number_of
 
 _log = logging.getLogger(__name__)
 
+_COMPARED = {
+    "learning_rate", "learning_rates", "freeze", "lora", "max_steps", "schedule", "warmup", "weight_decay", "betas",
+    "clip_norm", "loss_weighting", "curriculum", "epochs",
+}  # fmt: skip
+"""Settings of the training on which the compared steps depend."""
 _MODES = {"frozen": "frozen", "adapters": "with adapters"}
 _EQUAL: dict[LossWeighting, str] = {
     "token": "target tokens equally",
     "sample": "samples equally",
     "square": "samples by the square roots of their target tokens",
 }
-_STEP = 0
-"""Any step would do: steps are in random order."""
-_TIMEOUTS = 10
+_TIMEOUTS = 20
 """Most time, in timeouts of a trial: a reference without packing takes longer than a few packed steps."""
 _REFERENCE_BYTES = 8
 """Bytes of a parameter of the reference: a float32 weight and the float32 sum of its gradients."""
+_HOST_BYTES = 44
+"""Bytes that the ranks keep of a parameter in the memory of the host, at most, to compare further steps."""
+_SAVED_BYTES = 4 << 30
+"""Most bytes of weights that `tune` writes: some seconds of a disk, so that small models are always covered. Larger
+ones take minutes, which only a training that is about to begin is worth."""
+_SPARE = 1.5
+"""Free space for written weights, as a multiple of their bytes."""
 
 
-def certify(prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener = unheard) -> Certificate:
-    """Compare one step of the plan with the best reference that fits, and store the certificate below `folder`.
+def certify(
+    prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener = unheard, *, whole: bool = False
+) -> Certificate:
+    """Compare steps of the plan with the best reference that fits, and store the certificate below `folder`.
 
-    If the ranks fail, the verdict is `not made`. Raise what `check_plan` raises.
+    With `whole` also weights of more than 4 GiB are written as the training would, and compared. If the ranks fail, the
+    verdict is `not made`. Raise what `check_plan` raises.
     """
     check_plan(prepared, plan)
     start = time.monotonic()
-    text = f"Certifying plan {plan.id}: the gradients of one step, compared with a reference"
+    text = f"Certifying plan {plan.id}: its first steps, inputs and saved weights, compared with a reference"
     listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))
-    answer = _compared(prepared, plan, folder, site, listener)
+    answer = _compared(prepared, plan, folder, site, listener, whole=whole)
     subject, training = _subject(prepared, plan), prepared.job.training
     comparison, reasons = (
         answer if isinstance(answer, tuple) else (None, (f"{answer}; logs are in {_logs(folder, plan)}",))
@@ -116,15 +131,26 @@ def check_place(output: Path) -> None:
 
 
 def _compared(
-    prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener
+    prepared: Prepared, plan: Plan, folder: Path, site: Site, listener: Listener, *, whole: bool
 ) -> tuple[Comparison, tuple[str, ...]] | Cause:
     """Return the comparison with its faults, or why the ranks failed with every reference."""
     job, references = prepared.job, _references(prepared)
+    left_out = list[str]()
+    scratch = _scratch(prepared, plan, folder, whole=whole)
+    if isinstance(scratch, str):
+        left_out.append(f"the saved weights, {scratch}")
+    follows = _HOST_BYTES * prepared.workload.model.parameters < usable_memory_bytes() // 2
+    if not follows:
+        left_out.append(
+            f"steps behind the first, for which {_HOST_BYTES} bytes of a parameter do not fit in half of the memory"
+        )
     launcher = site.launcher(_logs(folder, plan), plan.layout.world_size)
     with WarmPool(launcher, on_start=start_events(listener)) as pool:
         for reference in references:
-            request = prepared.request(plan, Certification(step=_STEP, reference=reference))
-            answer = pool.ask(request, _TIMEOUTS * job.search.trial_timeout)
+            task = Certification(
+                reference=reference, follows=follows, scratch=scratch if isinstance(scratch, Path) else None
+            )
+            answer = pool.ask(prepared.request(plan, task), _TIMEOUTS * job.search.trial_timeout)
             # The next reference needs less memory; any other failure would come again.
             if not isinstance(answer, OutOfMemory) or reference == references[-1]:
                 break
@@ -132,8 +158,23 @@ def _compared(
     if not isinstance(answer, Answers):
         return answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
-    comparison = compare(_STEP, job.model.dtype, reports)
-    return comparison, faults(comparison, job.training.global_batch_samples, [report.epoch for report in reports])
+    comparison = compare(job.model.dtype, reports, tuple(left_out))
+    return comparison, faults(comparison, job.training.global_batch_samples, reports)
+
+
+def _scratch(prepared: Prepared, plan: Plan, folder: Path, *, whole: bool) -> Path | str:
+    """Return the folder for weights as the training would write them, or why none are written."""
+    job, model = prepared.job, prepared.workload.model
+    # A folder that all nodes see, as a training needs one.
+    place = folder if job.hardware.launcher == "local" else job.training.output.parent
+    size = model.parameters * model.element_bytes
+    shown = f"{size / (1 << 30):.1f} GiB"
+    if size > _SAVED_BYTES and not whole:
+        return f"since they are {shown}; `autotune launch --certify` compares them"
+    place.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(place).free < _SPARE * size:
+        return f"since {place} has no room for {shown}"
+    return (place / f".certificate-{plan.id}").resolve()
 
 
 def _references(prepared: Prepared) -> tuple[Reference, ...]:
@@ -159,8 +200,7 @@ def _subject(prepared: Prepared, plan: Plan) -> Subject:
         software=work.software,
         seed=job.training.seed,
         global_batch_samples=job.training.global_batch_samples,
-        adapters=job.training.lora.model_dump_json() if job.training.lora.rank else None,
-        loss_weighting=job.training.loss_weighting,
+        training=job.training.model_dump_json(include=_COMPARED),
     )
 
 
@@ -175,9 +215,9 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
             f"{epoch.last_samples}, instead of {prepared.job.training.global_batch_samples}; each step counts its "
             f"{_EQUAL[prepared.job.training.loss_weighting]}"
         )
-        if comparison.blank_samples:
+        if blank := sum(each.blank_samples for each in comparison.steps):
             found.append(
-                f"{number_of(comparison.blank_samples, 'sample of the step is', 'samples of the step are')} blank in "
+                f"{number_of(blank, 'sample of these steps is', 'samples of these steps are')} blank in "
                 "place of what cannot be read; the loss is still divided by the weights of all"
             )
         if epoch.skipped:
@@ -188,8 +228,8 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
     if curriculum.steps:
         found.append(
             f"the first {curriculum.steps} steps of the training have only samples of at most {curriculum.max_tokens} "
-            "text tokens, so that later steps of the first epoch have fewer of them; the step and the epoch of this "
-            "certificate are without that"
+            "text tokens, so that later steps of the first epoch have fewer of them; the epoch that is counted is "
+            "without that"
         )
     if data.oversize == "truncate":
         longest = data.max_tokens or int(index.text_tokens.max())
@@ -207,7 +247,7 @@ def _of_settings(training: TrainingSection) -> str:
     clip = "no clipping" if training.clip_norm is None else f"clipping at {training.clip_norm:g}"
     return (
         f"learning rate {training.learning_rate:g}{rates}, {training.schedule}{warmup}, weight decay "
-        f"{training.weight_decay:g}, {clip}{trained}: the same under every plan, and not part of the comparison"
+        f"{training.weight_decay:g}, {clip}{trained}: the same under every plan"
     )
 
 

@@ -139,8 +139,8 @@ def tune_again(
 
 
 def certified(bench: Workbench, plan: Plan, listener: Listener) -> Certificate:
-    """Make a certificate of the plan. Raise NotCertified if it does not hold."""
-    certificate = certify(bench.prepared, plan, bench.folder, bench.site, listener)
+    """Make a certificate of the plan, with its saved weights. Raise NotCertified if it does not hold."""
+    certificate = certify(bench.prepared, plan, bench.folder, bench.site, listener, whole=True)
     require(certificate)
     return certificate
 

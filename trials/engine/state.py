@@ -61,6 +61,20 @@ class OptimizerState:
         )
         return whole
 
+    def working(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the whole weight with which the model computes, of which the optimizer may hold a float32 form."""
+        if hasattr(parameter, "ds_id"):
+            with GatheredParameters(parameter):
+                held = parameter.detach().clone()
+        else:
+            held = parameter.detach()
+        return held if parameter not in self._slices else self._tensor.joined_slices(held, self._slices[parameter])
+
+    @property
+    def rates(self) -> frozenset[tuple[float, float]]:
+        """(learning rate, weight decay) of each group of the last step."""
+        return frozenset((float(group["lr"]), group["weight_decay"]) for group in self._optimizer.param_groups)
+
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
         """Set the whole `part` of the parameter. Call `begin_writing` first."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials import channels
-from trials.certification import EpochCount, ParameterComparison, Reference
+from trials.certification import EpochCount, InputCount, Reference, SavedCount, StepReport
 from trials.channels import Channel
 from trials.layer_costs import LayerKind
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
@@ -201,21 +201,18 @@ class TrainingReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificationReport:
-    """A step under the plan and under the reference, as one rank computed it, and the epoch as it builds it."""
+    """Steps under the plan and under the reference, as one rank computed them, and the epoch as it builds it."""
 
     reference: Reference
     """The requested one, or the stages where a sample holds a video."""
-    loss: float
-    expected_loss: float
-    loss_rounding: float | None
-    """Difference of two references, in the type of the weights and in float32; None where only one was computed."""
-    parameters: tuple[ParameterComparison, ...]
-    """Those of this rank's stage; none on a rank whose parameters another one compares."""
+    steps: tuple[StepReport, ...]
     epoch: EpochCount
-    samples: int
-    """Samples of the step, over all ranks."""
-    blank_samples: int
-    """Samples of the step that could not be read, over all ranks."""
+    inputs: InputCount
+    """Records of this rank's share of the first step."""
+    saved: SavedCount | None
+    """None where the weights were not written."""
+    faults: tuple[str, ...]
+    """What differs where nothing may: inputs, learning rates, frozen and saved weights, in sentences."""
     kind: Literal["certification"] = "certification"
 
 

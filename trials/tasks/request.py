@@ -75,11 +75,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certification:
-    """Task to compare gradients of a step of the first epoch with a reference, and count the samples of the epoch."""
+    """Task to compare the first steps of the training with a reference, and count the samples of the first epoch."""
 
-    step: int
-    """Number in the epoch."""
     reference: Reference
+    follows: bool = True
+    """Whether the second step and one of the middle of the schedule are compared, too; else the first alone."""
+    scratch: Path | None = None
+    """Folder that is made for the weights which the training would write then, and removed; None to write none."""
     kind: Literal["certification"] = "certification"
 
 

@@ -20,7 +20,15 @@ from autotune.certification.certificate import (
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import check_place, require
 from autotune.errors import NotCertified
-from trials.certification import EpochCount, ParameterComparison
+from trials.certification import (
+    EpochCount,
+    GradientComparison,
+    InputCount,
+    ParameterComparison,
+    SavedCount,
+    StepReport,
+    UpdateComparison,
+)
 from trials.errors import OutputTaken
 from trials.tasks.answer import CertificationReport
 from trials.workload import Software
@@ -53,29 +61,51 @@ def parameter(name: str, *, difference: float, expected: float = 1.0, **changes:
     return replace(found, **changes)
 
 
-def report(*parameters: ParameterComparison, **changes: Any) -> CertificationReport:
+def report(
+    *parameters: ParameterComparison,
+    updates: tuple[UpdateComparison, ...] = (),
+    before_clipping: GradientComparison | None = None,
+    loss: float = 2.0,
+    **changes: Any,
+) -> CertificationReport:
+    step = StepReport(
+        number=0,
+        factor=1.0,
+        gradients=gradients(*parameters, loss=loss),
+        before_clipping=before_clipping,
+        updates=updates,
+    )
     found = CertificationReport(
         reference="transformers",
-        loss=2.0,
-        expected_loss=2.0,
-        loss_rounding=None,
-        parameters=parameters,
+        steps=(step,),
         epoch=EPOCH,
-        samples=10,
-        blank_samples=0,
+        inputs=InputCount(records=5, labelled=4, uncompared=1),
+        saved=None,
+        faults=(),
     )
     return replace(found, **changes)
 
 
+def gradients(*parameters: ParameterComparison, loss: float = 2.0) -> GradientComparison:
+    return GradientComparison(
+        loss=loss, expected_loss=2.0, loss_rounding=None, parameters=parameters, samples=10, blank_samples=0
+    )
+
+
+def update(difference: float, *, name: str = "a", change: float = 1e-3, rounding: float = 1e-9) -> UpdateComparison:
+    return UpdateComparison(name=name, part="language", change=change, difference=difference, rounding=rounding)
+
+
 def faults_of(*parameters: ParameterComparison, dtype: str = "float32", **changes: Any) -> tuple[str, ...]:
-    return faults(compare(0, dtype, [report(*parameters, **changes)]), 10, [EPOCH])
+    reports = [report(*parameters, **changes)]
+    return faults(compare(dtype, reports), 10, reports)
 
 
 def test_a_difference_counts_beyond_twice_the_expected_error() -> None:
     assert faults_of(parameter("a", difference=1.9e-4)) == ()
     (fault,) = faults_of(parameter("a", difference=2.1e-4))
     assert fault == (
-        "the gradient of language differs by 0.00021 (0.0002 is allowed), and that of a by 0.00021 (0.0002)"
+        "the gradient of language in step 1 differs by 0.00021 (0.0002 is allowed), and that of a by 0.00021 (0.0002)"
     )
 
 
@@ -95,18 +125,35 @@ def test_a_single_parameter_that_differs_shows() -> None:
 def test_a_part_without_gradients_holds_only_without_them() -> None:
     nothing = parameter("a", difference=0.0, expected=0.0)
     assert faults_of(nothing) == ()
-    assert compare(0, "float32", [report(nothing)]).parts[0].cosine == 1
+    assert compare("float32", [report(nothing)]).steps[0].parts[0].cosine == 1
     assert faults_of(replace(nothing, found=1e-9, difference=1e-9))
 
 
-def test_other_faults_are_named() -> None:
-    compared = compare(0, "float32", [report(loss=2.001)])
-    assert faults(compared, 10, [EPOCH]) == ("the loss of the step is 2.001 instead of 2",)
-    fine = compare(0, "float32", [report()])
-    assert faults(fine, 10, [EPOCH, replace(EPOCH, arrangement="other")]) == (
-        "the ranks build different steps of the epoch",
+def test_gradients_before_clipping_are_compared_too() -> None:
+    (fault,) = faults_of(before_clipping=gradients(parameter("a", difference=1.0)))
+    assert fault.startswith("the gradient of language in step 1, before clipping, differs by 1 (0.0002 is allowed)")
+
+
+def test_a_weight_that_differs_from_torchs_own_update_shows() -> None:
+    allowed = 1e-5 * 1e-3 + 1e-9
+    assert faults_of(updates=(update(0.99 * allowed), update(0.0, change=0.0, rounding=0.0))) == ()
+    (fault,) = faults_of(updates=(update(0.0), update(1.5 * allowed, name="b")))
+    assert fault == (
+        "the weights after step 1 differ from those of torch's AdamW with the same gradients: b by 1.5 times what is "
+        "allowed"
     )
-    (fault,) = faults(fine, 12, [EPOCH])
+    for nothing in (update(float("nan")), update(1e-12, change=0.0, rounding=0.0)):
+        assert faults_of(updates=(update(0.0), nothing))
+
+
+def test_other_faults_are_named() -> None:
+    assert faults_of(loss=2.001) == ("the loss in step 1 is 2.001 instead of 2",)
+    of_ranks = [report(faults=("a label",)), report(faults=("a label", "a rate"))]
+    assert faults(compare("float32", of_ranks), 10, of_ranks) == ("a label", "a rate")
+    other = [report(), report(epoch=replace(EPOCH, arrangement="other"))]
+    assert faults(compare("float32", other), 10, other) == ("the ranks build different steps of the epoch",)
+    fine = [report()]
+    (fault,) = faults(compare("float32", fine), 12, fine)
     assert fault.startswith("a step has 10.0 samples on average, which is not within 10%")
 
 
@@ -123,6 +170,7 @@ def certificate(comparison: Comparison | None, *reasons: str) -> Certificate:
         software=Software(python="3.11", torch="2", deepspeed="0.19", transformers="5"),
         seed=0,
         global_batch_samples=10,
+        training="{}",
     )
     return Certificate(
         subject=subject,
@@ -136,21 +184,33 @@ def certificate(comparison: Comparison | None, *reasons: str) -> Certificate:
 
 
 def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
-    made = certificate(compare(3, "float32", [report(parameter("a", difference=1e-7), reference="stages")]))
+    found = report(
+        parameter("a", difference=1e-7),
+        reference="stages",
+        updates=(update(1e-9),),
+        saved=SavedCount(tensors=7, size=1000),
+    )
+    made = certificate(compare("float32", [found, found], ("a part, since it is large",)))
     path = tmp_path / "certificates" / "0123456789abcdef-fedcba9876543210.json"
     write_certificate(path, made)
     (path.parent / "0123456789abcdef-other.json").write_text("{}")
     assert read_certificate(path) == made
     assert stored_certificates(path.parent, "0123456789abcdef") == (made,)
     text = certificate_text(made)
-    assert "holds; gradients of step 3 with 10 samples, in float32, in 2.5 s" in text
+    assert "holds; step 1 of the training, in float32, in 2.5 s" in text
+    assert "Step 1, with 1 times the learning rates, 10 samples: loss 2, expected 2" in text
+    assert "Weights after it: 0.09 of the allowed difference from torch's own, in a" in text
+    assert "token ids of 10 records and labels of 8 compared" in text
+    assert "2 could not be" in text
+    assert "Saved weights: 7 tensors, as transformers loads them" in text
+    assert "Not compared: a part, since it is large" in text
     assert "the plan's own stages, one sample per micro-batch" in text
     assert "language  1.0000000  1.0e-07" in text
     assert "60 samples in 6 steps, each as often as the data says" in text
 
 
 def test_nothing_is_trained_without_a_certificate_that_holds() -> None:
-    compared = compare(0, "float32", [report()])
+    compared = compare("float32", [report()])
     require(certificate(compared))
     with pytest.raises(NotCertified, match="does not hold, so nothing was trained: a fault; `autotune show"):
         require(certificate(compared, "a fault"))

@@ -1,150 +1,281 @@
-"""The certification of a plan on one rank: one real step under the plan, then the same samples without its packing."""
+"""The certification of a plan on one rank: steps of the training under the plan, then the same without the plan."""
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from deepspeed import comm
+from torch import nn
+from transformers import PreTrainedModel
 
-from trials.certification import EpochCount, ParameterComparison
-from trials.data.epoch import PackPart, Step
-from trials.data.epoch_count import count_epoch
+from trials.certification import GradientComparison, ParameterComparison, SavedCount, StepReport
+from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset, encode
 from trials.data.loss_weights import sample_weights
-from trials.data.records.sample import IGNORED, Encoded, Encoder, Ints
-from trials.engine.state import kept
+from trials.data.records.sample import IGNORED, Encoded, Ints
+from trials.engine.state import WEIGHT
 from trials.errors import DataError
-from trials.model.paths import parameters_at
-from trials.model.stage import StageModule
+from trials.job import LoraSection
+from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.plan import Padded, Stage
 from trials.tasks.answer import CertificationReport
-from trials.tasks.certifying.reference import Results, build_model, model_results, without_dropout
+from trials.tasks.certifying.inputs import compare_inputs
+from trials.tasks.certifying.reference import (
+    Results,
+    SharedWeights,
+    blank_model,
+    build_model,
+    model_results,
+    set_weights,
+)
+from trials.tasks.certifying.saved import compare_saved, plain_name, remove_scratch
+from trials.tasks.certifying.under_plan import GradientReader, PlanRun, PlanStep, first_unclipped, norm_of, run_plan
 from trials.tasks.request import Certification, Request
 from trials.tasks.session import Session, open_session
-from trials.workload import Part
+
+_COMPARED = 2
+"""Steps of which gradients are compared: errors that come with the first update show in the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Found:
-    """A step under the plan, on one rank."""
+class _Share:
+    """This rank's share of the samples of a step."""
 
-    results: Results
-    """With the gradients of the stage on the first of the ranks that hold the same parameters; on others with none."""
-    parts: dict[str, Part]
-    tied: dict[str, str]
-    epoch: EpochCount
-    step: Step
-    index: DatasetIndex
-    encoder: Encoder
+    samples: list[Encoded]
+    shares: list[float]
+    """Of the samples' mean losses in the loss of the step."""
+    total_weight: float
+    """Of all samples of the step."""
+    unreadable: int
+    """Samples of the step, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Reference:
+    """A step under the reference, on this rank."""
+
+    exact: Results
+    """In float32, unless the reference is the plan's stages."""
+    rounded: Results | None
+    """In the type of the weights."""
+    unreadable: int
+    """Samples of the step that could not be read, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Certifying:
+    """What the comparisons of one rank need."""
+
+    request: Request
+    task: Certification
+    run: PlanRun
+    unclipped: tuple[float, dict[str, torch.Tensor]] | None
+    """(loss, gradients) of the first step without clipping; None where the job has none."""
+    rank: int
+    device: torch.device
+
+    @property
+    def compared(self) -> tuple[PlanStep, ...]:
+        """The steps of which gradients are compared."""
+        return self.run.steps[:_COMPARED]
 
 
 def run_certification(request: Request, task: Certification, rank: int, device: torch.device) -> CertificationReport:
-    """Compare the gradients of `task.step` under the plan with those of `task.reference`."""
-    # Clipping depends on the norm of the whole gradient: with it, one wrong part would change all others.
-    training = request.job.training.model_copy(update={"clip_norm": None})
-    request = replace(request, job=request.job.model_copy(update={"training": training}))
-    found = _under_plan(request, task, rank, device)
+    """Compare the first steps under the plan with those of `task.reference`, inputs and saved weights included."""
+    try:
+        return _certified(request, task, rank, device)
+    finally:
+        remove_scratch(task.scratch, rank)
+
+
+def _certified(request: Request, task: Certification, rank: int, device: torch.device) -> CertificationReport:
+    run = run_plan(request, task, rank, device)
+    unclipped = first_unclipped(request, rank, device) if request.job.training.clip_norm is not None else None
     # The reference needs the memory of the engine.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    rows = np.sort(np.concatenate([pack for packs in found.step.packs for pack in packs]))
-    samples, unreadable = _encoded(found, rows[rank :: comm.get_world_size()])
-    # A training divides its loss by the weights of blank samples too.
-    targets = np.array([*map(_targets, samples), *found.index.target_tokens[unreadable]], dtype=np.int64)
-    weights = sample_weights(targets, training.loss_weighting)
-    total_weight, blank_samples = _summed(device, weights.sum(), len(unreadable))
+    first = run.steps[0]
+    this = _Certifying(request=request, task=task, run=run, unclipped=unclipped, rank=rank, device=device)
     reference = task.reference
-    if reference == "transformers" and any(_has_video(found.index, int(row)) for row in rows):
+    if reference == "transformers" and any(
+        _has_video(each.index, row) for each in this.compared for row in _rows(each)
+    ):
         reference = "stages"  # the inputs of transformers' own model for a video come from its processor alone
-    if reference == "transformers":
-        shares = (weights[: len(samples)] / total_weight).tolist()
-        rounded, exact = _by_transformers(request, found, samples, shares, device)
+    own_rows = _rows(first)[rank :: comm.get_world_size()]
+    inputs, faults = compare_inputs(request.job.model, first.index, run.encoder, own_rows.tolist())
+    model = build_model(request.job.model, request.job.training, device) if reference == "transformers" else None
+    if model is None:
+        results = list(_by_stages(this, recomputes=reference == "recomputed-stages"))
     else:
-        recomputes = reference == "recomputed-stages"
-        rounded, exact = None, _by_stages(request, rows, total_weight, rank, device, recomputes=recomputes)
+        faults += _dropout_faults(run.dropouts, active_dropouts(model))
+        results = list(_by_transformers(this, model))
+    saved, of_saved = _saved(this, model)
     return CertificationReport(
         reference=reference,
-        loss=found.results.loss,
-        expected_loss=exact.loss,
-        loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss),
-        parameters=tuple(_comparisons(found, exact, rounded)),
-        epoch=found.epoch,
-        samples=len(rows),
-        blank_samples=int(blank_samples),
+        steps=tuple(_step_report(this, number, results) for number in range(len(run.steps))),
+        epoch=run.epoch,
+        inputs=inputs,
+        saved=saved,
+        faults=(*faults, *run.faults, *of_saved),
     )
 
 
-def _under_plan(request: Request, task: Certification, rank: int, device: torch.device) -> _Found:
-    with _session(request, rank, device) as session:
-        epoch = session.epoch(0)
-        step = epoch.step(task.step)
-        with closing(session.batches(epoch, (task.step,))) as batches:
-            loss = session.step(batches, step)
-        stage = session.engine.stage
-        return _Found(
-            results=Results(loss=loss, gradients=_gradients(session)),
-            parts=_parts(stage),
-            tied=stage.tied,
-            epoch=count_epoch(epoch),
-            step=step,
-            index=session.index,
-            encoder=session.encoder,
-        )
+def _by_transformers(this: _Certifying, model: PreTrainedModel) -> Iterator[_Reference]:
+    """Yield the results of the whole model, with the weights of torch's own updates behind the first step."""
+    without_dropout(model)
+    own_types = {name: each.dtype for name, each in _tensors(model)}
+    for number, each in enumerate(this.compared):
+        if number:
+            set_weights(
+                model, SharedWeights(this.compared[number - 1].weights, dict(model.named_parameters()), this.device)
+            )
+        share = _share_of(this, each)
+        wanted = {this.run.tied.get(name, name) for name in each.gradients} | set(each.gradients)
+        rounded = None
+        if model.dtype != torch.float32:
+            rounded = model_results(model, share.samples, share.shares, wanted.__contains__)
+            _set_types(model, dict.fromkeys(own_types, torch.float32))
+        exact = model_results(model, share.samples, share.shares, wanted.__contains__)
+        _set_types(model, own_types)
+        yield _Reference(exact=exact, rounded=rounded, unreadable=share.unreadable)
 
 
-@contextmanager
-def _session(request: Request, rank: int, device: torch.device) -> Iterator[Session]:
-    with open_session(request, rank, device) as session:
+def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
+    """Yield the results of the plan's stages, with one sample in each micro-batch."""
+    request, plan = this.request, this.request.plan
+    stages = tuple(replace(stage, further_levels=()) for stage in plan.stages)
+    if not recomputes:
+        stages = tuple(Stage(vision=stage.vision, language=stage.language) for stage in stages)
+    # Clipped later, by the definition.
+    training = request.job.training.model_copy(update={"clip_norm": None})
+    job = request.job.model_copy(update={"training": training})
+    changed = replace(request, job=job, plan=replace(plan, packing=Padded(samples=1), stages=stages))
+    like = dict(blank_model(job.model, training).named_parameters(remove_duplicate=False))
+    with open_session(changed, this.rank, this.device) as session:
         without_dropout(session.engine.stage)
-        yield session
+        reader = GradientReader(session)
+        for number, each in enumerate(this.compared):
+            if number:
+                _set_stage(session, SharedWeights(this.compared[number - 1].weights, like, this.device))
+            share = _share_of(this, each)
+            loss = _sample_by_sample(session, each, share.total_weight)
+            gradients = reader.read()
+            norms = [norm_of(gradient) for name, gradient in gradients.items() if not _is_copy(session, name)]
+            (squares,) = _summed(this.device, math.hypot(*norms) ** 2)
+            exact = Results(loss=loss, gradients=gradients, norm=math.sqrt(squares))
+            yield _Reference(exact=exact, rounded=None, unreadable=share.unreadable)
 
 
-def _gradients(session: Session) -> dict[str, torch.Tensor]:
-    """Return the gradients of the stage after its first step, as AdamW got them: from its first moment.
+def _sample_by_sample(session: Session, each: PlanStep, total_weight: float) -> float:
+    request, rows = session.request, _rows(each)
+    data, share = request.plan.layout.data, session.engine.stage.tensor.share
+    mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
+    count = -(-len(rows) // data)
+    # Every rank runs the same number of micro-batches, so the last one of some is empty.
+    packs = [PackPart(rows=pack, share=share) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
+    pixels, weighting = session.engine.stage.cut.embeds, request.job.training.loss_weighting
+    dataset = PackDataset(each.index, packs, session.encoder, pixels=pixels, padded=True, weighting=weighting)
+    with session.meter.watch():
+        return session.engine.step((dataset[number] for number in range(count)), count, total_weight)
 
-    It is (1 - beta1) times the gradient then, whichever engine and ZeRO stage have averaged and split it. Every rank
-    must call it; the first of those with the same parameters gets them.
-    """
-    share, state = 1 - session.request.job.training.betas[0], session.engine.state
-    gradients = (
-        (name, state.read(parameter, "exp_avg").float().cpu() / share)
-        for name, parameter in session.engine.stage.model.named_parameters()
-        if parameter.requires_grad
+
+def _set_stage(session: Session, weights: SharedWeights) -> None:
+    """Set the trained weights of a stage to those that the ranks hold; every rank must call it."""
+    own = dict(session.engine.stage.model.named_parameters())
+    for name in weights:
+        value = weights.read(name)
+        if name in own:
+            session.engine.state.write(own[name], WEIGHT, value)
+
+
+def _is_copy(session: Session, name: str) -> bool:
+    """Return whether a parameter is the second copy of a tied weight, which the gradient of the model has once."""
+    return name in session.engine.stage.tied and not session.engine.stage.cut.projects
+
+
+def _saved(this: _Certifying, model: PreTrainedModel | None) -> tuple[SavedCount | None, list[str]]:
+    """Compare what the training would write with the weights of the last step; every rank must call it."""
+    request, scratch = this.request, this.task.scratch
+    if scratch is None:
+        return None, []
+    settings, training = request.job.model, request.job.training
+    blank = blank_model(settings, training)
+    like = dict(blank.named_parameters(remove_duplicate=False))
+    if training.lora.rank:
+        like = {name: each for name, each in like.items() if each.requires_grad}
+
+    def wanted() -> Iterator[tuple[str, torch.Tensor]]:
+        weights = SharedWeights(this.run.final, like, this.device)
+        for name in weights:
+            yield plain_name(name) if training.lora.rank else name, weights.read(name).cpu().to(like[name].dtype)
+        if training.lora.rank:
+            return
+        # One weight under two names, of which the file has one.
+        tied = {copy: name for copy, name in this.run.tied.items() if copy not in weights}
+        yield from ((copy, weights.read(name).cpu().to(like[name].dtype)) for copy, name in tied.items())
+        # What no stage holds, as the folder of the model has it.
+        others = {} if model is None else model.state_dict()
+        yield from ((name, each.cpu()) for name, each in others.items() if name not in weights and name not in tied)
+
+    def base() -> nn.Module:
+        return build_model(settings, training.model_copy(update={"lora": LoraSection()}), torch.device("cpu"))
+
+    return compare_saved(request, scratch, wanted(), base, this.rank)
+
+
+def _dropout_faults(found: Mapping[str, float], expected: Mapping[str, float]) -> Iterator[str]:
+    """Yield the first dropout of the stage that is not that of the plain model."""
+    for name, share in found.items():
+        if share != expected.get(name, share):
+            yield f"the dropout {name} is {share:g} instead of {expected[name]:g}"
+            return
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from ((name, each) for name, each in model.named_parameters() if each.is_floating_point())
+    yield from ((name, each) for name, each in model.named_buffers() if each.is_floating_point())
+
+
+def _set_types(model: nn.Module, types: Mapping[str, torch.dtype]) -> None:
+    for name, each in _tensors(model):
+        each.data = each.data.to(types[name])
+
+
+def _rows(each: PlanStep) -> Ints:
+    return np.sort(np.concatenate([pack for packs in each.step.packs for pack in packs]))
+
+
+def _share_of(this: _Certifying, each: PlanStep) -> _Share:
+    rows = _rows(each)[this.rank :: comm.get_world_size()]
+    samples, unreadable = list[Encoded](), list[int]()
+    for row in map(int, rows):
+        try:
+            samples.append(encode(each.index, row, this.run.encoder, pixels=True))
+        except DataError:  # the ranks have logged it
+            unreadable.append(row)
+    # A training divides its loss by the weights of blank samples too.
+    targets = np.array([*map(_targets, samples), *each.index.target_tokens[unreadable]], dtype=np.int64)
+    weights = sample_weights(targets, this.request.job.training.loss_weighting)
+    total, blank = _summed(this.device, weights.sum(), len(unreadable))
+    return _Share(
+        samples=samples,
+        shares=(weights[: len(samples)] / total).tolist(),
+        total_weight=total,
+        unreadable=int(blank),
     )
-    return kept(gradients, keeps=session.coordinates.leads_stage)
-
-
-def _parts(stage: StageModule) -> dict[str, Part]:
-    """Return the part of the model to which each parameter of the stage belongs."""
-    chain = stage.chain
-    # The word embedding, last of the projector's paths, belongs to the language model.
-    parts: dict[str, Part] = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), "vision")
-    parts |= dict.fromkeys(chain.projector[:-1], "projector")
-    return {name: parts.get(path, "language") for path in stage.paths for name, _ in parameters_at(stage.model, path)}
 
 
 def _has_video(index: DatasetIndex, row: int) -> bool:
     """Return whether a sample holds a video; False for one that can no longer be read, which becomes a blank one."""
     try:
-        return bool(index.sample(row).videos)
+        return bool(index.sample(int(row)).videos)
     except DataError:
         return False
-
-
-def _encoded(found: _Found, rows: Ints) -> tuple[list[Encoded], list[int]]:
-    """Return the samples that can be read, and the rows of the others, which a training replaces by blank ones."""
-    samples, unreadable = [], []
-    for row in map(int, rows):
-        try:
-            samples.append(encode(found.index, row, found.encoder, pixels=True))
-        except DataError:  # the ranks have logged it
-            unreadable.append(row)
-    return samples, unreadable
 
 
 def _targets(sample: Encoded) -> int:
@@ -158,66 +289,56 @@ def _summed(device: torch.device, *values: float) -> tuple[float, ...]:
     return tuple(total.tolist())
 
 
-def _by_transformers(
-    request: Request, found: _Found, samples: Sequence[Encoded], shares: Sequence[float], device: torch.device
-) -> tuple[Results | None, Results]:
-    """Return the results in the type of the weights, unless that is float32, and in float32.
-
-    They have the gradients that this rank has found itself.
-    """
-    wanted = {found.tied.get(name, name) for name in found.results.gradients} | set(found.results.gradients)
-    model = build_model(request.job.model, request.job.training, device)
-    without_dropout(model)
-    rounded = None
-    if model.dtype != torch.float32:
-        rounded = model_results(model, samples, shares, wanted.__contains__)
-        model.float()
-    return rounded, model_results(model, samples, shares, wanted.__contains__)
+def _step_report(this: _Certifying, number: int, results: Sequence[_Reference]) -> StepReport:
+    each, clip_norm = this.run.steps[number], this.request.job.training.clip_norm
+    gradients = before = None
+    if number < len(results):
+        gradients = _comparison(this.run, each, (each.loss, each.gradients), results[number], clip_norm)
+    if number == 0 and this.unclipped:
+        before = _comparison(this.run, each, this.unclipped, results[0], None)
+    return StepReport(
+        number=each.number, factor=each.factor, gradients=gradients, before_clipping=before, updates=each.updates
+    )
 
 
-def _by_stages(
-    request: Request, rows: Ints, total_weight: float, rank: int, device: torch.device, *, recomputes: bool
-) -> Results:
-    """Return the results of the plan's stages with one sample in each micro-batch."""
-    plan = request.plan
-    stages = tuple(replace(stage, further_levels=()) for stage in plan.stages)
-    if not recomputes:
-        stages = tuple(Stage(vision=stage.vision, language=stage.language) for stage in stages)
-    plan = replace(plan, packing=Padded(samples=1), stages=stages)
-    data = plan.layout.data
-    with _session(replace(request, plan=plan), rank, device) as session:
-        mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
-        count = -(-len(rows) // data)
-        # Every rank runs the same number of micro-batches, so the last one of some is empty.
-        share = session.engine.stage.tensor.share
-        packs = [PackPart(rows=pack, share=share) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
-        pixels = session.engine.stage.cut.embeds
-        weighting = request.job.training.loss_weighting
-        dataset = PackDataset(session.index, packs, session.encoder, pixels=pixels, padded=True, weighting=weighting)
-        with session.meter.watch():
-            loss = session.engine.step((dataset[number] for number in range(count)), count, total_weight)
-        return Results(loss=loss, gradients=_gradients(session))
+def _comparison(
+    run: PlanRun,
+    each: PlanStep,
+    found: tuple[float, Mapping[str, torch.Tensor]],
+    reference: _Reference,
+    clip_norm: float | None,
+) -> GradientComparison:
+    loss, gradients = found
+    exact, rounded = reference.exact.clipped(clip_norm), reference.rounded and reference.rounded.clipped(clip_norm)
+    return GradientComparison(
+        loss=loss,
+        expected_loss=exact.loss,
+        loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss),
+        parameters=tuple(_parameters(run, gradients, exact, rounded)),
+        samples=len(_rows(each)),
+        blank_samples=reference.unreadable,
+    )
 
 
-def _comparisons(found: _Found, exact: Results, rounded: Results | None) -> Iterator[ParameterComparison]:
-    for name, gradient in found.results.gradients.items():
+def _parameters(
+    run: PlanRun, gradients: Mapping[str, torch.Tensor], exact: Results, rounded: Results | None
+) -> Iterator[ParameterComparison]:
+    for name, gradient in gradients.items():
+        if name not in exact.gradients and run.tied.get(name) not in exact.gradients:
+            continue  # one that the job does not train, whose change is reported
         # The whole model has a tied weight once, under the name of the original.
-        expected = _named(exact, name, found.tied)
+        expected = _named(exact, name, run.tied)
         yield ParameterComparison(
             name=name,
-            part=found.parts[name],
-            found=_norm(gradient),
-            expected=_norm(expected),
+            part=run.parts[name],
+            found=norm_of(gradient),
+            expected=norm_of(expected),
             product=float(torch.dot(gradient.flatten().double(), expected.flatten().double())),
-            difference=_norm(gradient - expected),
-            rounding=None if rounded is None else _norm(_named(rounded, name, found.tied) - expected),
+            difference=norm_of(gradient - expected),
+            rounding=None if rounded is None else norm_of(_named(rounded, name, run.tied) - expected),
         )
 
 
-def _named(results: Results, name: str, tied: dict[str, str]) -> torch.Tensor:
+def _named(results: Results, name: str, tied: Mapping[str, str]) -> torch.Tensor:
     found = results.gradients.get(name)
     return results.gradients[tied[name]] if found is None else found
-
-
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))

@@ -1,12 +1,14 @@
 """Gradients of transformers' own model on single samples: without packing, stages or recomputation."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
 import torch
 from deepspeed import comm
+from deepspeed.comm import ReduceOp
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -18,6 +20,7 @@ from trials.model.paths import allocate
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
+from trials.tasks.certifying.plain_optimizer import clip_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,7 +29,14 @@ class Results:
 
     loss: float
     gradients: dict[str, torch.Tensor]
-    """float32 on the CPU, by the name of the parameter."""
+    """Before clipping, float32 on the CPU, by the name of the parameter."""
+    norm: float
+    """Of the gradient of the whole model, before clipping."""
+
+    def clipped(self, clip_norm: float | None) -> "Results":
+        """Return the results with clipped gradients."""
+        share = clip_share(self.norm, clip_norm)
+        return replace(self, gradients={name: share * each for name, each in self.gradients.items()})
 
 
 def build_model(settings: ModelSection, training: TrainingSection, device: torch.device) -> PreTrainedModel:
@@ -63,7 +73,10 @@ def _drawn(skeleton: Skeleton, config: PretrainedConfig, seed: int, device: torc
 
 
 def model_results(
-    model: PreTrainedModel, samples: Sequence[Encoded], shares: Sequence[float], keep: Callable[[str], bool]
+    model: PreTrainedModel,
+    samples: Sequence[Encoded],
+    shares: Sequence[float],
+    keep: Callable[[str], bool],
 ) -> Results:
     """Run the samples of this rank through the model; sum loss and gradients over all ranks. Every rank must call it.
 
@@ -84,22 +97,58 @@ def model_results(
     for hook in hooks:
         hook.remove()
     comm.all_reduce(loss)
-    gradients = {}
+    gradients, norms = dict[str, torch.Tensor](), list[float]()
     for name, each in sums.items():
         comm.all_reduce(each)
+        norms.append(float(torch.linalg.vector_norm(each.double())))
         if keep(name):
             gradients[name] = each.cpu()
-    return Results(loss=loss.item(), gradients=gradients)
+    return Results(loss=loss.item(), gradients=gradients, norm=math.hypot(*norms))
 
 
-def without_dropout(model: nn.Module) -> None:
-    """Set every dropout of the model to 0: masks differ between passes, so gradients could not be compared."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in vars(module).items():
-            if name.endswith("dropout") and isinstance(value, float):
-                setattr(module, name, 0.0)
+class SharedWeights:
+    """Weights of which each rank holds some, for all ranks. Every rank must make one, and read the same of them."""
+
+    def __init__(
+        self, held: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], device: torch.device
+    ) -> None:
+        """`held` are this rank's, on the CPU; `like` has tensors of the same names, shapes and types on every rank."""
+        self._held, self._like, self._device = held, like, device
+        rank, none = comm.get_rank(), comm.get_world_size()
+        owners = torch.tensor([rank if name in held else none for name in like], device=device)
+        comm.all_reduce(owners, op=ReduceOp.MIN)
+        self._owners = {name: owner for name, owner in zip(like, owners.tolist(), strict=True) if owner < none}
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names that a rank holds, in the same order on every rank."""
+        return iter(self._owners)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owners
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a weight in float32 on the device."""
+        own = self._held.get(name) if self._owners[name] == comm.get_rank() else None
+        shape = self._like[name].shape
+        found = torch.empty(shape, device=self._device) if own is None else own.float().contiguous().to(self._device)
+        comm.broadcast(found, src=self._owners[name])
+        return found
+
+
+@torch.no_grad()
+def set_weights(model: PreTrainedModel, weights: SharedWeights) -> None:
+    """Set the weights of the model to those that the ranks hold; every rank must call it."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    for name in weights:
+        own[name].copy_(weights.read(name))
+
+
+def blank_model(settings: ModelSection, training: TrainingSection) -> PreTrainedModel:
+    """Build the model without weights, on the meta device, with the job's adapters."""
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    choose_trained(skeleton, training)
+    return skeleton.model
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -54,7 +54,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     opened = _open(session, task.output)
     done = opened.steps
     training = session.request.job.training
-    course, schedule = _courses(session, opened.record)
+    course, schedule = courses_of(session, opened.record)
     total = min(course.steps, training.max_steps or course.steps)
     first = session.build(0, session.request.plan, None)
     if done:
@@ -65,7 +65,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     every = training.checkpoint_every
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
     clock = RankClock(session.request.plan.layout, task.window_steps)
-    with closing(_run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
+    with closing(run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
         for record, times, ends_epoch in steps:
             done = record.step
             asked = _agreed(session, asked_to_stop) if done < last else None
@@ -85,7 +85,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
                 break
     model = task.output / MODEL_FOLDER if done == total else None
     if model and not (opened.has_model and opened.steps == done):
-        _save(session, model, opened.record, done)
+        save_result(session, model, opened.record, done)
     return TrainingReport(
         steps=done,
         finished=done == total,
@@ -114,7 +114,7 @@ def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: C
         )
 
 
-def _save(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
+def save_result(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
     """Write the trained model, or the adapter to it that was trained."""
     if session.request.job.training.lora.rank:
         from trials.tasks.training.adapter import save_adapter  # noqa: PLC0415
@@ -148,7 +148,7 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
 
 
-def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule]:
+def courses_of(session: Session, record: TrainingRecord) -> tuple[Course, Schedule]:
     """Return the steps of the training, and its schedule: that of its first plan, at the pace of the later ones."""
     training, changes = session.request.job.training, record.changes
     plans = (*(change.plan for change in changes), session.request.plan)
@@ -162,7 +162,7 @@ def _courses(session: Session, record: TrainingRecord) -> tuple[Course, Schedule
     return courses[-1], schedule
 
 
-def _run_steps(
+def run_steps(
     session: Session, course: Course, wanted: range, schedule: Schedule
 ) -> Generator[tuple[Progress, torch.Tensor, bool], None, None]:
     """Run the `wanted` steps of the course, counted from 0.

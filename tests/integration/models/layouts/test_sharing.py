@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.certification.certificate import Comparison, compare
+from autotune.certification.certificate import StepComparison, compare
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.contracts.test_families import TINY
@@ -201,11 +201,12 @@ def test_packs_of_several_levels_on_four_ranks_have_the_plain_models_gradients(
 def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 48}, hardware={"devices": 4})
     plan = levelled("4+2r1,1;1,1", sequences=(1, 2), data=4)
-    write_request(FolderChannel(tmp_path / "mixed"), job.request(plan, Certification(step=0, reference="transformers")))
+    request = job.request(plan, Certification(reference="transformers", follows=False))
+    write_request(FolderChannel(tmp_path / "mixed"), request)
     assert on_ranks(serve_with_mixed_rows, tmp_path / "mixed", world_size=4) == [True] * 4
     answers = [read_report(FolderChannel(tmp_path / "mixed"), rank) for rank in range(4)]
     reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
-    parts = compare(0, "float32", reports).parts
+    parts = compare("float32", reports).steps[0].parts
     assert len(reports) == 4
     assert [part.part for part in parts] == ["vision", "projector", "language"]
     assert all(0 < part.difference < WITHIN for part in parts)
@@ -241,12 +242,12 @@ def test_every_family_shares_its_packs(family: str, example: Path, pool: WarmPoo
     check(plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, packing=packing), job, pool, WITHIN)
 
 
-def compared(prepared: Prepared, plan: Plan, pool: WarmPool) -> Comparison:
+def compared(prepared: Prepared, plan: Plan, pool: WarmPool) -> StepComparison:
     """One step under the plan and through transformers' own model."""
-    answer = pool.ask(prepared.request(plan, Certification(step=0, reference="transformers")), 120)
+    answer = pool.ask(prepared.request(plan, Certification(reference="transformers", follows=False)), 120)
     assert isinstance(answer, Answers), answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
-    return compare(0, prepared.job.model.dtype, reports)
+    return compare(prepared.job.model.dtype, reports).steps[0]
 
 
 @pytest.mark.long
@@ -279,7 +280,9 @@ def test_shared_packs_are_as_exact_in_bfloat16_as_others(shallow: Path, pool: Wa
 @pytest.mark.long
 def test_every_fault_in_the_sharing_of_packs_shows(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
-    request = job.request(plan_of("4+2", data=2, packing=SHARED), Certification(step=0, reference="transformers"))
+    request = job.request(
+        plan_of("4+2", data=2, packing=SHARED), Certification(reference="transformers", follows=False)
+    )
     for name in SHARING_FAULTS:
         write_request(FolderChannel(tmp_path / name), request)
     assert on_ranks(serve_with_sharing_faults, tmp_path) == [True, True]

@@ -1,0 +1,62 @@
+"""Token ids and labels of the certified records, next to what the family's own processor makes of them."""
+
+import logging
+from collections.abc import Sequence
+
+from trials.certification import InputCount
+from trials.data.index import DatasetIndex
+from trials.data.records.sample import Encoder, Sample
+from trials.errors import DataError
+from trials.job import ModelSection
+from trials.model.plain.plain_inputs import Expected, PlainInputs, difference
+from trials.model.skeleton import load_config
+
+_log = logging.getLogger(__name__)
+
+_MOST = 16
+"""Records that each rank compares: their images are prepared three times."""
+
+
+def compare_inputs(
+    model: ModelSection, index: DatasetIndex, encoder: Encoder, rows: Sequence[int]
+) -> tuple[InputCount, list[str]]:
+    """Compare the first readable records among `rows` of the index; return the count, and the first that differs."""
+    plain = _plain_inputs(model)
+    records = labelled = uncompared = 0
+    faults: list[str] = []
+    for row in rows[:_MOST]:
+        try:
+            sample = index.sample(row)
+            encoded = encoder.encode(sample, pixels=False)
+        except DataError:  # the ranks have logged it
+            continue
+        expected = _expected(plain, sample)
+        if expected is None:
+            uncompared += 1
+            continue
+        records += 1
+        labelled += expected.is_target is not None
+        if text := difference(encoded, expected, encoder.max_tokens):
+            faults.append(f"{index.where(row)}: {text}, by transformers' own processor and chat template")
+    return InputCount(records=records, labelled=labelled, uncompared=uncompared), faults[:1]
+
+
+def _plain_inputs(model: ModelSection) -> PlainInputs | None:
+    """Return the model's own processor, None where it cannot be made."""
+    config = load_config(model.path, trust_remote_code=model.trust_remote_code)
+    try:
+        return PlainInputs(model.path, config, trust_remote_code=model.trust_remote_code)
+    except Exception:
+        _log.warning("token ids are not compared, since the model's own processor cannot be made", exc_info=True)
+        return None
+
+
+def _expected(plain: PlainInputs | None, sample: Sample) -> Expected | None:
+    """Return what the processor makes of a record, None where it cannot be asked."""
+    if plain is None or sample.videos:
+        return None
+    try:
+        return plain.expected(sample)
+    except Exception:  # templates and processors raise what they like
+        _log.warning("the token ids of a record are not compared", exc_info=True)
+        return None

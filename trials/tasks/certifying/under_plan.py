@@ -1,0 +1,283 @@
+"""Steps of the training itself under the plan, each next to torch's own update of the weights."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from trials.certification import EpochCount, UpdateComparison
+from trials.data.epoch import Step
+from trials.data.epoch_count import count_epoch
+from trials.data.index import DatasetIndex
+from trials.data.records.sample import Encoder
+from trials.engine.state import WEIGHT, OptimizerState, kept
+from trials.model.paths import parameters_at
+from trials.model.plain.dropout import active_dropouts, without_dropout
+from trials.model.stage import StageModule
+from trials.tasks.certifying.plain_optimizer import PlainAdamW, factors, trains
+from trials.tasks.certifying.saved import write_saved
+from trials.tasks.request import Certification, Request
+from trials.tasks.session import Session, open_session
+from trials.tasks.training.course import Course
+from trials.tasks.training.output import TrainingRecord
+from trials.tasks.training.schedule import Schedule
+from trials.tasks.training.settings import training_settings
+from trials.tasks.training.training import courses_of, run_steps
+from trials.workload import Part
+
+_RECORD = "0" * 16
+_MOST_FACTORS = 1_000
+"""Steps of a long training of which the factor is compared."""
+_FEW = 2.0**-26
+"""A quarter of a rounding of each float32 number: few are rounded otherwise than in torch's own update."""
+_SOME = 4 * 2.0**-23
+"""Four numbers of a small parameter that are rounded otherwise by one unit in the last place."""
+_RATE_ERROR = 1e-9
+"""Relative: both are computed in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanStep:
+    """A step under the plan, on one rank."""
+
+    number: int
+    """In the training, from 0."""
+    factor: float
+    """Of the learning rates, by the definition of the schedule."""
+    loss: float
+    step: Step
+    index: DatasetIndex
+    gradients: dict[str, torch.Tensor]
+    """After clipping, float32 on the CPU: of the stage on the first of its ranks, on others none."""
+    weights: dict[str, torch.Tensor]
+    """Those of the reference after the step, of the same ranks: float32 on the CPU."""
+    updates: tuple[UpdateComparison, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanRun:
+    """What the plan has done, on one rank."""
+
+    steps: tuple[PlanStep, ...]
+    parts: dict[str, Part]
+    tied: dict[str, str]
+    final: dict[str, torch.Tensor]
+    """Weights of the stage after the last step, in their own type on the CPU; of the same ranks."""
+    dropouts: dict[str, float]
+    epoch: EpochCount
+    encoder: Encoder
+    faults: tuple[str, ...]
+
+
+class GradientReader:
+    """The gradients of a stage's steps, as AdamW got them: from its first moment.
+
+    The moment is `beta1` times the one before plus `1 - beta1` times the gradient, whichever engine and ZeRO stage have
+    averaged and split it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._before = session, dict[str, torch.Tensor]()
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """Return the gradients of the last step, float32 on the CPU; every rank must call it after each step.
+
+        The first of the ranks with the same parameters gets them.
+        """
+        session, beta = self._session, self._session.request.job.training.betas[0]
+        moments = kept(
+            (
+                (name, session.engine.state.read(parameter, "exp_avg").float().to("cpu", copy=True))
+                for name, parameter in session.engine.stage.model.named_parameters()
+                if parameter.requires_grad
+            ),
+            keeps=session.coordinates.leads_stage,
+        )
+        before, self._before = self._before, moments
+        return {
+            # In float64, since the difference loses digits.
+            name: ((moment.double() - beta * before[name] if name in before else moment.double()) / (1 - beta)).float()
+            for name, moment in moments.items()
+        }
+
+
+def run_plan(request: Request, task: Certification, rank: int, device: torch.device) -> PlanRun:
+    """Run steps of the training, and write the weights after the last to `task.scratch`. Every rank must call it."""
+    with open_session(request, rank, device) as session:
+        stage, training = session.engine.stage, request.job.training
+        dropouts = active_dropouts(stage.model)
+        without_dropout(stage)
+        record = TrainingRecord(id=_RECORD, settings=training_settings(request, session.index.digest))
+        course, schedule = courses_of(session, record)
+        total = min(course.steps, training.max_steps or course.steps)
+        numbers = _numbers(schedule, total) if task.follows else (0,)
+        parts, state, leads = parts_of(stage), session.engine.state, session.coordinates.leads_stage
+        trained = {name for name, part in parts.items() if trains(training, name, part)}
+        idle = sorted(
+            name for name, each in stage.model.named_parameters() if name in trained and not each.requires_grad
+        )
+        begun = kept(_weights(stage.model, state), keeps=leads)
+        plain = PlainAdamW(
+            {name: weight.float() for name, weight in begun.items() if name in trained.difference(idle)},
+            {name: training.learning_rate_of(part) for name, part in parts.items()},
+            training,
+            device,
+        )
+        faults = [f"{name} is not trained, although the job trains it" for name in idle[:1]]
+        faults += _schedule_faults(session, schedule, total)
+        reader, steps = GradientReader(session), list[PlanStep]()
+        for number, factor in zip(numbers, factors(training, total, numbers), strict=True):
+            with closing(run_steps(session, course, range(number, number + 1), schedule)) as run:
+                ((progress, _, _),) = run
+            gradients = reader.read()
+            plain.update(gradients, factor)
+            faults += _rate_faults(state, plain, factor, number, training.learning_rate)
+            found = kept(_master_weights(stage.model, state), keeps=leads)
+            faults += _stale(stage.model, state, number)
+            steps.append(
+                PlanStep(
+                    number=number,
+                    factor=factor,
+                    loss=progress.loss,
+                    step=_step(session, course, number),
+                    index=session.index,
+                    gradients={name: each for name, each in gradients.items() if name in plain.weights},
+                    weights=dict(plain.weights),
+                    updates=tuple(_updates(found, begun, plain, parts)),
+                )
+            )
+        final = kept(_weights(stage.model, state), keeps=leads)
+        moved = [name for name, weight in final.items() if name not in trained and not torch.equal(weight, begun[name])]
+        if moved:
+            faults.append(f"{moved[0]} has changed, although the job does not train it ({len(moved)} such weights)")
+        if task.scratch is not None:
+            write_saved(session, task.scratch, record, len(steps))
+        return PlanRun(
+            steps=tuple(steps),
+            parts=parts,
+            tied=stage.tied,
+            final=final,
+            dropouts=dropouts,
+            epoch=count_epoch(session.epoch(0)),
+            encoder=session.encoder,
+            faults=tuple(faults),
+        )
+
+
+def first_unclipped(request: Request, rank: int, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return (loss, gradients) of the first step without clipping, as `PlanStep` has them. Every rank must call it."""
+    training = request.job.training.model_copy(update={"clip_norm": None})
+    request = replace(request, job=request.job.model_copy(update={"training": training}))
+    with open_session(request, rank, device) as session:
+        without_dropout(session.engine.stage)
+        record = TrainingRecord(id=_RECORD, settings=training_settings(request, session.index.digest))
+        course, schedule = courses_of(session, record)
+        with closing(run_steps(session, course, range(1), schedule)) as run:
+            ((progress, _, _),) = run
+        return progress.loss, GradientReader(session).read()
+
+
+def _numbers(schedule: Schedule, total: int) -> tuple[int, ...]:
+    """Return the steps that are run: the first two, and one where a schedule has lowered the rates of most steps.
+
+    During a warm-up the rates of the first two may be too small to see more than rounding.
+    """
+    late = schedule.warmup + 3 * (total - schedule.warmup) // 4
+    further = {late} if schedule.warmup or schedule.name != "constant" else set[int]()
+    return tuple(sorted({number for number in {0, 1} | further if number < total}))
+
+
+def parts_of(stage: StageModule) -> dict[str, Part]:
+    """Return the part of the model to which each parameter of the stage belongs."""
+    chain = stage.chain
+    # The word embedding, last of the projector's paths, belongs to the language model.
+    parts: dict[str, Part] = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), "vision")
+    parts |= dict.fromkeys(chain.projector[:-1], "projector")
+    return {name: parts.get(path, "language") for path in stage.paths for name, _ in parameters_at(stage.model, path)}
+
+
+def _weights(model: nn.Module, state: OptimizerState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of the weights with which the model computes."""
+    return ((name, state.working(each).to("cpu", copy=True)) for name, each in model.named_parameters())
+
+
+def _master_weights(model: nn.Module, state: OptimizerState) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield copies of the float32 weights that train."""
+    return (
+        (name, state.read(each, WEIGHT).float().to("cpu", copy=True))
+        for name, each in model.named_parameters()
+        if each.requires_grad
+    )
+
+
+def _stale(model: nn.Module, state: OptimizerState, number: int) -> Iterator[str]:
+    """Yield the first weight with which the model computes that is not what the optimizer has made of it."""
+    found = []
+    for name, each in model.named_parameters():  # every rank of the stage must read all
+        if each.requires_grad and not torch.equal(state.working(each), state.read(each, WEIGHT).to(each.dtype)):
+            found.append(name)
+    if found:
+        yield f"after step {number + 1} the model computes with another {found[0]} than its optimizer has"
+
+
+def _updates(
+    found: Mapping[str, torch.Tensor], begun: Mapping[str, torch.Tensor], plain: PlainAdamW, parts: Mapping[str, Part]
+) -> Iterator[UpdateComparison]:
+    for name, weight in plain.weights.items():
+        yield UpdateComparison(
+            name=name,
+            part=parts[name],
+            change=norm_of(weight - begun[name].float()),
+            difference=norm_of(found[name] - weight),
+            rounding=math.hypot(_FEW * norm_of(weight), _SOME * float(weight.abs().max())),
+        )
+
+
+def _rate_faults(state: OptimizerState, plain: PlainAdamW, factor: float, number: int, usual: float) -> Iterator[str]:
+    """Yield a difference of the (learning rate, weight decay) of the optimizer's groups from what the job says."""
+    # A rank that does not lead its stage has no weights to tell which settings it must have.
+    wanted = {(rate * factor, decay) for rate, decay in plain.settings.values()}
+    if not wanted:
+        return
+    found = state.rates
+    for place, name in enumerate(("learning rate", "weight decay")):
+        of_plan, of_job = (sorted({each[place] for each in pairs}) for pairs in (found, wanted))
+        if len(of_plan) != len(of_job) or any(
+            abs(one - other) > _RATE_ERROR * max(abs(other), _RATE_ERROR * usual)
+            for one, other in zip(of_plan, of_job, strict=True)
+        ):
+            yield f"the {name} in step {number + 1} is {_listed(of_plan)} instead of {_listed(of_job)}"
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.8g}" for value in values)
+
+
+def _schedule_faults(session: Session, schedule: Schedule, total: int) -> Iterator[str]:
+    """Yield the first step whose factor of the learning rates is not that of the schedule's definition."""
+    training = session.request.job.training
+    if not training.curriculum.steps:  # with it, the steps of the first epoch follow from its course alone
+        every = sum(session.epoch(number).steps for number in range(training.epochs))
+        if (expected := min(every, training.max_steps or every)) != total:
+            yield f"the training has {total} steps instead of {expected}"
+    near = {edge + each for edge in (0, schedule.warmup, total) for each in range(-3, 4)}
+    spread = range(0, total, max(1, total // _MOST_FACTORS))
+    steps = sorted(each for each in near | set(spread) if 0 <= each < total)
+    for step, factor in zip(steps, factors(training, total, steps), strict=True):
+        if abs((found := schedule.factor(step + 1)) - factor) > _RATE_ERROR:
+            rates = f"{found:.6g} times the learning rate instead of {factor:.6g}"
+            yield f"the schedule gives step {step + 1} of {total} {rates}"
+            return
+
+
+def _step(session: Session, course: Course, number: int) -> Step:
+    stretch = next(each for each in course.stretches if each.before <= number < each.before + each.steps)
+    return session.build(stretch.epoch, stretch.plan, stretch.order).step(number - stretch.before)
+
+
+def norm_of(tensor: torch.Tensor) -> float:
+    """Return the Euclidean norm."""
+    return float(torch.linalg.vector_norm(tensor.double()))
