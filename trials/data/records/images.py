@@ -18,6 +18,8 @@ MOST_PIXELS = 2 * 89_478_485
 _MOST_BYTES = 1 << 30
 _DEEP = ("I", "F")
 """Beginnings of the names of Pillow's modes for whole numbers of 16 and 32 bits, and for floats."""
+_SHALLOW = {"L;2": 85, "L;4": 17}
+"""What Pillow multiplies the grey values of a PNG by, but not the one that is transparent, by its names for them."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
 """Exceptions of Pillow for damaged or unknown content."""
 
@@ -47,15 +49,46 @@ def image_size(image: Image) -> tuple[int, int]:
 
 
 def image_pixels(image: Image) -> NDArray[np.uint8]:
-    """Return pixels [height, width, 3] in RGB. Raise DataError for a missing, damaged or huge image."""
+    """Return pixels [height, width, 3] in RGB, transparent ones on white.
+
+    Raise DataError for a missing, damaged or huge image.
+    """
     try:
         with _stream(image) as stream, Pillow.open(stream) as opened:
             _check_pixels(image, opened)
-            return np.asarray(opened.convert("RGB"))
+            return on_white(_scaled_transparency(opened))
     except Pillow.DecompressionBombError:
         raise _too_large(image) from None
     except _UNREADABLE as error:
         raise DataError(f"image {_name(image)} cannot be decoded: {_first_line(error)}") from error
+
+
+def on_white(picture: Pillow.Image) -> NDArray[np.uint8]:
+    """Return pixels [height, width, 3] in RGB of a picture laid on white, as image processors of transformers do it."""
+    picture.load()  # what is transparent may stand behind the pixels
+    if not picture.has_transparency_data:
+        return np.asarray(picture.convert("RGB"))
+    if picture.mode == "La":  # grey values that were multiplied by their alpha, for which Pillow has no direct way
+        picture = picture.convert("LA")
+    seen = picture.convert("RGBA")
+    white = Pillow.new("RGBA", seen.size, "white")
+    return np.asarray(Pillow.alpha_composite(white, seen).convert("RGB"))
+
+
+def _scaled_transparency(opened: Pillow.Image) -> Pillow.Image:
+    scale = _SHALLOW.get(_coded_mode(opened))
+    grey = opened.info.get("transparency")
+    if scale and isinstance(grey, int):
+        opened.info["transparency"] = scale * grey
+    return opened
+
+
+def _coded_mode(opened: Pillow.Image) -> str:
+    """Return Pillow's name for the values in the file, which says more than the mode that it reads them in."""
+    match getattr(opened, "tile", ()):
+        case [(_, _, _, str() as mode), *_]:
+            return mode
+    return ""
 
 
 def _stream(image: Image) -> IO[bytes]:
@@ -74,6 +107,11 @@ def _check_pixels(image: Image, opened: Pillow.Image) -> None:
         raise DataError(
             f"image {_name(image)} has values of more than 8 bits (mode {opened.mode}), which would turn white or "
             "black; scale them to 8 bits"
+        )
+    if _coded_mode(opened) == "RGB;16B" and "transparency" in opened.info:
+        raise DataError(
+            f"image {_name(image)} has a transparent colour of 16 bits, which cannot be told from its neighbours in "
+            "8 bits; save it with an alpha channel, or with 8 bits"
         )
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image as Pillow
 
-from trials.data.records.images import MOST_PIXELS
+from trials.data.records.images import MOST_PIXELS, on_white
 from trials.data.records.sample import Clip
 from trials.errors import DataError
 from trials.regular_file import check_regular
@@ -16,6 +17,8 @@ from trials.units import number_of
 
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif"
 """Formats that consist of one file. Others, such as playlists, name further files or addresses that would be opened."""
+_ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Decoders that also decode the alpha of a WebM, by the usual ones, which leave it out."""
 _MOST_PACKETS = 10_000_000
 """Most packets that are counted where the header does not say the number of frames."""
 
@@ -45,18 +48,18 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
 def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """Yield pixels [height, width, 3] of the frames with these numbers, in ascending order; a number may repeat.
 
-    Raise DataError where the file cannot be decoded up to the last one.
+    Transparent ones are on white. Raise DataError where the file cannot be decoded up to the last one.
     """
     wanted = iter(chosen)
     number = next(wanted, None)
     seen = 0
     with _opened(path) as (container, stream):
         size = stream.codec_context.height, stream.codec_context.width
-        for seen, frame in enumerate(container.decode(stream), 1):
+        for seen, frame in enumerate(_decoded(path, container, stream), 1):
             while number == seen - 1:
                 if (frame.height, frame.width) != size:
                     raise DataError(f"frames of video {path} have several sizes; encode it again")
-                yield frame.to_ndarray(format="rgb24")
+                yield _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
                 number = next(wanted, None)
             if number is None:
                 return
@@ -64,6 +67,40 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
         f"video {path} ends after {number_of(seen, 'frame')}, before frame {number}; it was cut off, or its header is "
         "wrong"
     )
+
+
+def _decoded(path: Path, container: Any, stream: Any) -> Iterator[Any]:
+    """Yield all frames, with their alpha where there is one."""
+    name = _ALPHA_DECODERS.get(stream.codec_context.name) if stream.metadata.get("alpha_mode") == "1" else None
+    if name is None:
+        yield from container.decode(stream)
+        return
+    import av  # noqa: PLC0415 - see `_opened`
+
+    if name not in av.codecs_available:
+        raise DataError(
+            f"video {path} has transparent areas, which need a build of PyAV with {name}; lay it on a ground, and "
+            "encode it again"
+        )
+    decoder = av.CodecContext.create(name, "r")
+    decoder.extradata = stream.codec_context.extradata
+    for packet in container.demux(stream):
+        yield from decoder.decode(packet)
+
+
+def _has_alpha(container: Any, stream: Any, frame: Any) -> bool:
+    # The fourth byte of uncompressed pixels in an AVI means nothing.
+    is_unused = stream.codec_context.name == "rawvideo" and container.format.name == "avi"
+    return not is_unused and any(component.is_alpha for component in frame.format.components)
+
+
+def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
+    colours: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+    if not has_alpha:
+        return colours
+    picture = Pillow.fromarray(colours)
+    picture.putalpha(Pillow.fromarray(np.ascontiguousarray(frame.to_ndarray(format="rgba")[..., 3])))
+    return on_white(picture)
 
 
 @contextmanager

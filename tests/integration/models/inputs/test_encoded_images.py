@@ -80,6 +80,20 @@ def test_tokens_pixels_and_grids_are_those_of_the_real_processor(
     assert (lengths.vision_units, lengths.text_tokens) == (units, len(encoded.input_ids))
 
 
+@pytest.mark.parametrize("name", ["idefics3", "smolvlm", "qwen2_5_vl"])
+def test_transparent_images_are_those_of_the_real_processor(
+    folder: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    sample = conversation(tmp_path, SHAPES[:2])
+    random = np.random.default_rng(2)
+    for path, shape in zip(sample.images, SHAPES, strict=False):
+        Image.fromarray(random.integers(0, 256, (*shape, 4), dtype=np.uint8)).save(str(path))
+    expected = np.asarray(processed(folder(name), sample)["pixel_values"])
+    encoded = encoder_of(folder(name)).encode(sample, pixels=True)
+    assert encoded.pixel_values is not None
+    assert np.array_equal(encoded.pixel_values.ravel(), expected.ravel())
+
+
 def test_counts_are_those_of_really_split_images(folder: Callable[[str], Path]) -> None:
     processor = load_processor(str(folder("idefics3")), load_config(str(folder("idefics3"))), trust_remote_code=False)
     split, random, seen = split_images(processor), np.random.default_rng(1), set()
