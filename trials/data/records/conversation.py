@@ -8,10 +8,11 @@ from typing import Any
 
 from trials.data.records.census import check
 from trials.data.records.columns import Chat, Columns, Pairs
+from trials.data.records.image_options import options_of
 from trials.data.records.placement import Role, Said, placed
 from trials.data.records.record import Record, RecordError
-from trials.data.records.references import gives_image, image_of, images_of, is_unicode
-from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Video
+from trials.data.records.references import Picture, gives_image, images_of, is_unicode, picture_of
+from trials.data.records.sample import IMAGE, VIDEO, Sample, Video
 from trials.data.records.video_references import video_of, videos_of
 from trials.data.records.watched import Watched, is_nothing, speaks_of_loss
 
@@ -183,7 +184,7 @@ def _state(value: object) -> bool | None:
 def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
     """Return a turn from a list of texts, images and videos, as OpenAI, TRL and Qwen write it."""
     texts: list[str] = []
-    images: list[Image | None] = []
+    images: list[Picture | None] = []
     videos: list[Video | None] = []
     for number, part in enumerate(parts, 1):
         what = f"part {number} of {where}"
@@ -194,8 +195,7 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
                 videos += [None] * texts[-1].count(VIDEO)
             case {"type": "image" | "image_url" | "input_image"}:
                 texts.append(IMAGE)
-                # A part without an image of its own shows the next one of the record's key.
-                images.append(image_of(part, what, root) if gives_image(part) else None)
+                images.append(_own_picture(part, what, root))
             case {"type": "video" | "video_url"}:
                 texts.append(VIDEO)
                 own = any(not is_nothing(part.get(key)) for key in _VIDEO_KEYS)
@@ -213,6 +213,15 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
         kind = "a video" if other.startswith("video") else "an image"
         raise RecordError(f"{where} contains {kind}, but only turns of the user may")
     return Said(role=role, text=whole)
+
+
+def _own_picture(part: dict[str, Any], what: str, root: Path) -> Picture | None:
+    """Return a part's own image; one without it shows the next image of the record's key. Raise RecordError."""
+    if gives_image(part):
+        return picture_of(part, what, root)
+    if options_of(part, what):
+        raise RecordError(f"{what} has options of an image that is named elsewhere; write them where it is named")
+    return None
 
 
 def _said(role: Role, text: str) -> Said:

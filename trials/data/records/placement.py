@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from trials.data.records.record import RecordError
-from trials.data.records.references import Images
-from trials.data.records.sample import IMAGE, VIDEO, Image, Sample, Turn, Video
+from trials.data.records.references import Images, Picture
+from trials.data.records.sample import IMAGE, VIDEO, Sample, Turn, Video
 from trials.units import number_of
 
 AUDIO = "<audio>"
@@ -19,7 +19,7 @@ _OTHER_MARK = re.compile(
 _SHOWN_CHARACTERS = 40
 
 Role: TypeAlias = Literal["system", "user", "assistant"]
-Medium = TypeVar("Medium", Image, Video)
+Medium = TypeVar("Medium", Picture, Video)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Said:
 
     role: Role
     text: str
-    images: tuple[Image | None, ...] = ()
+    images: tuple[Picture | None, ...] = ()
     """One entry per `<image>` of a user's text; None stands for the next image of the record's own key."""
     videos: tuple[Video | None, ...] = ()
     """The same for each `<video>`."""
@@ -63,10 +63,11 @@ def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unpl
     sizes = iter(images.sizes)
     return Sample(
         turns=tuple(Turn(role=turn.role, text=turn.text, is_learnt=turn.is_learnt) for turn in turns),
-        images=pictures,
+        images=tuple(picture.image for picture in pictures),
         image_sizes=tuple(next(sizes) if image is None else None for image in shown),
         videos=clips,
         unused=unused,
+        image_options=tuple(picture.options for picture in pictures) if any(each.options for each in pictures) else (),
     )
 
 

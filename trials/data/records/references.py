@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
+from trials.data.records.image_options import options_of
 from trials.data.records.record import Record, RecordError
-from trials.data.records.sample import Image
+from trials.data.records.sample import Image, ImageOptions
 from trials.data.records.watched import is_nothing
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -22,10 +23,18 @@ _MOST_NESTED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """An image with the options that a record gives it."""
+
+    image: Image
+    options: ImageOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
     """The images of a record's own key, in order."""
 
-    images: tuple[Image, ...] = ()
+    images: tuple[Picture, ...] = ()
     sizes: tuple[tuple[int, int] | None, ...] = ()
     """(height, width) as stated; None where the record does not say."""
 
@@ -54,18 +63,26 @@ def _images(record: Record, key: str, root: Path) -> Images:
         raise RecordError(
             f"`{key}` is {json.dumps(named, default=str)[:40]}; expected a name, a list of names, or no such key"
         )
-    images = tuple(image_of(value, f"`{key}`", root) for value in named)
+    images = tuple(picture_of(value, f"`{key}`", root) for value in named)
     # A record may state fewer sizes than it names images, or more.
     stated = (*(_size(*size) for size in sizes), *(None for _ in images))
     return Images(images=images, sizes=stated[: len(images)])
 
 
-def image_of(value: object, what: str, root: Path) -> Image:
+def picture_of(value: object, what: str, root: Path) -> Picture:
     """Return an image given as a file's name, a data: URL, bytes, or an object with one of them. Raise RecordError."""
+    options: list[ImageOptions] = []
     # Chats nest them, as in {"image_url": {"url": ...}}.
     for _ in range(_MOST_NESTED):
         if isinstance(value, dict):
+            options += [found] if (found := options_of(value, what)) else []
             value = _source(value, what)
+    if len(options) > 1:
+        raise RecordError(f"{what} has options of its image in two places; keep one")
+    return Picture(image=_content(value, what, root), options=options[0] if options else None)
+
+
+def _content(value: object, what: str, root: Path) -> Image:
     match value:
         case bytes() if value:
             return value

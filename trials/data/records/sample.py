@@ -25,8 +25,24 @@ NO_VIDEOS = (
     "with an <image>, or take the record out"
 )
 """Refusal of samples with videos."""
+NO_OPTIONS = (
+    "an image has min_pixels, max_pixels, resized_height or resized_width of its own, but the model's processor "
+    "prepares all images by one rule; remove them, and resize the image itself where it is too large"
+)
+"""Refusal of samples whose images have options."""
 IGNORED = -100
 """Label of a token that is no target, as in PyTorch's cross-entropy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """The size to which a record wants one image to be prepared: bounds on its pixels, or its height and width."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    """Both in pixels, or neither; rounded to what the model takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +91,8 @@ class Sample:
     videos: tuple[Video, ...] = ()
     unused: tuple[str, ...] = ()
     """What the record holds and this sample does not, such as a key that no format knows; one text for each kind."""
+    image_options: tuple[ImageOptions | None, ...] = ()
+    """One entry per image, None for one without options; empty where no image has any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from trials.data.records.record import Record, RecordError
-from trials.data.records.references import image_of, is_unicode, named_file
-from trials.data.records.sample import Video
+from trials.data.records.references import is_unicode, named_file, picture_of
+from trials.data.records.sample import Image, Video
 from trials.data.records.watched import is_nothing
 
 MOST_FRAMES = 4096
@@ -76,12 +76,18 @@ def _is_frame(value: object) -> bool:
     return False
 
 
-def _frames(values: list[Any], what: str, root: Path) -> tuple[Any, ...]:
+def _frames(values: list[Any], what: str, root: Path) -> tuple[Image, ...]:
     if len(values) > MOST_FRAMES:
         raise RecordError(
             f"{what} has {len(values)} frames, more than the {MOST_FRAMES} that are taken; leave some out"
         )
-    return tuple(image_of(value, f"frame {number} of {what}", root) for number, value in enumerate(values, 1))
+    frames = [picture_of(value, f"frame {number} of {what}", root) for number, value in enumerate(values, 1)]
+    if (sized := next((number for number, frame in enumerate(frames, 1) if frame.options), None)) is not None:
+        raise RecordError(
+            f"frame {sized} of {what} has options of its own, which are not supported; set what holds for all in the "
+            "model's video_preprocessor_config.json"
+        )
+    return tuple(frame.image for frame in frames)
 
 
 def _rate(given: dict[str, Any], what: str) -> float | None:

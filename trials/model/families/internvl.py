@@ -91,7 +91,11 @@ class _Tiles:
         start, end = self._around
         return [start, *[self._context] * (count - 2), end]
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [tiles, 3, height, width], each image's thumbnail last, no grids)."""
         options = shared_tiles(self._processor, len(images))
         tiles = [

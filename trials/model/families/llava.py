@@ -119,7 +119,11 @@ class _TileInputs:
         """Return `count` image tokens."""
         return [self._image_token] * count
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [images, 3, height, width], no grids)."""
         for height, width, _ in (image.shape for image in images):
             # Resized by its shorter edge before it is cropped.

@@ -213,7 +213,7 @@ class ChatMeasurer:
             raise DataError(self._videos)
         if sample.turns[0].role == "assistant":
             raise DataError("the conversation begins with an answer; begin it with a question, or remove that answer")
-        counts = count_images(self._processor, image_sizes)
+        counts = count_images(self._processor, image_sizes, sample.image_options)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:
             self._check_spelled(self.template.rendered(sample.turns, videos=bool(videos)), sample)

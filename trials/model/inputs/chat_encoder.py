@@ -31,8 +31,13 @@ class ImageInputs(Protocol):
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return the `count` tokens that stand for an image of (height, width) in a sample."""
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
-        """Return (pixels [units, *unit_shape], grids [images, G]) of one sample's images [height, width, 3]."""
+    def pixels(
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
+    ) -> tuple[NDArray[np.float32], Ints]:
+        """Return (pixels [units, *unit_shape], grids [images, G]) of one sample's images [height, width, 3].
+
+        `resized` has the `ImageCount.resized` of each, or is empty where no image has one.
+        """
 
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return (tokens, grids) of images with `units` units in all, whose pixels are zeros."""
@@ -129,7 +134,7 @@ class ChatEncoder:
         if sample.videos:
             units, grids, seconds = self._with_videos(sample, clips, text)
         elif pixels and sample.images:
-            units, grids = self._inputs.pixels([image_pixels(image) for image in sample.images])
+            units, grids = self._pixels(sample, text)
         return Encoded(
             input_ids=input_ids,
             labels=np.where(is_target, input_ids, IGNORED),
@@ -143,6 +148,10 @@ class ChatEncoder:
             return [self._config.video_token_id] * shown.width
         return self._inputs.tokens(sizes[shown.number], shown.width)
 
+    def _pixels(self, sample: Sample, text: Tokenised) -> tuple[NDArray[np.float32], Ints]:
+        pictures = [image_pixels(image) for image in sample.images]
+        return self._inputs.pixels(pictures, [count.resized for count in text.counts])
+
     def _with_videos(
         self, sample: Sample, clips: Sequence[Clip], text: Tokenised
     ) -> tuple[NDArray[np.float32], Ints, list[float]]:
@@ -151,7 +160,7 @@ class ChatEncoder:
         prepared = [self.measurer.videos.prepared(*each) for each in zip(clips, sample.videos, strict=True)]
         pieces, rows = list[NDArray[np.float32]](), NO_GRIDS
         if sample.images:
-            pixels, rows = self._inputs.pixels([image_pixels(image) for image in sample.images])
+            pixels, rows = self._pixels(sample, text)
             pieces = np.split(pixels, np.cumsum([count.units for count in text.counts[:-1]]))
         units, grids, seconds = list[NDArray[np.float32]](), list[Ints](), list[float]()
         for number, is_video in dict.fromkeys((each.number, each.is_video) for each in text.shown):

@@ -55,7 +55,7 @@ class InternVL(InternVLProcessor):
             raise ModelError(f"{kind} does not cut images into tiles; InternVL uses GotOcr2ImageProcessor")
         super().__init__(image_processor, tokenizer, video_processor, image_seq_length, chat_template)
 
-    def image_options(self, images: int) -> dict[str, Any]:
+    def tile_options(self, images: int) -> dict[str, Any]:
         """Return the options by which each of a sample's `images` is cut into tiles."""
         return shared_tiles(self.image_processor, images)
 

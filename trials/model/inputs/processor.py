@@ -3,7 +3,7 @@
 `_get_num_multimodal_tokens` is a private name of transformers, which other engines build on too. It is used here alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,10 +11,12 @@ from transformers import PROCESSOR_MAPPING, LlavaProcessor, PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 from transformers.utils.import_utils import DummyObject
 
+from trials.data.records.sample import ImageOptions
 from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
 from trials.model.inputs.pixtral import PixtralProcessor
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.inputs.resized_images import resized_size, unit_side
 from trials.model.refusals.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
@@ -31,6 +33,8 @@ class ImageCount:
     """Positions in the language model: start, end and newline tokens included."""
     units: int
     """Tiles or crops; merged patches where the vision tower takes images in their own resolution."""
+    resized: tuple[int, int] | None = None
+    """(height, width) to which options of the record resize it; None where the processor's settings do."""
 
 
 class Loader(Protocol):
@@ -113,14 +117,24 @@ def placeholder(processor: Any) -> str:
     return f"{written[:start]}{processor.image_token}{written[len(written) - end :]}"
 
 
-def count_images(processor: Any, sizes: tuple[tuple[int, int], ...]) -> tuple[ImageCount, ...]:
-    """Return the counts of a sample's images, from their (height, width). Raise DataError for one that is refused."""
+def count_images(
+    processor: Any, sizes: tuple[tuple[int, int], ...], options: Sequence[ImageOptions | None] = ()
+) -> tuple[ImageCount, ...]:
+    """Return the counts of a sample's images, from their (height, width) and what the record says of each.
+
+    Raise DataError for one that is refused, and for options that the processor cannot follow.
+    """
+    if any(options):
+        pairs = zip(sizes, options, strict=True)
+        return tuple(
+            _resized(processor, size, wanted) if wanted else _count(processor, size, {}) for size, wanted in pairs
+        )
     # LLaVA-OneVision cuts an image into crops only where a sample has no other image.
     if len(sizes) > 1 and "batch_num_images" in processor.image_processor.model_input_names:
         text = processor.replace_image_token({"batch_num_images": [len(sizes)]}, 0)
         return (ImageCount(tokens=text.count(processor.image_token), units=1),) * len(sizes)
-    options = processor.image_options(len(sizes)) if hasattr(processor, "image_options") else {}
-    return tuple(_count(processor, size, options) for size in sizes)
+    shared = processor.tile_options(len(sizes)) if hasattr(processor, "tile_options") else {}
+    return tuple(_count(processor, size, shared) for size in sizes)
 
 
 def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> None:
@@ -148,6 +162,12 @@ def _count(processor: Any, size: tuple[int, int], options: Mapping[str, Any]) ->
         raise DataError(f"the model's processor refuses an image of {width} x {height} pixels: {error}") from error
     (tokens,), (patches,) = found.num_image_tokens, found.num_image_patches
     return ImageCount(tokens=int(tokens), units=_units(images, size, int(patches)))
+
+
+def _resized(processor: Any, size: tuple[int, int], options: ImageOptions) -> ImageCount:
+    height, width = resized_size(processor.image_processor, size, options)
+    units = height * width // unit_side(processor.image_processor) ** 2
+    return ImageCount(tokens=units, units=units, resized=(height, width))
 
 
 def _units(images: Any, size: tuple[int, int], patches: int) -> int:

@@ -45,7 +45,11 @@ class NoImages:
         """Return no token."""
         return []
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return one unit without values for each image."""
         return np.zeros((len(images), *self.unit_shape), dtype=np.float32), NO_GRIDS
 

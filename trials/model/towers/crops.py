@@ -194,7 +194,11 @@ class CropInputs:
         """Return `count` image tokens."""
         return [self._image_token] * count
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, 3, height, width], grids [images, 3])."""
         sizes = [image.shape[:2] for image in images]
         if len(images) > 1 and not self._crops_several:

@@ -24,6 +24,7 @@ from trials.model.attention.samples import PackedSamples
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import Positions, chat_encoder
 from trials.model.inputs.patched_videos import VideoRules
+from trials.model.inputs.resized_images import resized_pixels
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers.patch_videos import PatchVideos
@@ -69,9 +70,23 @@ class PatchInputs:
         """Return one image token for each of `count` merged patches."""
         return [self._image_token] * count
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, *unit_shape], grids [images, 3])."""
-        made = self._processor(list(images), input_data_format="channels_last", return_tensors="np")
+        if not any(resized):
+            return self._processed(images)
+        made = [
+            self._processed([resized_pixels(self._processor, image, size)], do_resize=False)
+            if size
+            else self._processed([image])
+            for image, size in zip(images, resized, strict=True)
+        ]
+        pixels, grids = zip(*made, strict=True)
+        return np.concatenate(pixels), np.concatenate(grids)
+
+    def _processed(self, images: Sequence[NDArray[np.uint8]], **options: bool) -> tuple[NDArray[np.float32], Ints]:
+        made = self._processor(list(images), input_data_format="channels_last", return_tensors="np", **options)
         pixels = np.asarray(made["pixel_values"], dtype=np.float32).reshape(-1, *self.unit_shape)
         return pixels, np.asarray(made["image_grid_thw"], dtype=np.int64)
 

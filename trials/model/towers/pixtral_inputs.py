@@ -40,7 +40,11 @@ class PixtralInputs:
         row = [self._processor.image_token_id] * columns + [self._processor.image_break_token_id]
         return [*(row * rows)[:-1], self._processor.image_end_token_id]
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, *unit_shape], grids [images, 2])."""
         made = [self._processed(image) for image in images]
         grids = np.array([(each.shape[1] // self._size, each.shape[2] // self._size) for each in made], dtype=np.int64)

@@ -107,7 +107,11 @@ class TileInputs:
                 f"{self.unit_shape}, or some that are not finite; correct preprocessor_config.json"
             )
 
-    def pixels(self, images: Sequence[NDArray[np.uint8]]) -> tuple[NDArray[np.float32], Ints]:
+    def pixels(
+        self,
+        images: Sequence[NDArray[np.uint8]],
+        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+    ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [tiles, 3, height, width], no grids) of one sample's images [height, width, 3]."""
         made = [
             np.asarray(self._images([image], input_data_format="channels_last", return_tensors="np")["pixel_values"])
