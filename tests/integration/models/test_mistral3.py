@@ -188,18 +188,18 @@ PROCESSORS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no resizing": (
         "preprocessor_config.json",
         {"do_resize": False},
-        r"makes \(3, 5, 7\) numbers of an image of 5 x 7",
+        "do_resize of the image processor is False",
     ),
     "no scale": (
         "preprocessor_config.json",
         {"image_std": [0, 0, 0]},
-        "cannot be used: RuntimeWarning: divide by zero",
+        "numbers of which none is 0",
     ),
     "tokens": ("processor_config.json", {"image_break_token": "[ROW]"}, r"the tokenizer has no \[ROW\]; take the"),
     "no edge": (
         "preprocessor_config.json",
         {"size": {"longest_edge": 0}},
-        "processor of model .* cannot be loaded and",
+        "size of the image processor is .*edges in whole numbers",
     ),
 }
 

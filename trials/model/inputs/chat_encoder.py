@@ -12,13 +12,15 @@ from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Ints, L
 from trials.data.records.videos import clip_of
 from trials.errors import ModelError
 from trials.model.inputs.chat import ChatMeasurer, Shown, Tokenised, VideoLoader, measurer
-from trials.model.inputs.preprocessing import check_vocabulary
-from trials.model.inputs.processor import Loader, load_processor
+from trials.model.inputs.preprocessing import check_vocabulary, preparing
+from trials.model.inputs.processor import Loader, count_images, load_processor
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
 Positions: TypeAlias = Callable[[PretrainedConfig, Ints, Ints, Sequence[float] | None], Ints]
 """`Family.positions`"""
+_PROBES = (((5, 7),), ((90, 41), (5, 7)))
+"""Sizes (height, width) of the images of two samples with which processors are tried: none is a multiple of a tile."""
 
 
 class ImageInputs(Protocol):
@@ -64,8 +66,36 @@ def chat_encoder(
     """
     config = load_config(model_path, trust_remote_code=trust_remote_code)
     measuring = measurer(model_path, trust_remote_code, max_tokens, load=load, videos=videos)
+    processor = measuring.processor
+    with preparing(getattr(processor, "image_processor", None)):
+        prepared = inputs(config, processor)
+        if processor.image_token:
+            _check_images(processor, prepared)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
-        return ChatEncoder(config, measuring, inputs(config, measuring.processor), positions)
+        return ChatEncoder(config, measuring, prepared, positions)
+
+
+def _check_images(processor: Any, inputs: ImageInputs) -> None:
+    """Raise ModelError where a processor does not make of images what it counts of their sizes."""
+    for sizes in _PROBES:
+        black = [np.zeros((*size, 3), dtype=np.uint8) for size in sizes]
+        counts = count_images(processor, sizes)
+        units, _ = inputs.pixels(black)
+        counted, made = sum(count.units for count in counts), len(units)
+        if counted != made or units.shape[1:] != inputs.unit_shape or not np.isfinite(units).all():
+            raise ModelError(
+                f"images of (height, width) {', '.join(map(str, sizes))} have {counted} vision units of "
+                f"{inputs.unit_shape} numbers by their sizes, but {made} of {units.shape[1:]}, or some that are not "
+                "finite, by their pixels; correct preprocessor_config.json"
+            )
+        if np.array_equal(units, inputs.pixels([picture + np.uint8(255) for picture in black])[0]):
+            raise ModelError("the image processor makes the same of black and white; correct preprocessor_config.json")
+        for size, count in zip(sizes, counts, strict=True):
+            if len(inputs.tokens(size, count.tokens)) != count.tokens:
+                raise ModelError(
+                    f"an image of (height, width) {size} is counted as {count.tokens} tokens, but shown as "
+                    f"{len(inputs.tokens(size, count.tokens))}; correct preprocessor_config.json"
+                )
 
 
 class ChatEncoder:

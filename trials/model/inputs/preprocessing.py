@@ -1,10 +1,12 @@
 """A model folder's tokenizer and image processor."""
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from trials.errors import ModelError
+from trials.model.inputs.image_settings import check_image_settings, shown_setting
 from trials.model.refusals.refusal import refusing
 
 _SAVE = "save it there with save_pretrained"
@@ -17,10 +19,21 @@ def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
 
 
 def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
-    """Return the image processor of a model folder. Raise ModelError where it is missing or damaged."""
+    """Return the image processor of a model folder.
+
+    Raise ModelError where it is missing or damaged, or has settings that cannot be followed.
+    """
     with refusing(f"the image processor of model {path} cannot be loaded", _SAVE):
         # The other backend resizes differently, and which one is there would depend on the machine.
-        return AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+        images = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+    check_image_settings(images)
+    return images
+
+
+def preparing(images: Any) -> AbstractContextManager[None]:
+    """Raise ModelError for what an image processor raises of images that it is tried with."""
+    what = f"no image can be prepared with size {shown_setting(getattr(images, 'size', None))} and the other settings"
+    return refusing(what, "correct them in preprocessor_config.json and processor_config.json")
 
 
 def check_vocabulary(config: Any, tokenizer: Any) -> None:

@@ -15,7 +15,7 @@ from trials.data.records.sample import ImageOptions
 from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
 from trials.model.inputs.pixtral import PixtralProcessor
-from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
+from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer, preparing
 from trials.model.inputs.resized_images import resized_size, unit_side
 from trials.model.refusals.refusal import INSTALL, refusing
 
@@ -58,6 +58,7 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
         settings, _ = kind.get_processor_dict(path)
         processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
         _check_stated(processor, path, config)
+    with preparing(processor.image_processor):
         count_images(processor, (_PROBE,))
     return processor
 
@@ -171,12 +172,17 @@ def _resized(processor: Any, size: tuple[int, int], options: ImageOptions) -> Im
 
 
 def _units(images: Any, size: tuple[int, int], patches: int) -> int:
-    pinpoints = getattr(images, "image_grid_pinpoints", None)
+    pinpoints = _declared(images, "image_grid_pinpoints")
     if pinpoints:  # these processors pad to the most crops of a batch, so they say 1 for every image
         crop, whole = images.crop_size, images.size
         side = int((crop and crop.height) or whole.height or whole.shortest_edge)
         height, width = select_best_resolution(size, pinpoints)
         crops: int = -(-height // side) * -(-width // side)
         return 1 + crops
-    merge: int = getattr(images, "merge_size", None) or 1
+    merge: int = _declared(images, "merge_size") or 1
     return patches // (merge * merge)
+
+
+def _declared(images: Any, name: str) -> Any:
+    """Return a setting of a processor whose class knows it; a file may hold others, which say nothing."""
+    return getattr(images, name, None) if hasattr(type(images), name) else None

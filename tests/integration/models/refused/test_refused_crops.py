@@ -88,7 +88,11 @@ PROCESSORS: dict[str, tuple[str, Spoil, str]] = {
         settings("preprocessor_config.json", crop_size={"height": 10**9, "width": 28}),
         r"crop_size of the image processor is .*1000000000.*; correct it in preprocessor_config.json",
     ),
-    "deviation": ("llava-siglip", settings("preprocessor_config.json", image_std=[0, 0, 0]), r"some that are not fin"),
+    "deviation": (
+        "llava-siglip",
+        settings("preprocessor_config.json", image_std=[0, 0, 0]),
+        r"numbers of which none is 0",
+    ),
     "patches": ("llava", settings("processor_config.json", patch_size=14), r"7 x 5 pixels as 4 tokens but the model m"),
     "class token": (
         "llava",
