@@ -1,4 +1,4 @@
-"""The base of all errors, and those of preparing and running a plan.
+"""The base of all errors, those of preparing and running a plan, and how much their messages quote.
 
 AutotuneError              of the three packages: in `autotune.errors`, in `storage.errors`, and here
 `-- TrialsError
@@ -19,9 +19,50 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
         `-- OtherForm      it has other fields than this version's
 """
 
+import re
+
+_LONGEST_WORD, _WORD_BEGIN, _WORD_END = 160, 90, 40
+"""Of a name, or of a text without white space, in characters, and what is kept of a longer one."""
+_LONGEST_LINE, _LINE_BEGIN, _LINE_END = 1_500, 900, 400
+_LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+
+
+def in_brief(message: str) -> str:
+    """Return a message whose long words and lines lack their middle, with the number of characters that they had."""
+    return "\n".join(map(_line, message.split("\n")))
+
+
+def in_one_line(message: str) -> str:
+    r"""Return a message in brief with line feeds and other control characters written as `\n` or `\x1b`."""
+    if message.isprintable():
+        return _line(message)
+    return _line("".join(each if each.isprintable() else _escaped(each) for each in message))
+
+
+def shown_name(name: object) -> str:
+    """Return a name or path for a message: in one line, without its middle if it is long, also with white space."""
+    text = in_one_line(str(name))
+    return text if len(text) <= _LONGEST_WORD else _ends(text, _WORD_BEGIN, _WORD_END)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def _line(line: str) -> str:
+    brief = _LONG.sub(lambda word: _ends(word[0], _WORD_BEGIN, _WORD_END), line)
+    return brief if len(brief) <= _LONGEST_LINE else _ends(brief, _LINE_BEGIN, _LINE_END)
+
+
+def _ends(text: str, begin: int, end: int) -> str:
+    return f"{text[:begin]}...({len(text)} characters)...{text[-end:]}"
+
 
 class AutotuneError(Exception):
-    """Base of every error that this software raises; the message names the value and the remedy."""
+    """Base of every error that this software raises; the message names the value, in brief, and the remedy."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(in_brief(str(message)))
 
 
 class TrialsError(AutotuneError):

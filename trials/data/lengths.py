@@ -14,7 +14,7 @@ from trials.data.records.images import image_size
 from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
 from trials.data.records.watched import OTHERS
-from trials.errors import DataError
+from trials.errors import DataError, in_one_line
 
 COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")
 MOST_UNUSED = 100
@@ -99,7 +99,7 @@ class _Work:
         try:
             lengths, unused = self._lengths(record)
         except DataError as error:
-            self.bad.append(((offset, line), str(error)))
+            self.bad.append(((offset, line), in_one_line(str(error))))
         else:
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
             self.rows.append((offset, line, self.records, *sizes))

@@ -10,7 +10,7 @@ from PIL import UnidentifiedImageError
 
 from trials.data.records.image_end import missing_bytes
 from trials.data.records.sample import Image
-from trials.errors import DataError
+from trials.errors import DataError, shown_name
 from trials.regular_file import check_regular
 
 MOST_PIXELS = 2 * 89_478_485
@@ -120,10 +120,12 @@ def _too_large(image: Image) -> DataError:
 
 
 def _name(image: Image) -> str:
-    return f"in the record, of {len(image)} bytes," if isinstance(image, bytes) else str(image)
+    return f"in the record, of {len(image)} bytes," if isinstance(image, bytes) else shown_name(image)
 
 
 def _first_line(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):  # its own text names an object in memory
         return "it is empty, or in no image format known here"
+    if isinstance(error, OSError) and error.strerror:  # its own text repeats the name
+        return error.strerror
     return str(error).partition("\n")[0] or type(error).__name__

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from trials.errors import in_one_line
+
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is not read into memory, and is reported."""
 
@@ -13,7 +15,10 @@ Record: TypeAlias = dict[str, Any]
 
 
 class RecordError(ValueError):
-    """A record that cannot be used; the message says what is wrong with it."""
+    """A record that cannot be used; the message says what is wrong with it, in one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(in_one_line(message))
 
 
 def once(pairs: list[tuple[str, Any]]) -> Record:

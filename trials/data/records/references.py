@@ -1,20 +1,22 @@
 """The images that a record names: by file, by data: URL, or as bytes."""
 
-import base64
-import binascii
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 from trials.data.records.image_options import options_of
+from trials.data.records.inline_images import inline_image
 from trials.data.records.record import Record, RecordError
 from trials.data.records.sample import Image, ImageOptions
 from trials.data.records.watched import is_nothing
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FILE = "file://"
+_LONGEST_NAME = 4096
+"""Bytes of the longest path that Linux opens."""
 _SOURCES = ("bytes", "path", "url", "image", "image_url", "base64", "source")
 """Keys under which an object gives its image; `source` as an object alone, as Anthropic writes it."""
 _OTHER_SOURCES = ("file_id", "image_bytes", "inline_data", "file_data", "data")
@@ -86,10 +88,9 @@ def _content(value: object, what: str, root: Path) -> Image:
     match value:
         case bytes() if value:
             return value
-        case str() if value.startswith("data:"):
-            return _from_data_url(value, what)
         case str() if value and is_unicode(value):
-            return named_file(value, what, root)
+            inline = inline_image(value, what)
+            return named_file(value, what, root) if inline is None else inline
     raise RecordError(f"{what} is neither a file name nor an image")
 
 
@@ -143,24 +144,18 @@ def is_unicode(text: str) -> bool:
 
 def named_file(name: str, what: str, root: Path) -> Path:
     """Return the path of a file name or file:// URL, relative to `root`. Raise RecordError for any other URL."""
-    if name.startswith("file://"):
-        name = unquote(name.removeprefix("file://"))
+    if name[: len(_FILE)].lower() == _FILE:
+        name = unquote(name[len(_FILE) :])
     elif _SCHEME.match(name):
         raise RecordError(f"{what} is the URL {name[:80]}, which is not fetched; download it and name the file")
+    if len(name) > _LONGEST_NAME:
+        raise RecordError(
+            f"{what} is a text of {len(name)} characters, which is no file name; an image in base64 begins with "
+            "data:image/png;base64, or another kind of image"
+        )
     if "\0" in name:
         raise RecordError(f"{what} holds a null character, so it is not a file name")
     return root / name
-
-
-def _from_data_url(url: str, what: str) -> bytes:
-    head, comma, body = url.partition(",")
-    try:
-        content = base64.b64decode(body, validate=True) if head.endswith(";base64") else unquote_to_bytes(body)
-    except (binascii.Error, ValueError) as error:
-        raise RecordError(f"{what} is a data: URL that cannot be decoded: {error}") from error
-    if not comma or not content:
-        raise RecordError(f"{what} is a data: URL without content")
-    return content
 
 
 def _list(record: Record, key: str) -> list[Any]:

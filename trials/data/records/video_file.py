@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 
 from trials.data.records.images import MOST_PIXELS, on_white
 from trials.data.records.sample import Clip
-from trials.errors import DataError
+from trials.errors import DataError, shown_name
 from trials.regular_file import check_regular
 from trials.units import number_of
 
@@ -37,11 +37,11 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
         size = stream.codec_context.height, stream.codec_context.width
     if frames < 1 or min(size) < 1 or not rate or rate <= 0:
         raise DataError(
-            f"video {path} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by its "
-            "header; encode it again"
+            f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by "
+            "its header; encode it again"
         )
     if size[0] * size[1] > MOST_PIXELS:
-        raise DataError(f"video {path} has frames of more than {MOST_PIXELS} pixels; scale it down")
+        raise DataError(f"{_video(path)} has frames of more than {MOST_PIXELS} pixels; scale it down")
     return Clip(frames=frames, size=size, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
 
 
@@ -58,14 +58,14 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
         for seen, frame in enumerate(_decoded(path, container, stream), 1):
             while number == seen - 1:
                 if (frame.height, frame.width) != size:
-                    raise DataError(f"frames of video {path} have several sizes; encode it again")
+                    raise DataError(f"frames of {_video(path)} have several sizes; encode it again")
                 yield _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
                 number = next(wanted, None)
             if number is None:
                 return
     raise DataError(
-        f"video {path} ends after {number_of(seen, 'frame')}, before frame {number}; it was cut off, or its header is "
-        "wrong"
+        f"{_video(path)} ends after {number_of(seen, 'frame')}, before frame {number}; it was cut off, or its header "
+        "is wrong"
     )
 
 
@@ -79,10 +79,10 @@ def _decoded(path: Path, container: Any, stream: Any) -> Iterator[Any]:
 
     if name not in av.codecs_available:
         raise DataError(
-            f"video {path} has transparent areas, which need a build of PyAV with {name}; lay it on a ground, and "
-            "encode it again"
+            f"{_video(path)} has transparent areas, which need a build of PyAV with {name}; lay it on a ground, "
+            "and encode it again"
         )
-    decoder = av.CodecContext.create(name, "r")
+    decoder: Any = av.CodecContext.create(name, "r")
     decoder.extradata = stream.codec_context.extradata
     for packet in container.demux(stream):
         yield from decoder.decode(packet)
@@ -103,6 +103,10 @@ def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
     return on_white(picture)
 
 
+def _video(path: Path) -> str:
+    return f"video {shown_name(path)}"
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     """Yield (container, its first video stream), and raise DataError for what PyAV raises."""
@@ -110,18 +114,18 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         check_regular(path)
         import av  # noqa: PLC0415 - an extra, and slow to load
     except FileNotFoundError:
-        raise DataError(f"video {path} does not exist") from None
+        raise DataError(f"{_video(path)} does not exist") from None
     except OSError as error:
-        raise DataError(f"video {path} cannot be opened: {error}") from error
+        raise DataError(f"{_video(path)} cannot be opened: {error.strerror or error}") from error
     except ImportError as error:
         raise DataError(
-            f"video {path} is a file, which needs the package av to be decoded; pip install 'vlm-autotune[video]', or "
-            "give the video as a folder or list of frames"
+            f"{_video(path)} is a file, which needs the package av to be decoded; pip install 'vlm-autotune[video]', "
+            "or give the video as a folder or list of frames"
         ) from error
     try:
         with path.open("rb") as file, av.open(file, options={"format_whitelist": _FORMATS}) as container:
             if not container.streams.video:
-                raise DataError(f"{path} holds no video")
+                raise DataError(f"{shown_name(path)} holds no video")
             yield container, container.streams.video[0]
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"video {path} cannot be decoded: {error}") from error
+        raise DataError(f"{_video(path)} cannot be decoded: {error}") from error

@@ -4,6 +4,7 @@ import math
 from pathlib import Path, PurePath
 from typing import Any
 
+from trials.data.records.inline_images import is_data_url, is_inline_image
 from trials.data.records.record import Record, RecordError
 from trials.data.records.references import is_unicode, named_file, picture_of
 from trials.data.records.sample import Image, Video
@@ -57,7 +58,7 @@ def video_of(value: object, what: str, root: Path) -> Video:
     match value:
         case list() if _are_frames(value):
             return Video(source=_frames(value, what, root), fps=fps)
-        case str() if value and is_unicode(value) and not value.startswith("data:"):
+        case str() if value and is_unicode(value) and not is_data_url(value):
             return Video(source=named_file(value, what, root), fps=fps)
     raise RecordError(f"{what} is neither the name of a video or of a folder of frames, nor a list of frames")
 
@@ -72,7 +73,7 @@ def _is_frame(value: object) -> bool:
         case bytes() | {"bytes": bytes()}:
             return True
         case {"path": str(name)} | {"image": str(name)} | str(name):
-            return name.startswith("data:image/") or PurePath(name).suffix.lower() in IMAGE_SUFFIXES
+            return is_inline_image(name) or PurePath(name).suffix.lower() in IMAGE_SUFFIXES
     return False
 
 

@@ -13,7 +13,7 @@ from trials.data.records import video_file
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import Clip, Image, Video
 from trials.data.records.video_references import IMAGE_SUFFIXES, MOST_FRAMES
-from trials.errors import DataError
+from trials.errors import DataError, shown_name
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -32,12 +32,16 @@ def frames_of(video: Video) -> tuple[Image, ...] | None:
         with os.scandir(video.source) as entries:
             names = [entry.name for entry in islice(entries, MOST_FRAMES + 1)]
     except OSError as error:
-        raise DataError(f"video {video.source} cannot be opened: {error.strerror}") from error
+        raise DataError(f"video {shown_name(video.source)} cannot be opened: {error.strerror}") from error
     if len(names) > MOST_FRAMES:
-        raise DataError(f"the folder {video.source} has more than {MOST_FRAMES} entries; leave out some frames")
+        raise DataError(
+            f"the folder {shown_name(video.source)} has more than {MOST_FRAMES} entries; leave out some frames"
+        )
     frames = sorted((name for name in names if Path(name).suffix.lower() in IMAGE_SUFFIXES), key=_by_number)
     if not frames:
-        raise DataError(f"the folder {video.source} holds no frames; their names end in {', '.join(IMAGE_SUFFIXES)}")
+        raise DataError(
+            f"the folder {shown_name(video.source)} holds no frames; their names end in {', '.join(IMAGE_SUFFIXES)}"
+        )
     return tuple(video.source / name for name in frames)
 
 
@@ -53,9 +57,10 @@ def clip_of(video: Video, size_of: Callable[[Image], tuple[int, int]]) -> Clip:
     size = size_of(frames[0])
     for frame in frames[1:]:
         if (other := size_of(frame)) != size:
+            which = shown_name(frame) if isinstance(frame, Path) else "in the record"
             raise DataError(
-                f"frame {frame if isinstance(frame, Path) else 'in the record'} of a video has {other[1]} x {other[0]} "
-                f"pixels, but the first one {size[1]} x {size[0]}; make all frames of a video equally large"
+                f"frame {which} of a video has {other[1]} x {other[0]} pixels, but the first one {size[1]} x "
+                f"{size[0]}; make all frames of a video equally large"
             )
     return Clip(frames=len(frames), size=size, is_file=False, fps=video.fps)
 

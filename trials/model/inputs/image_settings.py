@@ -36,23 +36,24 @@ def check_image_settings(images: Any) -> None:
 
     Other processors than those of transformers know other settings, and are not looked at.
     """
-    if not isinstance(images, PilBackend):
+    kind: Any = type(images)
+    if not issubclass(kind, PilBackend):
         return
     for names, is_right, expected in _RULES:
         for name in names:
-            value, default = getattr(images, name, None), getattr(type(images), name, None)
+            value, default = getattr(images, name, None), getattr(kind, name, None)
             # What a class does not declare, it does not read.
-            is_read = hasattr(type(images), name)
+            is_read = hasattr(kind, name)
             is_missing = value is None and (default is None or name not in _NEEDED)
             if is_read and not is_missing and not is_right(value):
                 raise _wrong(name, value, expected)
-    if images.do_resize is False and type(images).do_resize:
+    if images.do_resize is False and kind.do_resize:
         raise _wrong("do_resize", False, "true: images of all sizes are prepared for one model")
     if images.do_normalize:
         _check_normalisation(images)
-    if isinstance(images, Qwen2VLImageProcessorPil):
+    if issubclass(kind, Qwen2VLImageProcessorPil):
         _check_bounds(images.size)
-    elif isinstance(images, _BY_LONGEST) and not (images.size and images.size.longest_edge):
+    elif issubclass(kind, _BY_LONGEST) and not (images.size and images.size.longest_edge):
         raise _wrong("size", images.size, "a longest_edge, to which images are scaled")
 
 

@@ -62,7 +62,8 @@ def sample_of(folder: Path, *images: tuple[tuple[int, int], ImageOptions | None]
 
 def processed(images: Any, path: Any, options: ImageOptions | None) -> Any:
     """What the processor makes of one image when it is called with the options."""
-    picture, bounds = Image.open(path), images.size
+    picture: Image.Image = Image.open(path)
+    bounds = images.size
     if options is None:
         return images([picture], return_tensors="np")
     if options.resized_height and options.resized_width:
@@ -107,7 +108,7 @@ def test_lengths_pixels_and_grids_are_those_of_the_processor_with_the_same_optio
     values = np.concatenate([each["pixel_values"] for each in expected])
     np.testing.assert_array_equal(encoded.pixel_values.reshape(values.shape), values)
     np.testing.assert_array_equal(encoded.grids, np.concatenate([each["image_grid_thw"] for each in expected]))
-    lengths = encoder.measure(sample, tuple(size for size, _ in shown))
+    lengths = encoder.measure(sample, tuple(size for size, _ in shown)).lengths
     assert (lengths.vision_units, lengths.text_tokens) == (len(encoded.pixel_values), len(encoded.input_ids))
     token = load_config(str(folder)).image_token_id
     assert np.count_nonzero(encoded.input_ids == token) == lengths.vision_units

@@ -152,7 +152,7 @@ def test_a_setting_is_followed_or_refused_when_the_model_is_loaded(
     encoder = found
     encoded = encoder.encode(sample, pixels=True)
     assert encoded.pixel_values is not None
-    lengths = encoder.measure(sample, SIZES)
+    lengths = encoder.measure(sample, SIZES).lengths
     assert (lengths.vision_units, lengths.text_tokens) == (len(encoded.pixel_values), len(encoded.input_ids))
     tokens, units = processed(encoder, folder, sample)
     assert tokens in (None, encoded.input_ids.tolist())

@@ -8,12 +8,12 @@ import pytest
 from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.records.images import MOST_PIXELS
-from trials.data.records.sample import BadLine, ImageOptions, Lengths, Sample
+from trials.data.records.sample import BadLine, ImageOptions, Measured, Sample
 
 ANSWER = {"role": "assistant", "content": "A circle."}
 
 
-def read(tmp_path: Path, line: dict[str, Any]) -> Sample | Lengths | BadLine:
+def read(tmp_path: Path, line: dict[str, Any]) -> Sample | Measured | BadLine:
     path = write_records(tmp_path / "a.jsonl", line)
     file = file_of(path, format="messages" if "messages" in line else "qwen")
     ((_, found),) = (each for chunk in formats.chunks(file) for each in formats.records(file, chunk))
