@@ -1,33 +1,28 @@
 """Weights for the parts of the model that a stage holds: drawn from a seed, or read from safetensors files."""
 
 import hashlib
+import logging
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
 from trials.errors import ModelError
 from trials.model.conversion import Origin, find_origins, refused_names
-from trials.model.hub import published_name
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
-from trials.model.refusals.folder import CONFIG, check_adapter, check_pointer, read_index
+from trials.model.refusals.folder import CONFIG, check_adapter
 from trials.model.skeleton import Skeleton
-from trials.regular_file import check_regular
+from trials.model.weight_files import chosen_files, opened
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _ADAPTER = re.compile(r"\.lora_[AB]\.")
+_log = logging.getLogger(__name__)
 _SAMPLES = 256
 _SAMPLE_BYTES = 1 << 16
-_SHOWN = 60
-_AGAIN = "copy or download the model's weights again"
 _OTHERS = "a file is missing, or the weights belong to another model; copy or download the whole model again"
 _DROP = (
     "take the configuration that the weights were saved with, or leave the unknown ones out: load the model with "
@@ -83,10 +78,12 @@ class WeightFiles:
     def __init__(self, folder: Path, skeleton: Skeleton) -> None:
         """Read the files' headers. Raise ModelError when they cannot be read or contradict each other."""
         self.folder = folder
-        self._file_of = _file_of_each_tensor(folder)
+        self._files = chosen_files(folder)
+        held = self._files.tensors()
+        self._file_of = {key: path for key, (path, _) in held.items()}
         self._want = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
         self._model = deepcopy(skeleton.model)  # A stage takes layers out of the skeleton's; no weights are copied.
-        stored = _stored_shapes(self._file_of)
+        stored = {key: shape for key, (_, shape) in held.items()}
         self._origins, self._shapes = dict[str, Origin](), dict[str, tuple[int, ...]]()
         for origin in find_origins(self._model, stored):
             # On the meta device, merging and splitting give names and shapes without reading a tensor.
@@ -108,16 +105,18 @@ class WeightFiles:
         return self._origins[name].make(self._model, self._load)[name]
 
     def _load(self, key: str) -> torch.Tensor:
-        with _open(self._file_of[key]) as file:
+        with opened(self._file_of[key]) as file:
             tensor: torch.Tensor = file.get_tensor(key)
         return tensor
 
     def check(self) -> None:
         """Raise ModelError unless the files hold exactly the model's tensors, in their shapes, and no adapter.
 
-        Tensors that `from_pretrained` passes over in silence may be there.
+        Tensors that `from_pretrained` passes over in silence may be there. A warning names files that are passed over.
         """
         check_adapter(self.folder)
+        for note in self._files.notes():
+            _log.warning("%s", note)
         missing = self._want.keys() - self._origins.keys() - self._same.keys()
         unknown = refused_names(self._model, self._origins.keys() - self._want.keys())
         if missing or unknown:
@@ -148,7 +147,7 @@ def weights_fingerprint(folder: Path) -> str:
     changes nearly all weights.
     """
     digest = hashlib.sha256()
-    for path in sorted(set(_file_of_each_tensor(folder).values())):
+    for path in chosen_files(folder).files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -185,56 +184,6 @@ def _owner(model: PreTrainedModel, path: str) -> PreTrainedModel:
         module = model.get_submodule(".".join(names[:depth]))
         owner = module if isinstance(module, PreTrainedModel) else owner
     return owner
-
-
-def _file_of_each_tensor(folder: Path) -> dict[str, Path]:
-    index, single = folder / _INDEX, folder / _SINGLE
-    model = published_name(str(folder))
-    if not folder.is_dir() or (model != str(folder) and not index.exists() and not single.exists()):
-        raise ModelError(
-            f"the weights of model {model} are not on this machine as safetensors; run `hf download {model}`, or "
-            "save them in a folder and give it as model.path"
-        )
-    if not index.exists():
-        if not single.exists():
-            raise ModelError(
-                f"{folder} has no {_SINGLE}; save the weights there as safetensors, or set `model.weights: random`"
-            )
-        with _open(single) as file:
-            return dict.fromkeys(file.keys(), single)
-    weight_map = read_index(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{index} has no weight_map, so it is no index of weights; {_AGAIN}")
-    for name, file in weight_map.items():
-        if not isinstance(file, str) or not file.endswith(".safetensors") or Path(file).name != file:
-            raise ModelError(
-                f"{index} names {ascii(file)[:_SHOWN]} for {name[:_SHOWN]}, which is no safetensors file of its "
-                f"folder; {_AGAIN}"
-            )
-    return {name: folder / file for name, file in weight_map.items()}
-
-
-def _open(path: Path) -> Any:
-    """Open a safetensors file; reading tensors raises nothing more once its header is read."""
-    check_pointer(path)
-    try:
-        check_regular(path)
-        return safe_open(path, framework="pt")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"weight file {path} cannot be read ({error}); {_AGAIN}") from error
-
-
-def _stored_shapes(file_of: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every stored tensor. Raise ModelError when an index names one that its file does not hold."""
-    shapes = {}
-    for path in sorted(set(file_of.values())):
-        with _open(path) as file:
-            held = set(file.keys())
-            for key in (key for key, place in file_of.items() if place == path):
-                if key not in held:
-                    raise ModelError(f"{path} does not hold {key[:_SHOWN]}, as {_INDEX} says; {_AGAIN}")
-                shapes[key] = tuple(file.get_slice(key).get_shape())
-    return shapes
 
 
 @torch.no_grad()
