@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autotune.search.roles import BASELINES
 from storage.records import BestPlan, StudyRecord, TrialSummary
 from storage.store import Store
+from trials.units import number_of
 
 _ROUNDING = 0.005
 """Share by which a figure may be outside the range of its measurements without a word."""
@@ -74,17 +75,18 @@ class Evidence:
         return tuple(self._doubts())
 
     def _doubts(self) -> Iterator[Doubt]:
+        measured = number_of(self.runs, "measured run")
         if self.runs and self.tried_plans and not self.searched_plans:
             yield Doubt(
                 summary="only baselines completed",
-                text="No plan besides the baselines completed, and this is the fastest of them; the trials name the "
-                "causes",
+                text="No plan besides the baselines completed, and this is the fastest of them by "
+                f"{measured}, whether or not search.space has it; the trials name the causes",
             )
         if self.runs and not self.tried_plans:
             yield Doubt(
                 summary="only baselines tried",
-                text="Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them; "
-                "raise search.time_limit or search.trials",
+                text="Nothing was searched: the budget allowed the baselines alone, and this is the fastest of them by "
+                f"{measured}, whether or not search.space has it; raise search.time_limit or search.trials",
             )
         if self.disturbed_runs:
             yield Doubt(

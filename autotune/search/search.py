@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from autotune.errors import TrialsKeepFailing
 from autotune.events import Event, Listener, Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.search.baselines import Baseline
 from autotune.search.best_so_far import best_so_far
@@ -86,12 +87,12 @@ class Search:
 
         The plans predicted best and those of earlier searches come first: a search that is ended early has them.
 
-        Raise TrialsKeepFailing when several trials in a row fail of anything but memory.
+        Raise TrialsKeepFailing when several trials in a row fail of anything but memory and no plan could win.
         """
         for trial in self.ledger.everything():
             self.advisor.learn(trial)
         self._executor.synchronize()
-        self._executor.run(chain(self._seeds(), self._samples(), self._neighbours()), self.runners)
+        self._run(chain(self._seeds(), self._samples(), self._neighbours()), self.runners)
 
     def confirm(self) -> Standings:
         """Repeat the finalists in turns, so that drift of the machine affects all alike, and return the standings.
@@ -108,12 +109,27 @@ class Search:
         while self.ledger.open:
             time.sleep(LOOK_SECONDS)
             self._executor.catch_up()
-        if not self._standings().repeated:
+        standings = self._standings()
+        if not standings.repeated:
             give_up("no plan of the search space completed", self.ledger.trials)
+        if not standings.has_searched:
+            count = number_of(len(standings.repeated), "baseline")
+            self._announce(Note(text=f"No plan of search.space completed; the best plan is the fastest of {count}"))
         self._announce(PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns"))
         # On one group of devices alone: another group may be faster, which would favour its plans.
-        self._executor.run(chain(self._repeats(), self._final()), self.runners[:1])
+        self._run(chain(self._repeats(), self._final()), self.runners[:1])
         return self._standings()
+
+    def _run(self, candidates: Iterator[Candidate | None], runners: Sequence[Runner]) -> None:
+        """Run the candidates; trials that keep failing end that, and the search too where no plan could win."""
+        try:
+            self._executor.run(candidates, runners)
+        except TrialsKeepFailing as error:
+            # Other agents, on whose machines trials may not fail, would have to end with this one.
+            others = any(trial.agent_id != self.ledger.agent_id for trial in self.ledger.open)
+            if others or not self._standings().repeated:
+                raise
+            self._announce(Note(text=f"The search ends early with what completed: {error}"))
 
     def _announce(self, event: Event) -> None:
         """Pass the event on; announce what a trial leaves of the budget, and the best plan after it."""

@@ -44,7 +44,7 @@ class Standing:
     """Peak of the fullest rank, over all trials."""
     trials: int
     may_win: bool = True
-    """False for a plan that others are only compared with."""
+    """False for a plan that others are only compared with, unless baselines alone completed."""
 
     @property
     def is_baseline(self) -> bool:
@@ -87,8 +87,14 @@ class Standings:
         return [number for number in self._able if self.entries[number].trials > 1] or self._able
 
     @property
+    def has_searched(self) -> bool:
+        """Whether a plan completed that was asked for; otherwise the fastest baseline wins."""
+        return any(standing.may_win for standing in self.entries)
+
+    @property
     def _able(self) -> list[int]:
-        return [number for number, standing in enumerate(self.entries) if standing.may_win]
+        able = [number for number, standing in enumerate(self.entries) if standing.may_win]
+        return able or [number for number, standing in enumerate(self.entries) if standing.is_baseline]
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
         """Return the two plans that are most probably fastest, and others among `most` that may well be."""

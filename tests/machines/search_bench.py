@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from autotune.search.sampling.context import SamplerContext
 from autotune.search.sampling.proposals import Proposals, database
 from autotune.search.search import Search
 from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import allows
 from autotune.search.space.space import Axes, Space
 from autotune.search.winner import Standings
 from storage.records import FinishedTrial, StudyRecord, TrialResult
@@ -110,7 +112,7 @@ class Bench:
         )
         limits, calibrated, found = limits_of(memory), CalibratedPredictor(PREDICTOR), prepared.job.search
         solver = Solver(PREDICTOR, limits)
-        space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)))
+        space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)), partial(allows, found.space))
         advisor = Advisor(space, calibrated, limits, found)
         context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
         known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
