@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from deepspeed import comm
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
 from deepspeed.utils import safe_set_full_fp32_param as set_master_weight
@@ -54,8 +55,7 @@ class OptimizerState:
             tensor: torch.Tensor = parameter.detach() if part == WEIGHT else self._optimizer.state[parameter][part]
             return tensor
         if not parameter.requires_grad:  # which ZeRO 3 splits too, without an optimizer state
-            with GatheredParameters(parameter):
-                return parameter.detach().clone()
+            return _joined_shares(parameter)
         whole: torch.Tensor = (
             safe_get_full_fp32_param(parameter) if part == WEIGHT else safe_get_full_optimizer_state(parameter, part)
         )
@@ -119,3 +119,18 @@ class OptimizerState:
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:
         return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
+
+
+def _joined_shares(parameter: nn.Parameter) -> torch.Tensor:
+    """Return the whole of a weight that ZeRO 3 splits, from the shares of the ranks.
+
+    DeepSpeed's own gathering fails on a weight that it has begun to gather for a backward pass, as it does for frozen
+    layers whose pass then ends before them.
+    """
+    share, group = parameter.ds_tensor, parameter.ds_process_group
+    whole = share.new_empty(share.numel() * comm.get_world_size(group))
+    comm.all_gather_into_tensor(whole, share, group=group)
+    found: torch.Tensor = whole[: parameter.ds_numel].view(
+        parameter.ds_shape
+    )  # shares have one size: the last is padded
+    return found

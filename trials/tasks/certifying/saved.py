@@ -18,7 +18,7 @@ from trials.model.skeleton import load_config
 from trials.tasks.request import Request
 from trials.tasks.session import Session
 from trials.tasks.training.output import MODEL_FOLDER, TrainingRecord
-from trials.tasks.training.training import save_result
+from trials.tasks.training.trained_model import save_result
 
 _NAMES_OF_ADAPTERS = (("base_model.model.", ""), (".modules_to_save.default", ""), (".default.", "."))
 """What peft adds to the names of a model's parameters."""

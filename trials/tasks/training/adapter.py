@@ -36,10 +36,15 @@ def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: 
         wait_for_all()
         if session.coordinates.rank == 0:
             _join(partial)
-            _configuration(session).save_pretrained(str(partial))
-            add_processor(session, partial)
+            add_settings(session, partial)
             publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
     wait_for_all()
+
+
+def add_settings(session: Session, folder: Path) -> None:
+    """Write the adapter's configuration, the tokenizer and the processor's settings."""
+    _configuration(session).save_pretrained(str(folder))
+    add_processor(session, folder)
 
 
 def peft_name(name: str) -> str:

@@ -125,7 +125,8 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
             (partial / f"names-{stage}.json").write_text(json.dumps({"file": file, "names": sorted(weights)}))
         wait_for_all()
         if session.coordinates.rank == 0:
-            _add_configuration(session, partial)
+            _add_index(partial)
+            add_settings(session, partial)
             publish(partial, folder, RECORD_FILE, state_of(partial, record, steps))
     wait_for_all()
 
@@ -143,8 +144,8 @@ def _weights(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
                 yield name, tensor.to("cpu", copy=True)
 
 
-def _add_configuration(session: Session, folder: Path) -> None:
-    """Write the index of the weights, the configuration, the tokenizer and the processor's settings."""
+def _add_index(folder: Path) -> None:
+    """Write the index of the weights."""
     weight_map: dict[str, str] = {}
     for part in sorted(folder.glob("names-*.json")):
         names = json.loads(part.read_text())
@@ -152,6 +153,10 @@ def _add_configuration(session: Session, folder: Path) -> None:
         part.unlink()
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
+
+
+def add_settings(session: Session, folder: Path) -> None:
+    """Write the configuration, the tokenizer and the processor's settings."""
     model = session.engine.stage.model
     model.config.save_pretrained(folder)
     if model.generation_config is not None:

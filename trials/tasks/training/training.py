@@ -18,7 +18,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, not_finite
 from trials.tasks.stop import Stop
-from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint, save_model
+from trials.tasks.training.checkpoint import load_checkpoint, save_checkpoint
 from trials.tasks.training.course import Course, curriculum_of, follow_pace, set_course
 from trials.tasks.training.evaluation import Evaluator, check_weights, explained
 from trials.tasks.training.output import (
@@ -34,6 +34,7 @@ from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.rank_clock import RankClock
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
+from trials.tasks.training.trained_model import check_writing, write_model
 from trials.units import number_of
 
 _URGENCY = (None, Stop.AT_CHECKPOINT, Stop.NOW)
@@ -62,6 +63,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     evaluator = Evaluator(session, task.output / PROGRESS_FILE, course.epoch_ends, total, schedule)
     last = min(total, task.max_steps or total)
+    check_writing(session, task.output, opened.record)
     every = training.checkpoint_every
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
     clock = RankClock(session.request.plan.layout, task.window_steps)
@@ -83,13 +85,12 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
                 if not is_saved:
                     save(done)
                 break
-    model = task.output / MODEL_FOLDER if done == total else None
-    if model and not (opened.has_model and opened.steps == done):
-        save_result(session, model, opened.record, done)
+    if done == total and not (opened.has_model and opened.steps == done):
+        write_model(session, task.output, opened.record, done)
     return TrainingReport(
         steps=done,
         finished=done == total,
-        model=model,
+        model=task.output / MODEL_FOLDER if done == total else None,
         blank_samples=session.blank_samples,
         stopped=stopped if done < total else None,
     )
@@ -112,16 +113,6 @@ def _check_end(training: TrainingSection, checkpoint: Path, done: int, course: C
             f"{checkpoint} is beyond the {number_of(total, 'step')} of training.{end}: {getattr(training, end)}; raise "
             "it, or name another training.output"
         )
-
-
-def save_result(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:
-    """Write the trained model, or the adapter to it that was trained."""
-    if session.request.job.training.lora.rank:
-        from trials.tasks.training.adapter import save_adapter  # noqa: PLC0415
-
-        save_adapter(session, folder, record, steps)
-    else:
-        save_model(session, folder, record, steps)
 
 
 def _of_all_ranks(session: Session, values: tuple[float, ...]) -> torch.Tensor:
