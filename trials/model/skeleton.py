@@ -20,6 +20,7 @@ from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
+from trials.model.refusals.kept_types import check_kept_types
 from trials.model.refusals.refusal import reason, refusing
 from trials.model.refusals.unsupported import check_code, check_dropout, check_quantized
 from trials.workload import Part
@@ -113,7 +114,8 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     """Build the model of `config` on the meta device, without memory or weights.
 
     Raise ModelError for an unknown architecture, for one that transformers cannot build, for more parameters than any
-    machine holds, or when a parameter belongs to no part of the chain.
+    machine holds, where transformers keeps some in another type than `dtype`, or when a parameter belongs to no part of
+    the chain.
     """
     family = load_family(config)
     with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
@@ -129,6 +131,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed
     if unclaimed:
         raise ModelError(f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}")
+    check_kept_types(model, dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters > _MOST_PARAMETERS:
         raise ModelError(
