@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -14,6 +14,8 @@ from trials.plan import Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
 
 _UUID_HEX = re.compile("[0-9a-f]{32}")
+STUDY_DIGITS = 8
+"""Digits of its id in the name of a study."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,23 @@ class StudyRecord:
     """When it was archived: since then it is used only where it is named."""
     imported_from: str | None = None
     """Name of the database that it was imported from; None for a local study."""
+
+    def named(self, workload: Workload) -> Workload:
+        """Return the workload of this study with the name that the model has here; see `named`."""
+        return named(workload, self.name)
+
+
+def study_name(model_name: str, study_id: str) -> str:
+    """Return the name of a study of a model."""
+    return f"{model_name}-{study_id[:STUDY_DIGITS]}"
+
+
+def named(workload: Workload, study: str) -> Workload:
+    """Return a workload with the model's name in the study of this name.
+
+    A model is stored once for its architecture, with the name of the first folder that had it.
+    """
+    return replace(workload, model=replace(workload.model, name=study[: -STUDY_DIGITS - 1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

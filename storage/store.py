@@ -164,11 +164,22 @@ class Store(Trainings, Housekeeping):
             agents.end(connection, agent_id)
 
     def create_study(
-        self, workload_fingerprint: str, settings: Mapping[str, object], seed: int, agent_id: str | None = None
+        self,
+        workload_fingerprint: str,
+        settings: Mapping[str, object],
+        seed: int,
+        agent_id: str | None = None,
+        *,
+        model_name: str | None = None,
     ) -> StudyRecord:
-        """Create a study that starts now, on which the agent works; `settings` are JSON values."""
+        """Create a study that starts now, on which the agent works; `settings` are JSON values.
+
+        It is named by `model_name`: the model that is stored may have been of another folder of the same architecture.
+        """
         with self._database.transaction(write=True) as connection:
-            return studies.create(connection, workload_fingerprint, settings, seed, agent_id)
+            return studies.create(
+                connection, workload_fingerprint, settings, seed, agent_id=agent_id, model_name=model_name
+            )
 
     def join_study(
         self,
@@ -177,6 +188,8 @@ class Store(Trainings, Housekeeping):
         seed: int,
         same: Callable[[StudyRecord], bool],
         agent_id: str | None = None,
+        *,
+        model_name: str | None = None,
     ) -> StudyRecord:
         """Return the newest study, or an unfinished one, that `same` accepts, else create one; the agent works on it.
 
@@ -184,7 +197,9 @@ class Store(Trainings, Housekeeping):
         not count, here and in all methods but those that name a study or plan, and those with `archived`.
         """
         with self._database.transaction(write=True) as connection:
-            return studies.join(connection, workload_fingerprint, settings, seed, same, agent_id=agent_id)
+            return studies.join(
+                connection, workload_fingerprint, settings, seed, same, agent_id=agent_id, model_name=model_name
+            )
 
     def study(self, study_id: str) -> StudyRecord:
         with self._database.transaction() as connection:

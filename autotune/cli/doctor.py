@@ -15,6 +15,7 @@ from autotune.machine.device_problems import Finding, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
 from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
+from autotune.search.study_settings import MODEL
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, open_store
@@ -104,10 +105,12 @@ def _database_findings(store: Store) -> Iterator[Finding]:
         owner = agents.get(trial.agent_id or "")
         if owner is None or has_died(owner):
             study = store.study(trial.study_id)
+            model = study.settings.get(MODEL)
+            of_model = "" if model is None else f" with model.path {model}"
             yield Finding(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
-                remedy="`autotune tune` with its job gives up the trial and continues",
+                remedy=f"`autotune tune` with its job{of_model} gives up the trial and continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:

@@ -10,7 +10,7 @@ import yaml
 from autotune.report.source import StudySource
 from trials import wire
 
-_NOT_OF_THE_JOB = ("fresh", "current_plan", "present", "parallel", "workers", "trial_timeout")
+_NOT_OF_THE_JOB = ("fresh", "model", "current_plan", "present", "parallel", "workers", "trial_timeout")
 """Settings that a study adds, or that do not change its result; the current plan was `present` in earlier versions."""
 
 

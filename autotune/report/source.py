@@ -147,7 +147,7 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
 
 def read_source(store: Store, study: StudyRecord) -> StudySource:
     """Read everything that is stored of a study. Raise DatabaseDamaged where its workload cannot be read."""
-    workload = _checked(store.workload(study.workload_fingerprint))
+    workload = _checked(study.named(store.workload(study.workload_fingerprint)))
     if not isinstance(study.settings, Mapping):
         _log.warning("the settings of %s are left out: they are no mapping", study.name)
         study = replace(study, settings={})

@@ -7,13 +7,20 @@ from trials.plan import Plan
 
 FRESH = "fresh"
 """Key of whether the study was asked to know nothing of earlier ones."""
-_OF_AN_AGENT = ("parallel", "workers", "trial_timeout")
+MODEL = "model"
+"""Key of the model's folder or hub id in the job that began the study; one of the same sizes may continue it."""
+_OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 """Settings in which agents of one search may differ."""
 
 
-def study_settings(search: SearchSection, current_plan: Plan | None, *, fresh: bool) -> dict[str, object]:
+def study_settings(search: SearchSection, current_plan: Plan | None, model: str, *, fresh: bool) -> dict[str, object]:
     """Return the settings of a new study. The current plan is known by its id, not by its file."""
-    return {**search.model_dump(mode="json"), "current_plan": current_plan and current_plan.id, FRESH: fresh}
+    return {
+        **search.model_dump(mode="json"),
+        "current_plan": current_plan and current_plan.id,
+        MODEL: model,
+        FRESH: fresh,
+    }
 
 
 def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object]) -> bool:

@@ -28,6 +28,7 @@ from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import UnknownName
+from trials.model.hub import published_name
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
 
@@ -103,15 +104,17 @@ class Tuner:
 
     def _open_study(self, fresh: bool) -> StudyRecord:
         """Create a study, or unless `fresh` join the last one when it was given the same settings."""
-        settings = study_settings(self._job.search, self._current_plan, fresh=fresh)
-        seed = self._job.training.seed
+        settings = study_settings(
+            self._job.search, self._current_plan, published_name(self._job.model.path), fresh=fresh
+        )
+        seed, model = self._job.training.seed, self._workload.model.name
         if fresh:
-            return self._store.create_study(self._fingerprint, settings, seed, self._agent.id)
+            return self._store.create_study(self._fingerprint, settings, seed, self._agent.id, model_name=model)
 
         def is_same(study: StudyRecord) -> bool:
             return is_same_search(study.settings, settings)
 
-        return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id)
+        return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id, model_name=model)
 
     @contextmanager
     def _rank_pools(self, study: StudyRecord) -> Iterator[list[WarmPool]]:

@@ -45,6 +45,7 @@ from storage.records import (
     StudyRecord,
     TrialResult,
     TrialSummary,
+    named,
 )
 from trials import wire
 from trials.errors import WireError
@@ -234,7 +235,9 @@ def best_plan(row: Row) -> BestPlan:
     documents = {name: wire.decode(kind, row[BEST_PLAN.c[name]]) for name, kind in _DOCUMENTS.items()}
     why = row[BEST_PLAN.c.explanation]
     documents["explanation"] = None if why is None else wire.decode(Explanation, why)
-    given = {"plan": plan(row), "workload": workload(row), "imported_from": row.get(BUNDLE.c.source)}
+    study = row.get(STUDY.c.name)
+    work = workload(row) if study is None else named(workload(row), study)
+    given = {"plan": plan(row), "workload": work, "imported_from": row.get(BUNDLE.c.source)}
     return _value(BestPlan, BEST_PLAN, row, **given, **documents)
 
 

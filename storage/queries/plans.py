@@ -10,7 +10,7 @@ from sqlalchemy import Column, ColumnElement, Connection, Select, exists, func, 
 from storage.database import rows
 from storage.database.tables import BEST_PLAN, DATA_PROFILE, HARDWARE, MODEL, PLAN, STUDY, WORKLOAD
 from storage.nearness import Difference, Fields, differences, distance
-from storage.queries import annotations, codec, provenance, workloads
+from storage.queries import annotations, codec, provenance, studies, workloads
 from storage.queries.codec import Histogram
 from storage.records import BestPlan
 from trials.workload import Hardware, ModelShape, Software
@@ -76,14 +76,14 @@ class Wanted:
             yield WORKLOAD.c.hardware_fingerprint == self.hardware_fingerprint
         if self.hardware_name is not None:
             yield HARDWARE.c.device_name.icontains(self.hardware_name, autoescape=True)
-        if self.model_name is not None:
-            yield MODEL.c.name.icontains(self.model_name, autoescape=True)
         if self.workload_fingerprint is not None:
             yield WORKLOAD.c.fingerprint == self.workload_fingerprint
 
     def of_winner(self) -> Iterator[ColumnElement[bool]]:
         if self.tag is not None:
             yield annotations.has_tag(PLAN, BEST_PLAN.c.plan_id, self.tag)
+        if self.model_name is not None:
+            yield BEST_PLAN.c.study_id.in_(select(STUDY.c.id).where(studies.is_of_model(self.model_name)))
         if not self.archived:
             yield BEST_PLAN.c.study_id.not_in(select(STUDY.c.id).where(STUDY.c.archived.is_not(None)))
 
@@ -92,8 +92,7 @@ def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[B
     # Keeps the plans of a workload together, in the place of its newest study.
     newest = func.max(STUDY.c.started).over(partition_by=BEST_PLAN.c.workload_fingerprint)
     query = (
-        rows.whole(BEST_PLAN)
-        .join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id)
+        _winners()
         .where(*wanted.of_workload(), *wanted.of_winner())
         .order_by(newest.desc(), BEST_PLAN.c.workload_fingerprint, BEST_PLAN.c.epoch_seconds)
         .limit(limit)
@@ -106,7 +105,7 @@ def count(connection: Connection) -> int:
 
 
 def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
-    query = rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id)
+    query = _winners()
     of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
     query = query.where(of_workload, ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None))
     row = connection.execute(query.order_by(STUDY.c.started.desc()).limit(1)).mappings().one_or_none()
@@ -114,14 +113,14 @@ def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
 
 
 def of_study(connection: Connection, study_id: str) -> BestPlan | None:
-    query = rows.whole(BEST_PLAN).where(BEST_PLAN.c.study_id == study_id)
+    query = _winners().where(BEST_PLAN.c.study_id == study_id)
     row = connection.execute(provenance.with_source(query, BEST_PLAN.c.study_id)).mappings().one_or_none()
     return None if row is None else codec.best_plan(row)
 
 
 def nearest(connection: Connection, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
     compared = _distances(connection, now, wanted, limit)
-    query = rows.whole(BEST_PLAN).where(BEST_PLAN.c.workload_fingerprint.in_(compared), *wanted.of_winner())
+    query = _winners().where(BEST_PLAN.c.workload_fingerprint.in_(compared), *wanted.of_winner())
     best_plans = ((best, compared[best.workload.fingerprint]) for best in _read(connection, query))
     found = [NearPlan(best=best, differences=each, distance=distance(each)) for best, each in best_plans]
     return tuple(sorted(found, key=lambda near: (near.distance, near.best.epoch_seconds))[:limit])
@@ -199,6 +198,11 @@ def _histograms(connection: Connection, fingerprints: Collection[str]) -> dict[s
     query = select(WORKLOAD.c.fingerprint, DATA_PROFILE.c.histogram).where(WORKLOAD.c.fingerprint.in_(fingerprints))
     query = query.join(DATA_PROFILE, DATA_PROFILE.c.fingerprint == WORKLOAD.c.data_fingerprint)
     return {fingerprint: codec.histogram(buckets) for fingerprint, buckets in connection.execute(query)}
+
+
+def _winners() -> Select[Any]:
+    """Select the winners with the names of their studies."""
+    return rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id).add_columns(STUDY.c.name)
 
 
 def _read(connection: Connection, query: Select[Any]) -> tuple[BestPlan, ...]:

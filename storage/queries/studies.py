@@ -1,11 +1,12 @@
 """Studies and their trials."""
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Select, func, insert, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, func, insert, or_, select
 
 from storage.database import rows
 from storage.database.tables import (
@@ -24,7 +25,16 @@ from storage.database.tables import (
 )
 from storage.errors import AlreadyFinished, AmbiguousId, UnfinishedStudy, UnknownRecord
 from storage.queries import agents, annotations, codec, provenance
-from storage.records import AbandonedTrial, FinishedTrial, RunningTrial, StudyRecord, TrialResult, TrialSummary
+from storage.records import (
+    STUDY_DIGITS,
+    AbandonedTrial,
+    FinishedTrial,
+    RunningTrial,
+    StudyRecord,
+    TrialResult,
+    TrialSummary,
+    study_name,
+)
 from trials.plan import Plan
 from trials.workload import Workload
 
@@ -39,13 +49,15 @@ def create(
     workload_fingerprint: str,
     settings: Mapping[str, object],
     seed: int,
+    *,
     agent_id: str | None = None,
+    model_name: str | None = None,
 ) -> StudyRecord:
     # The lock keeps two studies of a workload from getting the same start, by which they are ordered.
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)
-    model_name = connection.scalar(
-        select(MODEL.c.name).join(WORKLOAD).where(WORKLOAD.c.fingerprint == workload_fingerprint)
-    )
+    if model_name is None:
+        stored = select(MODEL.c.name).join(WORKLOAD).where(WORKLOAD.c.fingerprint == workload_fingerprint)
+        model_name = connection.scalars(stored).one()
     last = connection.scalar(
         select(func.max(STUDY.c.started)).where(STUDY.c.workload_fingerprint == workload_fingerprint)
     )
@@ -53,7 +65,7 @@ def create(
     identity = uuid4().hex
     study = StudyRecord(
         id=identity,
-        name=f"{model_name}-{identity[:8]}",
+        name=study_name(model_name, identity),
         workload_fingerprint=workload_fingerprint,
         seed=seed,
         settings=dict(settings),
@@ -76,13 +88,14 @@ def join(
     same: Callable[[StudyRecord], bool],
     *,
     agent_id: str | None,
+    model_name: str | None,
 ) -> StudyRecord:
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)  # so that no two processes create one
     found = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
     going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
     study = next(filter(same, going_on), None)
     if study is None:
-        return create(connection, workload_fingerprint, settings, seed, agent_id)
+        return create(connection, workload_fingerprint, settings, seed, agent_id=agent_id, model_name=model_name)
     agents.work_on(connection, agent_id, study.id)
     return study
 
@@ -95,15 +108,20 @@ def get(connection: Connection, study_id: str) -> StudyRecord:
 def listed(
     connection: Connection, model_name: str | None, tag: str | None, limit: int | None, *, archived: bool
 ) -> tuple[StudyRecord, ...]:
-    joined = STUDY.join(WORKLOAD).join(MODEL)
-    query = select(STUDY).select_from(joined).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
+    query = select(STUDY).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
     if not archived:
         query = query.where(STUDY.c.archived.is_(None))
     if tag is not None:
         query = query.where(annotations.has_tag(STUDY, STUDY.c.id, tag))
     if model_name is not None:
-        query = query.where(MODEL.c.name.icontains(model_name, autoescape=True))
+        query = query.where(is_of_model(model_name))
     return _records(connection, query)
+
+
+def is_of_model(name: str) -> ColumnElement[bool]:
+    """Return whether the model's name in a study contains `name`, in any case."""
+    escaped = re.sub(r"([/%_])", r"/\1", name)
+    return STUDY.c.name.ilike(f"%{escaped}%-{'_' * STUDY_DIGITS}", escape="/")
 
 
 def find(connection: Connection, name: str) -> StudyRecord:

@@ -33,7 +33,7 @@ def find(connection: Connection, id_prefix: str, now: Workload | None, study_id:
         study = codec.study(row)
         return TriedPlan(
             plan=codec.plan(plan),
-            workload=workloads.get(connection, study.workload_fingerprint),
+            workload=study.named(workloads.get(connection, study.workload_fingerprint)),
             study=study,
             winner=plans.of_study(connection, study.id),
             trials=tuple(trial for trial in studies.trials(connection, study.id) if trial.plan.id == plan["id"]),

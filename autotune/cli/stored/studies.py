@@ -29,7 +29,7 @@ def list_studies(options: Options, *, model: str | None, tag: str | None, archiv
         found = [
             study_report.Listed(
                 study=study,
-                work=best.workload if best else store.workload(study.workload_fingerprint),
+                work=best.workload if best else study.named(store.workload(study.workload_fingerprint)),
                 best=best,
                 annotation=annotations.get(study.id, Annotation()),
             )
@@ -48,7 +48,7 @@ def show_study(options: Options, name: str, **of_list: object) -> None:
         raise click.UsageError(f"STUDY names one study; remove it, or {', '.join(given)}, which list several")
     with open_store(options.database_url()) as store:
         study = store.find_study(name)
-        work, trials = store.workload(study.workload_fingerprint), store.trials(study.id)
+        work, trials = study.named(store.workload(study.workload_fingerprint)), store.trials(study.id)
         annotation = store.annotations("study", [study.id]).get(study.id, Annotation())
         try:
             winner = store.winner(study.id)

@@ -186,6 +186,21 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
     assert "problem  " in text("doctor")
 
 
+def test_the_doctor_names_the_model_of_a_trial_that_another_folder_of_its_architecture_came_before(
+    store: Store,
+) -> None:
+    dead = store.add_agent(agents.machine(), "1 1").id
+    settings = {"model": "/models/mine"}
+    study = store.create_study(WORKLOAD.fingerprint, settings, seed=0, model_name="mine")
+    store.start_trial(study.id, packed_plan(), "default", agent_id=dead)
+    (found,) = (each for each in document("doctor")["findings"] if "trial 0" in each["what"])
+    assert f"trial 0 of mine-{study.id[:8]}, begun" in found["what"]
+    assert found["remedy"].startswith("`autotune tune` with its job with model.path /models/mine gives up the trial")
+    (listed,) = (each for each in document("studies")["studies"] if each["id"] == study.id)
+    assert listed["workload"]["model"]["name"] == "mine"
+    assert "\nmine-" in text("studies", study.name)
+
+
 def test_the_doctor_names_a_work_folder_that_has_become_large(store: Store) -> None:
     folder = work_folder(default_url())
     folder.mkdir(parents=True, exist_ok=True)

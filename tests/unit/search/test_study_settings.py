@@ -10,7 +10,7 @@ from trials.job import SearchSection
 
 
 def settings_of(**search: Any) -> dict[str, Any]:
-    return study_settings(SearchSection.model_validate(search), None, fresh=False)
+    return study_settings(SearchSection.model_validate(search), None, "org/name", fresh=False)
 
 
 def test_a_study_of_a_version_with_fewer_axes_goes_on() -> None:
@@ -30,7 +30,14 @@ def test_other_settings_make_another_search(search: dict[str, Any], is_same: boo
     assert is_same_search(settings_of(), settings_of(**search)) is is_same
 
 
+def test_a_moved_model_goes_on_with_its_search() -> None:
+    stored = {**settings_of(), "model": "/old/place"}
+    assert is_same_search(stored, settings_of())
+    del stored["model"]  # as of an earlier version
+    assert is_same_search(stored, settings_of())
+
+
 def test_another_current_plan_makes_another_search() -> None:
-    with_plan = study_settings(SearchSection(), PADDED_PLAN, fresh=True)
+    with_plan = study_settings(SearchSection(), PADDED_PLAN, "org/name", fresh=True)
     assert is_same_search(with_plan, {**with_plan, "fresh": False})
     assert not is_same_search(settings_of(), with_plan)
