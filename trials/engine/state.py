@@ -121,7 +121,7 @@ class OptimizerState:
         return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
 
 
-def _joined_shares(parameter: nn.Parameter) -> torch.Tensor:
+def _joined_shares(parameter: Any) -> torch.Tensor:
     """Return the whole of a weight that ZeRO 3 splits, from the shares of the ranks.
 
     DeepSpeed's own gathering fails on a weight that it has begun to gather for a backward pass, as it does for frozen
