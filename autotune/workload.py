@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from autotune.errors import JobError, PlanNotValid
@@ -34,12 +35,15 @@ from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Packing, Plan
+from trials.tasks.certifying.inputs import compare_inputs
 from trials.tasks.request import Request, Task
 from trials.units import number_of
 from trials.workload import Hardware, ModelShape, Part, Workload
 
 _log = logging.getLogger(__name__)
 _SHOWN_LINES = 5
+_COMPARED = 8
+"""Records of a data set whose ids and labels are compared with those of transformers: images are prepared for it."""
 _LENGTHS = "lengths"
 """The format of files that hold lengths and no conversation."""
 
@@ -180,6 +184,7 @@ def _read(
     index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
     warn_of(outline.findings)
+    _check_inputs(job, index, outline.encoder)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
         held_out = _read_held_out(job, index, outline.encoder, listener, cache)
@@ -217,6 +222,17 @@ def _read(
         held_out_file=None if held_out is None else _saved(held_out, folder),
     )
     return prepared, report
+
+
+def _check_inputs(job: Job, index: DatasetIndex, encoder: Encoder) -> None:
+    """Raise DataError where ids or labels of some records are not what transformers makes of them."""
+    rows = np.unique(np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64))
+    _, faults = compare_inputs(job.model, index, encoder, rows.tolist())
+    if faults:
+        raise DataError(
+            f"{faults[0]}. Training on this would not be what the data says; please report it with the files of the "
+            "model's tokenizer and processor"
+        )
 
 
 def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Workload, IndexReport]:

@@ -23,7 +23,7 @@ from trials.data.records.sample import IMAGE, VIDEO, Encoded, Encoder, Lengths, 
 from trials.data.tokens import pack
 from trials.errors import DataError
 from trials.model.cut import cut
-from trials.model.family import Family, Images, load_family
+from trials.model.family import Family, load_family
 from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
@@ -96,27 +96,22 @@ class Case:
         return self.model.state_dict()
 
     def inputs(self, sample: Sample, encoded: Encoded) -> dict[str, Any]:
-        """What the model's own processor makes of the sample, where it can be built here."""
-        ids = torch.from_numpy(encoded.input_ids)
-        if not isinstance(self.encoder, ChatEncoder):
-            shown = encoded.pixel_values is not None
-            images = Images(
-                pixels=torch.from_numpy(encoded.pixel_values) if encoded.pixel_values is not None else torch.empty(0),
-                grids=torch.from_numpy(encoded.grids),
-                input_ids=ids,
-            )
-            return self.family.model_inputs(self.config, ids, images if shown else None)
+        """What the model's own processor makes of the sample."""
+        assert isinstance(self.encoder, ChatEncoder)
         processor = self.encoder.measurer.processor
         pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
         if sample.videos:
             made = dict(processor.image_processor([pictures], return_tensors="pt")) if pictures else {}
             return made | filmed_inputs(self.config, sample, encoded)
         text = self.encoder.measurer.template.rendered(sample.turns)
+        # InternVL's training divides the tiles of an image among the images of a sample.
+        is_divided = self.config.model_type == "internvl" and pictures
+        shared = {"max_patches": max(1, processor.image_processor.max_patches // len(pictures))} if is_divided else {}
         if not self.layers[0]:
             made = processor.tokenizer(text=[text], return_tensors="pt")
         else:
             # As one sample's: LLaVA-OneVision takes the images of a plain list as those of one sample each.
-            made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt")
+            made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt", **shared)
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
         return dict(made)
 

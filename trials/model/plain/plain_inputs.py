@@ -19,6 +19,7 @@ from transformers import PretrainedConfig
 
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Sample, Turn
+from trials.model.inputs.chat_template import chatml
 from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor
 
@@ -41,7 +42,7 @@ class Expected:
     is_target: NDArray[np.bool_] | None
     """[tokens]: the answers to learn; None where what the template writes does not show where they are."""
     is_free: NDArray[np.bool_]
-    """[tokens]: those that may be targets or not: white space around an answer, and tokens across its ends."""
+    """[tokens]: those that may be targets or not: white space around an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class PlainInputs:
         self._image_token: str | None = getattr(self._own, "image_token", None)
         self._divides_tiles = config.model_type == "internvl"
         if self._divides_tiles:
+            if not self._template:
+                self._own.chat_template = self._template = chatml(self._own.image_token)
             # The folder may leave it to a default of the published sizes.
             sides = zip(config.vision_config.image_size, config.vision_config.patch_size, strict=True)
             patches = math.prod(size // patch for size, patch in sides)
@@ -302,8 +305,8 @@ def _labelled(written: _Written, spans: Sequence[tuple[Span, Span]]) -> Expected
     target, free = np.zeros((2, len(starts)), dtype=np.bool_)
     for (start, end), (_, last) in spans:
         first = end - len(text[start:end].lstrip())
-        target |= (starts >= first) & (ends <= end) & (ends > starts)
-        # White space before an answer may be a part of its first token.
+        # As transformers marks them: all tokens with a character of the answer.
+        target |= (starts < end) & (ends > first) & (ends > starts)
         free |= (starts < last) & (ends > len(text[:first].rstrip()))
     return Expected(input_ids=written.input_ids, is_target=target, is_free=free & ~target)
 

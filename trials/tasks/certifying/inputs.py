@@ -9,6 +9,7 @@ from trials.data.records.sample import Encoder, Sample
 from trials.errors import DataError
 from trials.job import ModelSection
 from trials.model.plain.plain_inputs import Expected, PlainInputs, difference
+from trials.model.refusals.refusal import reason
 from trials.model.skeleton import load_config
 
 _log = logging.getLogger(__name__)
@@ -20,7 +21,10 @@ _MOST = 16
 def compare_inputs(
     model: ModelSection, index: DatasetIndex, encoder: Encoder, rows: Sequence[int]
 ) -> tuple[InputCount, list[str]]:
-    """Compare the first readable records among `rows` of the index; return the count, and the first that differs."""
+    """Compare the first readable records among `rows` of the index; return the count, and the first that differs.
+
+    Videos, and images with options of their own, are not compared.
+    """
     plain = _plain_inputs(model)
     records = labelled = uncompared = 0
     faults: list[str] = []
@@ -46,17 +50,17 @@ def _plain_inputs(model: ModelSection) -> PlainInputs | None:
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     try:
         return PlainInputs(model.path, config, trust_remote_code=model.trust_remote_code)
-    except Exception:
-        _log.warning("token ids are not compared, since the model's own processor cannot be made", exc_info=True)
+    except Exception as error:
+        _log.warning("token ids are not compared, since the model's own processor cannot be made: %s", reason(error))
         return None
 
 
 def _expected(plain: PlainInputs | None, sample: Sample) -> Expected | None:
     """Return what the processor makes of a record, None where it cannot be asked."""
-    if plain is None or sample.videos:
+    if plain is None or sample.videos or any(sample.image_options):
         return None
     try:
         return plain.expected(sample)
-    except Exception:  # templates and processors raise what they like
-        _log.warning("the token ids of a record are not compared", exc_info=True)
+    except Exception as error:  # templates and processors raise what they like
+        _log.warning("the token ids of a record are not compared: %s", reason(error))
         return None
