@@ -17,6 +17,7 @@ from trials.errors import ModelError
 from trials.model import hub
 from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.family import Family, check_form, load_family
+from trials.model.patches import embed_by_matrix
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
@@ -126,6 +127,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
+        embed_by_matrix(model)
         chain = _find_chain(model, family)
     claimed = {name for path in (*chain.parts, *chain.unused) for name, _ in parameters_at(model, path)}
     unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.tokens import PackTokens
@@ -139,9 +139,9 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
     """Return vision states [patches, hidden] of pixels [units, merged patches, values]."""
     tower = model.model.vision_tower
-    # The convolution has the stride of its kernel, and patches of images of several shapes are no rectangle.
-    weight = tower.patch_conv.weight.flatten(1)
-    states: torch.Tensor = tower.ln_pre(linear(pixels.flatten(0, 1).to(weight.dtype), weight))
+    # Patches of images of several shapes are no rectangle, so each is an image of its own.
+    patches = pixels.flatten(0, 1).unflatten(1, (-1, *tower.patch_conv.kernel_size))
+    states: torch.Tensor = tower.ln_pre(tower.patch_conv(patches.to(model.dtype)).flatten(1))
     return states
 
 
