@@ -1,6 +1,6 @@
 """Patch embeddings that multiply patches, compared with the convolutions that they are saved as."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from tests.contracts.test_families import CPU, TINY, tokens_of
+from tests.machines.own_ranks import on_ranks
+from tests.machines.reference_convolutions import roundings_allowed
 from trials import plugins
 from trials.engine.memory import SavedTensorMeter
 from trials.model.patches import embed_by_matrix
@@ -43,7 +45,7 @@ class Convolutions(TorchDispatchMode):
     """Counts the convolutions that run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,7 +53,7 @@ class Convolutions(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def result(run: Any, leaves: dict[str, torch.Tensor], weights: Sequence[torch.Tensor]) -> Found:
+def result(run: Any, leaves: Mapping[str, torch.Tensor], weights: Sequence[torch.Tensor]) -> Found:
     """Both passes of `run`, with the gradients of the leaves."""
     meter = SavedTensorMeter(weights, 0, 1 << 40)
     with Convolutions() as convolutions:
@@ -208,3 +210,9 @@ def test_images_that_the_convolution_refuses_are_refused(shape: tuple[int, ...])
     embed_by_matrix(module)
     with pytest.raises(RuntimeError, match=r"[Kk]ernel size|shapes cannot be multiplied"):
         module(torch.randn(shape))
+
+
+@pytest.mark.ranks
+def test_convolutions_of_a_certificate_s_reference_are_not_rounded_where_products_are_not(tmp_path: Path) -> None:
+    plugins.load(TINY, "internvl").make(tmp_path / "model")
+    assert on_ranks(roundings_allowed, tmp_path, world_size=1) == [([False, False], True)]

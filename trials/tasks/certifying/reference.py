@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -88,12 +89,13 @@ def model_results(
     sums = {name: torch.zeros(each.shape, device=each.device) for name, each in _trained(model)}
     hooks = [each.register_post_accumulate_grad_hook(partial(_take, sums[name])) for name, each in _trained(model)]
     loss = torch.zeros((), device=model.device)
-    for sample, share in zip(samples, shares, strict=True):
-        forget_samples(model)
-        part = _mean_loss(model, family, sample) * share
-        if part.requires_grad:
-            part.backward()
-        loss += part.detach()
+    with _whole_convolutions():
+        for sample, share in zip(samples, shares, strict=True):
+            forget_samples(model)
+            part = _mean_loss(model, family, sample) * share
+            if part.requires_grad:
+                part.backward()
+            loss += part.detach()
     for hook in hooks:
         hook.remove()
     comm.all_reduce(loss)
@@ -149,6 +151,17 @@ def blank_model(settings: ModelSection, training: TrainingSection) -> PreTrained
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     choose_trained(skeleton, training)
     return skeleton.model
+
+
+@contextmanager
+def _whole_convolutions() -> Iterator[None]:
+    """Keep cuDNN from rounding float32 in convolutions, as it does by default, unlike the products of a plan."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
