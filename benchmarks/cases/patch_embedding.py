@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.output.result import Check, at_most, finish, show
-from trials.model.patches import embed_by_matrix
+from trials.model.ends.patches import embed_by_matrix
 from trials.model.plain.small_copy import relative_difference
 from trials.tasks.profiling.layer_profile import interquartile_range
 

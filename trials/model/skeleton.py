@@ -16,8 +16,8 @@ from transformers.utils.hub import cached_file
 from trials.errors import ModelError
 from trials.model import hub
 from trials.model.attention.packed import PACKED_ATTENTION
+from trials.model.ends.patches import embed_by_matrix
 from trials.model.family import Family, check_form, load_family
-from trials.model.patches import embed_by_matrix
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings

@@ -18,7 +18,7 @@ from tests.machines.own_ranks import on_ranks
 from tests.machines.reference_convolutions import roundings_allowed
 from trials import plugins
 from trials.engine.memory import SavedTensorMeter
-from trials.model.patches import embed_by_matrix
+from trials.model.ends.patches import embed_by_matrix
 from trials.model.plain.small_copy import relative_difference
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights

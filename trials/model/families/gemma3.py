@@ -15,7 +15,7 @@ from trials.model.attention.samples import PackedSamples
 from trials.model.decoder import decoder_runner
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles

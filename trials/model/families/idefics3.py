@@ -12,8 +12,8 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.split_images import split_images
-from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip

@@ -18,8 +18,8 @@ from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.chat_template import chatml
 from trials.model.inputs.corrected import shared_tiles
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import load_processor
-from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.towers.tiles import model_inputs, vision_runner

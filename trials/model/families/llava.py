@@ -14,8 +14,8 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import check_counts
-from trials.model.positions import counted_positions as positions
 from trials.model.towers.clip_towers import (
     check_preparation,
     check_prepared_pixels,

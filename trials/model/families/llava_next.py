@@ -11,7 +11,7 @@ from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.towers import crops
 from trials.model.towers.clip_towers import (
     embed_vision,

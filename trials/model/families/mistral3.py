@@ -11,7 +11,7 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.towers import pixtral_tower
 from trials.model.towers.pixtral_inputs import PixtralInputs

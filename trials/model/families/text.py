@@ -12,8 +12,8 @@ from trials.data.tokens import PackTokens
 from trials.model.decoder import language_runner
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.text_processor import NoImages, load_text_processor
-from trials.model.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.refusals.unsupported import reason
 

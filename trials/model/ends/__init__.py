@@ -1,0 +1,1 @@
+"""The ends of the chain: the patch embedding, and the head with the loss."""
