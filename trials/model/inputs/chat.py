@@ -21,6 +21,9 @@ from trials.model.inputs.videos import VideoCount, VideoInputs
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
+_COUNTED = 1 << 16
+"""Sizes of the images of a sample whose counts are kept."""
+
 
 class VideoLoader(Protocol):
     """Loader of the video inputs of a family from a model folder."""
@@ -126,6 +129,8 @@ class ChatMeasurer:
         self._tokenizer = processor.tokenizer
         self._max_tokens = max_tokens
         self._digest = digest
+        # Processors check their settings for each image anew, which takes as long as its text.
+        self._count = functools.lru_cache(_COUNTED)(functools.partial(count_images, processor))
         if not self._tokenizer.is_fast:
             raise ModelError("the tokenizer gives no offsets of its tokens; save its fast form (tokenizer.json)")
         _count_spaces(self._tokenizer)
@@ -213,11 +218,12 @@ class ChatMeasurer:
             raise DataError(self._videos)
         if sample.turns[0].role == "assistant":
             raise DataError("the conversation begins with an answer; begin it with a question, or remove that answer")
-        counts = count_images(self._processor, image_sizes, sample.image_options)
+        counts = self._count(image_sizes, sample.image_options)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
         try:
-            self._check_spelled(self.template.rendered(sample.turns, videos=bool(videos)), sample)
-            text = self._written(sample.turns, videos=videos)
+            rendered = self.template.rendered(sample.turns, videos=bool(videos))
+            self._check_spelled(rendered, sample)
+            text = self._filled(rendered, videos)
             answers = tuple(find_answers(sample.turns, text, functools.partial(self._written, videos=videos)))
         except REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
@@ -297,11 +303,11 @@ class ChatMeasurer:
         return (next(layers if each == video else images) for each in ids.tolist())
 
     def _written(self, turns: tuple[Turn, ...], *, asks: bool = False, videos: tuple[VideoCount, ...]) -> str:
-        """Return a conversation or its beginning as the processor expands it.
+        """Return a conversation or its beginning as the processor expands it; `videos` are those of the whole."""
+        return self._filled(self.template.rendered(turns, asks=asks, videos=bool(videos)), videos)
 
-        One token stands for each image and layer of frames; `videos` are those of the whole conversation.
-        """
-        text = self.template.rendered(turns, asks=asks, videos=bool(videos))
+    def _filled(self, text: str, videos: tuple[VideoCount, ...]) -> str:
+        """Return a text as the processor expands it, with one token for each image and layer of frames."""
         for token, spaced in self._placeholders.items():
             text = text.replace(token, spaced)
         if not videos or not self._video_token:
