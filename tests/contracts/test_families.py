@@ -339,7 +339,7 @@ def test_one_layer_of_each_kind_runs_as_a_whole_model(config: PretrainedConfig, 
     stage = one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), TrainingSection(), CPU)
     images = family.random_images(config, UNITS)
     tokens = tokens_of(family, config, images, behind=[0])
-    logits = stage(pack((images.pixels,), tokens))
+    logits = stage.head(stage(pack((images.pixels,), tokens))[0])
     assert logits.shape == (len(tokens.input_ids), config.get_text_config().vocab_size)
 
 

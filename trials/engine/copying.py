@@ -5,8 +5,10 @@ from typing import TypeAlias
 
 import torch
 
+from trials.model.ends.head_loss import Targets
+
 States: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-Inputs: TypeAlias = tuple[States, States]
+Inputs: TypeAlias = tuple[States, Targets]
 """(inputs, labels) of a pack, as DeepSpeed takes them."""
 
 

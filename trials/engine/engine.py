@@ -18,7 +18,6 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch import nn
 
 from trials.data.loader import MicroBatch
-from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
 from trials.engine.configuration import configuration
 from trials.engine.copying import CopyStream, Inputs
@@ -36,7 +35,8 @@ from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.model.cut import cut
-from trials.model.stage import StageModule, pack_loss
+from trials.model.ends.head_loss import Targets, targets_of
+from trials.model.stage import StageModule
 from trials.offload.offloading import Offloading
 from trials.offload.transfers import Transfers
 from trials.plan import Layout, Plan
@@ -171,9 +171,9 @@ class PlainEngine(_DeepSpeedEngine):
         packs = self._copied(batches, self._plan.layout.data / total_weight)
         for number in range(count):
             with self.stopwatch.section(LOAD):
-                inputs, target = next(packs)
+                inputs, targets = next(packs)
             with self.stopwatch.section(FORWARD):
-                loss = pack_loss(self._engine(inputs), target)
+                loss = self._engine(inputs, targets)
             if self._averages and number == count - 1:
                 self._averages.begin()
             with self.stopwatch.section(BACKWARD):
@@ -190,8 +190,9 @@ class PlainEngine(_DeepSpeedEngine):
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
         with _without_dropout(self.stage), torch.no_grad():
-            for inputs, target in self._copied(_unweighted(islice(batches, count)), 1.0):
-                found += torch.stack((pack_loss(self._engine(inputs), target), _targets(target[0])))
+            for inputs, targets in self._copied(_unweighted(islice(batches, count)), 1.0):
+                found[0] += self._engine(inputs, targets)
+                found[1] += len(targets.labels)
         comm.all_reduce(found)
         return float(found[0]), int(found[1])
 
@@ -249,21 +250,21 @@ class PipelineEngine(_DeepSpeedEngine):
         return float(self._of_tensor_ranks(loss))
 
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
-        targets = torch.zeros((), dtype=torch.int64, device=self._device)
+        count_of_targets = torch.zeros((), dtype=torch.int64, device=self._device)
 
         def loaded() -> Iterator[Any]:
-            for inputs, target in self._copied(_unweighted(batches), 1.0):
+            for inputs, targets in self._copied(_unweighted(batches), 1.0):
                 # The first stage loads the same packs.
-                targets.add_(_targets(target[0]) if self.stage.cut.heads else 0)
-                yield inputs, target
+                count_of_targets.add_(len(targets.labels) if self.stage.cut.heads else 0)
+                yield inputs, targets
 
         with _without_dropout(self.stage):
             mean = float(self._of_tensor_ranks(self._engine.eval_batch(loaded(), num_micro_batches=count)))
-        # Its two buffers would hold the last packs' logits until the next step has other ones.
+        # Its two buffers would hold the last packs' states until the next step has other ones.
         for buffers in self._engine.pipe_buffers.values():
             buffers[:] = [None] * len(buffers)
-        comm.all_reduce(targets)
-        return mean * count * self._plan.layout.data, int(targets)
+        comm.all_reduce(count_of_targets)
+        return mean * count * self._plan.layout.data, int(count_of_targets)
 
     def _of_tensor_ranks(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the sum of the losses, which DeepSpeed has averaged over the ranks with the same slices alone."""
@@ -282,11 +283,11 @@ def _average(
 
 def _load(engine: Any, buffer_id: int) -> None:
     """Take over the next pack as it is: DeepSpeed would copy it once more, and its tokens to the device."""
-    inputs, target = next(engine.data_iterator)
+    inputs, targets = next(engine.data_iterator)
     if engine.is_first_stage():
         engine.pipe_buffers["inputs"][buffer_id] = inputs
     if engine.is_last_stage():
-        engine.pipe_buffers["labels"][buffer_id] = target
+        engine.pipe_buffers["labels"][buffer_id] = targets
 
 
 def _receive(engine: Any, buffer_id: int) -> None:
@@ -306,7 +307,7 @@ class _Pipeline(PipelineModule):  # type: ignore[misc]
         super().__init__(
             layers=layers,
             topology=_topology(plan.layout),
-            loss_fn=pack_loss,
+            loss_fn=stage.loss,
             partition_method="uniform",
             dynamic_shape=True,
         )
@@ -356,21 +357,16 @@ def _without_dropout(stage: StageModule) -> Iterator[None]:
             module.training = mode
 
 
-def _targets(labels: torch.Tensor) -> torch.Tensor:
-    return (labels != IGNORED).sum()
-
-
 def _unweighted(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
     return (replace(batch, weights=None) for batch in batches)
 
 
 def _tensors(batch: MicroBatch, scale: float, device: torch.device) -> Inputs:
-    """Return DeepSpeed's (inputs, labels): see `StageModule` and `pack_loss`."""
+    """Return DeepSpeed's (inputs, labels): see `StageModule` and `Targets`."""
     pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
     floats, integers = pack((pixels,), batch.tokens)
     # From the page-locked memory of the loader's batches, so that the host does not wait. Tokens stay with it.
     inputs = (floats.to(device, non_blocking=True), integers)
-    scales = torch.full((), scale, device=device)
-    if batch.weights is not None:
-        scales = scales * batch.weights.to(device, non_blocking=True)
-    return inputs, (batch.labels.to(device, non_blocking=True), scales)
+    scales = torch.full((), scale) if batch.weights is None else scale * batch.weights
+    targets = targets_of(batch.labels, scales)
+    return inputs, Targets(*(each.to(device, non_blocking=True) for each in targets))

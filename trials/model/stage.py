@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from trials.data.records.sample import IGNORED
 from trials.data.tokens import PackTokens, pack, unpack
 from trials.model.cut import Cut
+from trials.model.ends.head_loss import Targets, summed_loss
 from trials.model.features import add_features, join_text
 from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
@@ -28,7 +27,7 @@ class StageModule(nn.Module):
     - the pixels [units, *unit_shape] (first stage), the family's vision states, or the language states [1, T, hidden],
       with the states that later layers need;
     - the tokens of the pack, which are taken on the CPU, and given to the next stage on the device of its states.
-    The last stage returns logits [T, vocabulary].
+    The last stage returns the language states [1, T, hidden] before its head, or their loss where it gets the targets.
     """
 
     def __init__(self, skeleton: Skeleton, cut: Cut) -> None:
@@ -75,15 +74,15 @@ class StageModule(nn.Module):
         if group.share.degree > 1 and path in self.chain.language_layers:
             self.slices |= cut_layer(self.model.get_submodule(path), layer_plan(self.model.config), group)
 
-    def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    def forward(self, inputs: tuple[torch.Tensor, torch.Tensor], targets: Targets | None = None) -> Any:
         if self.offloading is None:
-            return self._forward(inputs)
+            return self._forward(inputs, targets)
         self.offloading.begin_pack()
-        output = self._forward(inputs)
+        output = self._forward(inputs, targets)
         self.offloading.end_pack(output if self.cut.heads else output[0])
         return output
 
-    def _forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
+    def _forward(self, inputs: tuple[torch.Tensor, torch.Tensor], targets: Targets | None) -> Any:
         floats, integers = inputs
         # DeepSpeed wants a gradient for all that it receives; layers before the first that trains would compute it.
         states, tokens = unpack(floats if self.trains_before else floats.detach(), integers)
@@ -96,7 +95,9 @@ class StageModule(nn.Module):
             states = join_text(self.model, features, tokens, self.sharing[tokens.level])
         if self.cut.language:
             states = self.language(states, tokens)
-        return self.head(states[0]) if self.cut.heads else pack(states, tokens)
+        if not self.cut.heads:
+            return pack(states, tokens)
+        return states[0] if targets is None else self.loss(states[0], targets)
 
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return the states after this stage's vision layers, then those of earlier layers that the projector takes."""
@@ -131,19 +132,14 @@ class StageModule(nn.Module):
         return self.offloading if offloads else None
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
-        """Return logits [T, vocabulary] of language states [1, T, hidden]."""
+        """Return logits [..., vocabulary] of language states [..., hidden]."""
         norm, projection = (self.model.get_submodule(path) for path in self.chain.head)
-        logits: torch.Tensor = projection(norm(states)).squeeze(0)
+        logits: torch.Tensor = projection(norm(states))
         return logits
 
-
-def pack_loss(logits: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Return the cross-entropy of logits [T, vocabulary] with labels [T], summed over the targets.
-
-    Each is multiplied by its scale [T], or all by one [].
-    """
-    labels, scale = target
-    return (cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none") * scale).sum()
+    def loss(self, states: torch.Tensor, targets: Targets) -> torch.Tensor:
+        """Return the loss [] of language states [1, T, hidden], summed over the targets (`summed_loss`)."""
+        return summed_loss(self.head, states.squeeze(0), targets, self.model.config.get_text_config().vocab_size)
 
 
 def run_layer(

@@ -188,7 +188,7 @@ def model_result(folder: Path, kernel: Kernel) -> tuple[torch.Tensor, list[torch
     pixels = torch.cat([each.pixels for each in images])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed, "kernel_for", lambda *given: kernel)
-        logits: torch.Tensor = stage(pack((pixels,), tokens))
+        logits = stage.head(stage(pack((pixels,), tokens))[0])
     logits.square().sum().backward()
     return logits, [parameter.grad for parameter in stage.parameters() if parameter.grad is not None]
 

@@ -15,9 +15,10 @@ from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import pack
 from trials.engine.compiled import compile_layers, compiled_graphs
 from trials.model.cut import Cut
+from trials.model.ends.head_loss import targets_of
 from trials.model.family import join_samples
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 
 PACKS = ((3, (5, 2)), (1, (11,)), (4, (7, 1, 30, 2)), (2, (4, 4, 4)))
@@ -53,7 +54,7 @@ def results(stage: StageModule, units: int, texts: Sequence[int]) -> tuple[float
     samples = [(images.input_ids, images.grids), *((torch.ones(n, dtype=torch.int64), nothing) for n in texts)]
     tokens = join_samples(family, config, [each for each in samples if len(each[0])])
     labels = torch.randint(1, 20, (len(tokens.input_ids),))
-    loss = pack_loss(stage(pack((images.pixels,), tokens)), (labels, torch.tensor(1.0)))
+    loss = stage(pack((images.pixels,), tokens), targets_of(labels, torch.tensor(1.0)))
     stage.zero_grad()
     loss.backward()
     gradients = [each.grad.flatten() for each in stage.parameters() if each.grad is not None]

@@ -23,11 +23,12 @@ from trials.data.records.sample import IMAGE, VIDEO, Encoded, Encoder, Lengths, 
 from trials.data.tokens import pack
 from trials.errors import DataError
 from trials.model.cut import cut
+from trials.model.ends.head_loss import targets_of
 from trials.model.family import Family, load_family
 from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Layout, Padded, Plan, Stage
 
@@ -315,7 +316,7 @@ def gradients_of(case: Case, plan: Plan, packs: Sequence[MicroBatch]) -> dict[st
         state: Any = pack((batch.pixel_values,), batch.tokens)
         for module in modules:
             state = module(state)
-        part = pack_loss(state, (batch.labels, torch.ones(())))
+        part = modules[-1].loss(state, targets_of(batch.labels, torch.ones(())))
         part.backward()
         loss += part.detach()
     found: dict[str, torch.Tensor] = {"loss": loss}

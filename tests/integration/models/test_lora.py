@@ -112,7 +112,7 @@ def check_logits(prepared: Prepared, trained: Any, weights: dict[str, torch.Tens
         images = stage.family.random_images(stage.model.config, 3)
         ids = torch.cat([torch.tensor([105, 106]), images.input_ids, torch.tensor([107, 108, 109])])
         tokens = join_samples(stage.family, stage.model.config, [(ids, images.grids)])
-        found = stage(pack((images.pixels,), tokens))
+        found = stage.head(stage(pack((images.pixels,), tokens))[0])
         inputs = stage.family.model_inputs(stage.model.config, ids, images)
         torch.testing.assert_close(trained.eval()(**inputs).logits[0], found, rtol=1e-4, atol=1e-5)
         with trained.disable_adapter():

@@ -26,7 +26,7 @@ from trials.model.cut import cut
 from trials.model.family import join_samples
 from trials.model.paths import allocate
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.offload.offloading import Offloading
 from trials.offload.transfers import Transfers
 from trials.plan import Layout, Packed, Plan, Stage
@@ -116,13 +116,13 @@ def run(step: Step) -> dict[str, Any]:
         stages = stages_of(step)
         batch = batch_of(step, stages[0])
         with device.refusing_waits():
-            inputs, target = engine._tensors(batch, 0.5, CUDA)
+            inputs, targets = engine._tensors(batch, 0.5, CUDA)
             received, sent = [], []
             for stage in stages[:-1]:
                 sent.append(stage(inputs))
                 inputs = arrived(device, sent[-1])
                 received.append(inputs[0])
-            loss = pack_loss(stages[-1](inputs), target)
+            loss = stages[-1](inputs, targets)
             loss.backward()
             for (floats, _), states in zip(reversed(sent), reversed(received), strict=True):
                 floats.backward(states.grad)

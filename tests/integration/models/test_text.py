@@ -21,12 +21,13 @@ from trials.data.tokens import pack
 from trials.errors import DataError, ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut
+from trials.model.ends.head_loss import targets_of
 from trials.model.families import text as text_family
 from trials.model.family import load_family
 from trials.model.plain.parity import check_parity
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, read_weights
 from trials.plan import Layout, Padded, Plan
 
@@ -112,7 +113,7 @@ def in_stages(folder: Path, plan: Plan, batch: MicroBatch) -> tuple[float, dict[
     state: Any = pack((batch.pixel_values,), batch.tokens)
     for each in stages:
         state = each(state)
-    loss = pack_loss(state, (batch.labels, torch.tensor(1.0)))
+    loss = stages[-1].loss(state, targets_of(batch.labels, torch.tensor(1.0)))
     loss.backward()
     gradients: dict[str, torch.Tensor] = {}
     for each in stages:

@@ -14,8 +14,8 @@ from tests.values.training import plan_of, prepared_of, variant_of
 from trials.data.loader import micro_batches
 from trials.data.tokens import pack
 from trials.launchers.local import LocalLauncher
+from trials.model.ends.head_loss import targets_of
 from trials.model.inputs.encoders import load_encoder
-from trials.model.stage import pack_loss
 from trials.plan import Padded, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
@@ -144,7 +144,7 @@ def summed_gradients(prepared: Prepared, plan: Plan) -> Tensors:
     for rank in range(plan.layout.data):
         for batch in micro_batches(prepared.index, epoch, [0], rank, encoder, pixels=True, workers=0, on_error="fail"):
             assert batch.pixel_values is not None
-            pack_loss(stage(pack((batch.pixel_values,), batch.tokens)), (batch.labels, scale)).backward()
+            stage(pack((batch.pixel_values,), batch.tokens), targets_of(batch.labels, scale)).backward()
             for name, weight in stage.model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad

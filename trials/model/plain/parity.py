@@ -8,6 +8,7 @@ from trials.data.tokens import pack
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.cut import cut
+from trials.model.ends.head_loss import targets_of
 from trials.model.family import join_samples
 from trials.model.plain.small_copy import (
     SmallResults,
@@ -22,7 +23,7 @@ from trials.model.plain.small_copy import (
 from trials.model.refusals.refusal import refusing
 from trials.model.shrunk import shrunk
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Layout, Packed, Plan, Stage
 
@@ -97,8 +98,8 @@ def _staged_results(
     state = pack((pixels,), tokens)
     for stage in stages:
         state = stage(state)
-    logits: torch.Tensor = state  # type: ignore[assignment]  # the last stage gives no ids
-    loss = pack_loss(logits, (labels, torch.tensor(1.0)))
+    states: torch.Tensor = state  # type: ignore[assignment]  # the last stage gives no ids
+    loss = stages[-1].loss(states, targets_of(labels, torch.tensor(1.0)))
     loss.backward()
     gradients: dict[str, torch.Tensor] = {}
     for stage in stages:
@@ -106,7 +107,7 @@ def _staged_results(
             # A tied weight on two stages has a gradient from each use.
             original = stage.tied.get(name, name)
             gradients[original] = gradients.get(original, 0) + gradient
-    return SmallResults(logits=logits.detach(), loss=loss.detach(), gradients=gradients)
+    return SmallResults(logits=stages[-1].head(states.squeeze(0)).detach(), loss=loss.detach(), gradients=gradients)
 
 
 def _stage(config: PretrainedConfig, plan: Plan, number: int, plain: PreTrainedModel) -> StageModule:

@@ -128,7 +128,7 @@ def plain_results(model: PreTrainedModel, samples: Sequence[SmallSample]) -> Sma
     for sample in samples:
         inputs = family.model_inputs(model.config, sample.input_ids, sample.images)
         output = model(**inputs, labels=sample.labels[None])
-        # transformers returns the mean over the targets; `pack_loss` is a sum.
+        # transformers returns the mean over the targets; that of stages is a sum.
         targets = (sample.labels[1:] != IGNORED).sum()
         loss = output.loss * targets
         loss.backward()

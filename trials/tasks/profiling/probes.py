@@ -10,9 +10,10 @@ import torch
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens, pack
 from trials.layer_costs import LayerKind
+from trials.model.ends.head_loss import Targets, targets_of
 from trials.model.family import join_samples
 from trials.model.features import join_text
-from trials.model.stage import StageModule, pack_loss, run_layer
+from trials.model.stage import StageModule, run_layer
 from trials.sharing.group import SharingGroup
 from trials.tasks.request import ProbeSizes
 
@@ -102,13 +103,14 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
 
 def _language_probes(stage: StageModule, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
     probe = language_probe(stage, samples, length, device)
-    target = (torch.zeros(probe.tokens, dtype=torch.long, device=device), torch.ones((), device=device))
+    labels = torch.zeros(probe.tokens, dtype=torch.long)
+    targets = Targets(*(each.to(device) for each in targets_of(labels, torch.ones(()))))
     yield probe
     yield Probe(
         layer="head",
         tokens=probe.tokens,
         states=probe.states,
-        run=lambda states: pack_loss(stage.head(states), target),
+        run=lambda states: stage.loss(states, targets),
     )
 
 

@@ -13,9 +13,10 @@ from trials import plugins
 from trials.data.tokens import pack
 from trials.job import LoraSection, TrainingSection
 from trials.model.cut import cut
+from trials.model.ends.head_loss import targets_of
 from trials.model.family import join_samples
 from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule, pack_loss
+from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.offload.offloading import Offloading
@@ -86,9 +87,7 @@ def step(folder: Path, training: TrainingSection, offload: Offload | None, share
     stage.tie()
     if offload is not None:
         stage.offloading = Offloading(transfers, least_bytes=1)
-    losses = [
-        pack_loss(stage(inputs), target) for inputs, target in (inputs_of(stage, folder, units) for units in (5, 2))
-    ]
+    losses = [stage(inputs, targets) for inputs, targets in (inputs_of(stage, folder, units) for units in (5, 2))]
     for loss in losses:
         loss.backward()
     gradients = {name: each.grad for name, each in stage.named_parameters() if each.requires_grad}
@@ -104,7 +103,7 @@ def inputs_of(stage: StageModule, folder: Path, units: int) -> tuple[Any, Any]:
     tokens = join_samples(stage.family, config, samples)
     labels = torch.ones_like(tokens.input_ids)
     floats, integers = pack((torch.cat([each.pixels for each in images]),), tokens)
-    return (floats, integers), (labels, torch.full((), 0.5))
+    return (floats, integers), targets_of(labels, torch.full((), 0.5))
 
 
 def check(folder: Path, offload: Offload, share: float, training: TrainingSection | None = None) -> None:

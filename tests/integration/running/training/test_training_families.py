@@ -78,7 +78,7 @@ def assert_equal_logits(prepared: Prepared, folder: Path, model: Any) -> None:
     ids = torch.cat([torch.tensor([5, 6]), images.input_ids, torch.tensor([7, 8, 9])])
     tokens = join_samples(stage.family, model.config, [(ids, images.grids)])
     with torch.no_grad():
-        found = stage(pack((images.pixels,), tokens))
+        found = stage.head(stage(pack((images.pixels,), tokens))[0])
         expected = model.eval()(**stage.family.model_inputs(model.config, ids, images)).logits[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
