@@ -168,6 +168,7 @@ def flops_of_sample(prepared: Prepared) -> float:
     shape, index = prepared.workload.model, prepared.index
     units, tokens = index.vision_units.astype(np.float64), index.text_tokens.astype(np.float64)
     forward = shape.unit_flops * units + shape.token_flops * tokens + shape.square_flops * tokens**2
+    forward += shape.target_flops * index.target_tokens
     return _PASSES * float(forward.mean())
 
 

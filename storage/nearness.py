@@ -97,6 +97,7 @@ _WEIGHTS = {
     **_weighted(10, _SPLIT, "hardware.devices hardware.nodes hardware.device_memory_bytes memory_limit_bytes"),
     **_weighted(10, _SPLIT, "model.vision_layers model.language_layers model.parameters model.trained"),
     **_weighted(5, "other shares of a step's parts", "model.unit_flops model.token_flops model.square_flops"),
+    **_weighted(5, "other shares of a step's parts", "model.target_flops"),
     **_weighted(5, "other shares of a step's parts", "hardware.link hardware.power_limit_watts global_batch_samples"),
     **_weighted(2, "seconds drift", "software.torch software.deepspeed hardware.cpu_name oversize"),
     **_weighted(0, "for people", "model.name data.lengths_digest"),
@@ -104,4 +105,5 @@ _WEIGHTS = {
         0, "covered by the histogram", "data.samples data.text_only_samples data.vision_units data.text_tokens"
     ),
     **_weighted(0, "covered by the histogram", "data.longest_text_tokens data.most_vision_units"),
+    **_weighted(0, "a sum over samples: only its share counts, for the head alone", "data.target_tokens"),
 }

@@ -13,7 +13,7 @@
 | power limit of the devices | re-measure | computation takes longer, exchanges do not |
 | links, topology, machines | re-measure | communication takes another time |
 | the database that measured it | re-measure | machines that look alike differ |
-| numbers and lengths of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |
+| numbers, lengths, targets of the samples, over-size rule, global batch | re-measure | other packs and micro-batches |
 
 Fields that are not listed mean `re-measure`, so that a new field cannot make a stale plan look valid.
 """

@@ -75,7 +75,10 @@ class LoadCost(_Measurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One kind of layer. Each cost is four coefficients: of units, tokens, sum of squared lengths, and a constant."""
+    """One kind of layer. Each cost is four coefficients: of units, tokens, sum of squared lengths, and a constant.
+
+    Tokens of the head are targets, on which alone it runs.
+    """
 
     forward_seconds: Coefficients
     backward_seconds: Coefficients
@@ -106,7 +109,7 @@ class LayerCost:
     lingering_parameters: int = 0
     """Those of `parameters` that ZeRO 3 gathers in the backward pass and frees at its end."""
     curve_sizes: tuple[Measured, ...] = ()
-    """Sizes of packs, ascending, at which `curve` is given: vision units for vision kinds, else text tokens."""
+    """Ascending sizes of packs at which `curve` is given: units for vision kinds, targets for the head, or tokens."""
     curve: tuple[Measured, ...] = ()
     """Measured seconds over those of the coefficients, for each of `curve_sizes`; in between it is linear."""
 

@@ -110,7 +110,7 @@ class ModelShape:
     unit_flops: float
     """Forward floating-point operations of one vision unit, through the tower and the projector."""
     token_flops: float
-    """Forward operations of one text token, through the language layers and the head, attention excluded."""
+    """Forward operations of one text token in the language layers, attention excluded."""
     square_flops: float
     """Forward operations per squared sample length in the language attention."""
     config_digest: str
@@ -122,6 +122,8 @@ class ModelShape:
     """Parts of the model that train; None for the whole model."""
     compiler: str | None = None
     """What compiles the layers; None for layers as they are."""
+    target_flops: float = 0.0
+    """Forward operations of one target in the head. 0 where an earlier version counted the head in `token_flops`."""
 
     @property
     def element_bytes(self) -> int:
@@ -150,11 +152,18 @@ class DataProfile:
     """(vision units, text tokens rounded up to a multiple of 64, samples), ascending."""
     lengths_digest: str
     """SHA-256 of all lengths in order."""
+    target_tokens: int | None = None
+    """Sum over the epoch of the tokens with a label; None where an earlier version did not store it."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an epoch without samples."""
         if self.samples < 1:
             raise ValueError(f"an epoch needs at least one sample, not {self.samples}")
+
+    @property
+    def target_share(self) -> float:
+        """Share of the text tokens that have a label; 1 where it is not known."""
+        return 1.0 if self.target_tokens is None else self.target_tokens / max(self.text_tokens, 1)
 
     @property
     def fingerprint(self) -> str:

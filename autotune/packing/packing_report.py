@@ -54,6 +54,7 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("pad ratio", "of text tokens", lambda side: _percent(side.balance.pad_ratio)),
     ("dist ratio, vision", "idle, by units", lambda side: _percent(side.balance.dist_ratio_vision)),
     ("dist ratio, language", "idle, by tokens", lambda side: _percent(side.balance.dist_ratio_language)),
+    ("dist ratio, head", "idle, by targets", lambda side: _percent(side.balance.dist_ratio_targets)),
     ("attention balance ratio", "idle, by tokens^2", lambda side: _percent(side.balance.attention_balance_ratio)),
     ("cost efficiency, rows", "ideal / actual", lambda side: _percent(side.balance.cost_efficiency)),
     ("cost efficiency, steps", "ideal / actual", lambda side: _percent(side.balance.step_cost_efficiency)),

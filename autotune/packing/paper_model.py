@@ -27,9 +27,10 @@ def paper_weights() -> CostWeights:
     vision_attention = 4 * _VISION_LAYERS * _VISION_TOKENS**2 * _VISION_HIDDEN
     projector = 4 * _VISION_HIDDEN * _HIDDEN + _HIDDEN**2
     attention = 2 * _HIDDEN**2 * (1 + _KEY_HEADS / _HEADS)
-    language = _LAYERS * (attention + 3 * _HIDDEN * _MLP) + _VOCABULARY * _HIDDEN
+    language = _LAYERS * (attention + 3 * _HIDDEN * _MLP)
     return CostWeights(
         unit=float(2 * vision * _VISION_TOKENS + vision_attention + 2 * projector * _IMAGE_TOKENS),
         token=2 * language,
+        target=float(2 * _VOCABULARY * _HIDDEN),
         square=float(2 * _LAYERS * _HIDDEN),
     )

@@ -25,7 +25,7 @@ _BEFORE, _AFTER, _CAPACITY = "#b5522a", "#1f5f8b", "#333333"
 _LABEL_BOX = {"boxstyle": "square,pad=0", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 _CELLS = 60
 """In each direction, at most."""
-_IDLE = (0.01, 0.1, 1, 10, 100)
+_IDLE = (0.01, 1, 100)
 """Per cent; rows with less idle time than the first are drawn there."""
 _STYLE: dict[Any, Any] = {
     "font.size": 8,
@@ -41,6 +41,7 @@ _STYLE: dict[Any, Any] = {
 _LOADS: Mapping[str, Callable[[PackSizes, CostWeights], Ints | Floats]] = {
     "vision units": lambda sizes, _: sizes.units,
     "text tokens": lambda sizes, _: sizes.tokens,
+    "targets": lambda sizes, _: sizes.targets,
     "squared lengths": lambda sizes, _: sizes.squares,
     "predicted cost": lambda sizes, weights: sizes.cost(weights),
 }

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
+from autotune.prediction.columns import TOKENS
 from autotune.prediction.curves import fit_curve
 from autotune.prediction.robust_fit import fit_not_negative
 from trials.grid import Grid
@@ -42,8 +43,9 @@ from trials.units import check_measured
 Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
 
-# Columns of (units, tokens, squares, 1) on which the cost of each kind depends. Attention is quadratic in the length of
-# a sample, but a vision unit has a fixed length, so only language layers depend on squares.
+# Columns of (units, tokens, squares, 1) on which the cost of each kind depends; for the head, all tokens of a probe are
+# targets. Attention is quadratic in the length of a sample, but a vision unit has a fixed length, so only language
+# layers depend on squares.
 _TIME_TERMS: dict[LayerKind, tuple[int, ...]] = {
     "vision_embedding": (0, 3),
     "vision": (0, 3),
@@ -172,7 +174,9 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
         frozen_parameters=frozen,
     )
     kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
-    curve_sizes, curve = fit_curve(kind, sizes, _time_ratios(timings, kind, cost), [t.spread for t in timings])
+    # Every token of a probe of the head is a target.
+    columns = np.column_stack((sizes, sizes[:, TOKENS]))
+    curve_sizes, curve = fit_curve(kind, columns, _time_ratios(timings, kind, cost), [t.spread for t in timings])
     return replace(
         cost,
         curve_sizes=curve_sizes,

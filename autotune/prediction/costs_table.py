@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.prediction.columns import of_kind
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from trials import wire
@@ -25,25 +26,36 @@ class TypicalPack:
     units: float
     tokens: float
     squares: float
+    targets: float
 
     @classmethod
     def of(cls, data: DataProfile) -> "TypicalPack":
         units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
         count = _TYPICAL_SAMPLES
-        return cls(samples=count, units=count * units, tokens=count * tokens, squares=count * tokens**2)
+        return cls(
+            samples=count,
+            units=count * units,
+            tokens=count * tokens,
+            squares=count * tokens**2,
+            targets=count * tokens * data.target_share,
+        )
 
     @property
     def columns(self) -> Array:
-        return np.array((self.units, self.tokens, self.squares, 1.0))
+        return np.array((self.units, self.tokens, self.squares, 1.0, self.targets))
 
-    def cost(self, coefficients: Coefficients) -> float:
-        return float(self.columns @ np.array(coefficients))
+    def cost(self, coefficients: Coefficients, kind: LayerKind | None = None) -> float:
+        """Return the cost of a layer of this kind, or of what is no layer."""
+        return float(self.columns @ (of_kind(kind, coefficients) if kind else (*coefficients, 0.0)))
 
     def seconds(self, costs: LayerCosts, kind: LayerKind) -> tuple[float, float, float]:
         """Return the (forward, backward, recompute) seconds of one layer."""
         cost, factor = costs[kind], float(Curves(costs).at(self.columns[None])[0, KINDS.index(kind)])
-        forward, backward, again = map(self.cost, (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds))
-        return factor * forward, factor * backward, factor * again
+        forward, backward, again = (
+            factor * self.cost(each, kind)
+            for each in (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
+        )
+        return forward, backward, again
 
     def exchange_seconds(self, degree: int, forward: Coefficients, backward: Coefficients) -> float:
         """Return the seconds in which `degree` ranks exchange their parts for one language layer, in both passes."""
@@ -56,7 +68,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
     at_typical = {
         kind: {
             **dict(zip(_SECONDS, pack.seconds(costs, kind), strict=True)),
-            "kept_bytes": pack.cost(cost.kept_bytes),
+            "kept_bytes": pack.cost(cost.kept_bytes, kind),
             "noisy": cost.is_noisy,
         }
         for kind, cost in costs.layers
@@ -67,7 +79,8 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
 def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     """Return a line for each kind that the model has, then loading, links, reduction and updates."""
     lines = [
-        f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens",
+        f"A typical pack has {pack.samples} mean samples: {pack.units:.1f} vision units, {pack.tokens:.0f} text tokens "
+        f"with {pack.targets:.0f} targets",
         "",
         f"{'layer':<18}{'forward ms':>11}{'backward ms':>12}{'recompute ms':>13}{'kept KiB':>10}"
         f"{'error':>7}{'noise':>7}",
@@ -76,7 +89,7 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         if not cost.parameters:
             continue
         forward, backward, again = (f"{seconds * 1e3:.3f}" for seconds in pack.seconds(costs, kind))
-        kept = f"{pack.cost(cost.kept_bytes) / _KIBI:.0f}"
+        kept = f"{pack.cost(cost.kept_bytes, kind) / _KIBI:.0f}"
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")

@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.prediction.columns import TARGETS, TOKENS, UNITS
 from autotune.prediction.robust_fit import Array
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 
-_SIZE_COLUMN: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector": 1, "language": 1, "head": 1}
-"""Column of (units, tokens, squares, 1) that a curve of each kind depends on."""
+_SIZE_COLUMN: dict[LayerKind, int] = {
+    "vision_embedding": UNITS,
+    "vision": UNITS,
+    "projector": TOKENS,
+    "language": TOKENS,
+    "head": TARGETS,
+}
+"""Column that a curve of each kind depends on."""
 _ERROR = 0.4
 """Standard error of the median of five normally distributed values, over their interquartile range."""
 _BISQUARE = 4.685 * 1.4826
@@ -28,7 +35,7 @@ class Curves:
         self._curves = [(column, costs[kind]) for kind, column in _SIZE_COLUMN.items()]
 
     def at(self, sizes: Array) -> Array:
-        """Return the factors for packs of these (units, tokens, squares, 1), [packs, kinds]."""
+        """Return the factors for packs of these sizes [packs, 5], [packs, kinds]."""
         factors = np.ones((len(sizes), len(KINDS)))
         for number, (column, cost) in enumerate(self._curves):
             if cost.curve:
@@ -39,7 +46,7 @@ class Curves:
 def fit_curve(
     kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return (sizes, factors) of measured over fitted seconds, given as `ratios` [timings] at `sizes` [timings, 4].
+    """Return (sizes, factors) of measured over fitted seconds, given as `ratios` [timings] at `sizes` [timings, 5].
 
     Each factor is drawn towards 1 by the share of the factors' variance that the noise of the measurements explains
     (James and Stein 1961). `spreads` are interquartile ranges of the repeats as a share of their median. Sizes that

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from autotune.prediction.columns import in_columns
 from autotune.prediction.costs import Array
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import TOWERS, Layout
@@ -17,16 +18,16 @@ class Freeing:
 
     def __init__(self, costs: LayerCosts) -> None:
         layers = [costs[kind] for kind in KINDS]
-        self._again = np.array([layer.recompute_seconds for layer in layers])
-        self._kept = np.array([layer.kept_bytes for layer in layers])
-        self._passes = tuple(
-            np.array(side)
-            for side in zip(*((layer.forward_seconds, layer.backward_seconds) for layer in layers), strict=True)
+        self._again = in_columns(layer.recompute_seconds for layer in layers)
+        self._kept = in_columns(layer.kept_bytes for layer in layers)
+        self._passes = (
+            in_columns(layer.forward_seconds for layer in layers),
+            in_columns(layer.backward_seconds for layer in layers),
         )
         self._per_byte = costs.host_seconds_per_byte or (0.0, 0.0)
 
     def seconds(self, sizes: Array, curves: Array, layout: Layout) -> Array:
-        """Return the seconds for packs of `sizes` [packs, 4], with the `curves` at these sizes, [packs, kinds].
+        """Return the seconds for packs of `sizes` [packs, 5], with the `curves` at these sizes, [packs, kinds].
 
         What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after
         it runs backward. Packs wait where a copy takes longer than the pass of such a layer.

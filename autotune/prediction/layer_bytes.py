@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.prediction.columns import CONSTANT, EVERY, in_columns
 from autotune.prediction.costs import Array
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
@@ -19,7 +20,7 @@ _NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerBytes:
-    """Coefficients of the bytes of each kind of layer, for packs of one sequence and tensor degree, [kinds, 4]."""
+    """Coefficients of the bytes of each kind of layer, for packs of one sequence and tensor degree, [kinds, 5]."""
 
     kept: Array
     shared: Array
@@ -52,14 +53,15 @@ class LayerBytes:
         gathered = [layer.gathered_parameters for layer in layers]
         for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
             gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
-        weights = layout.shares_weights * element_bytes * np.array([(0, 0, 0, count) for count in gathered])
-        buffers = np.array([0, 0, 0, is_counted * buffer_bytes(layout, element_bytes)])
+        of_engine = np.zeros((len(KINDS), len(EVERY)))
+        of_engine[:, CONSTANT] = layout.shares_weights * element_bytes * np.array(gathered)
+        of_engine[:, CONSTANT] += is_counted * buffer_bytes(layout, element_bytes)
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
-            kept=factor * np.array([layer.kept_bytes for layer in layers]),
-            shared=factor * np.array([layer.shared_bytes for layer in layers]),
-            transient=factor * np.array([layer.transient_bytes for layer in layers]) + weights + buffers,
-            inputs=factor * np.array([layer.recomputed_bytes for layer in layers]),
+            kept=factor * in_columns(layer.kept_bytes for layer in layers),
+            shared=factor * in_columns(layer.shared_bytes for layer in layers),
+            transient=factor * in_columns(layer.transient_bytes for layer in layers) + of_engine,
+            inputs=factor * in_columns(layer.recomputed_bytes for layer in layers),
             offloaded=offloaded,
         )
 
@@ -67,10 +69,10 @@ class LayerBytes:
     def columns(self) -> tuple[int, ...]:
         """Columns of sizes on which the bytes depend, and the constant one; seldom that of squared lengths."""
         every = np.concatenate([self.kept, self.shared, self.transient, self.inputs])
-        return (*np.flatnonzero(every[:, :3].any(axis=0)).tolist(), 3)
+        return tuple(column for column in EVERY if column == CONSTANT or every[:, column].any())
 
     def of_packs(self, parts: Parts, kinds: int) -> Array:
-        """Return what a pack keeps in layers of the first `kinds` kinds, [stages, 4]."""
+        """Return what a pack keeps in layers of the first `kinds` kinds, [stages, 5]."""
         whole, inputs = self.split(parts, kinds)
         kept: Array = whole + inputs
         return kept
@@ -87,23 +89,23 @@ class LayerBytes:
         return kept, inputs
 
     def freed(self) -> Array:
-        """Return the most that a layer of each kind frees that is recomputed or offloads, [kinds, 4]."""
+        """Return the most that a layer of each kind frees that is recomputed or offloads, [kinds, 5]."""
         freed: Array = np.maximum(self.kept - ~self.offloaded[:, None] * self.inputs, 0)
         return freed
 
     def beginning(self, parts: Parts) -> Array:
-        """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 4]."""
+        """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 5]."""
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
         transient: Array = self.transient[last] + self._on_their_way(parts, len(KINDS))
         return transient
 
     def on_host(self, parts: Parts) -> Array:
-        """Return what a pack keeps in the host's memory, [stages, 4]."""
+        """Return what a pack keeps in the host's memory, [stages, 5]."""
         kept: Array = (self.offloaded * parts.recomputed) @ self.kept
         return kept
 
     def _on_their_way(self, parts: Parts, kinds: int) -> Array:
-        """Return the bytes on the device of layers that offload: at most two, the last of the first kinds, [stages, 4].
+        """Return the bytes on the device of layers that offload: at most two, the last of the first kinds, [stages, 5].
 
         As one runs, what the one before it keeps is copied.
         """
@@ -123,7 +125,7 @@ class LayerBytes:
         return np.flatnonzero(recomputes_all(parts, kind)) if kind in (VISION, LANGUAGE) else _NO_STAGES
 
     def running(self, parts: Parts, kind: int) -> tuple[Array, Array, Array]:
-        """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 4] each.
+        """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 5] each.
 
         The parts are those of `PeakParts` but the static one. Later layers have had their backward pass and are free.
         Where all layers of the kind are recomputed, the last of them runs again.

@@ -84,10 +84,13 @@ class StageMemory:
     def intervals(self, parts: Parts, layout: Layout, numbers: Ints, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of each of `parts` as the stage of its number.
 
-        Intervals come from the errors of the fitted bytes and of bytes outside the layers.
+        Intervals come from the errors of the fitted bytes, of bytes outside the layers, and of where the targets of a
+        pack lie that ranks share.
         """
-        most = self._most(parts, layout, numbers, sizes)
-        return self._intervals(parts, layout, *most, self._on_host((parts,), layout, numbers, sizes))
+        waiting, most = self._most(parts, layout, numbers, sizes)
+        if sizes.evenly is not sizes:
+            waiting, _ = self._most(parts, layout, numbers, sizes.evenly)
+        return self._intervals(parts, layout, waiting, most, self._on_host((parts,), layout, numbers, sizes))
 
     def intervals_of_levels(
         self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
@@ -96,9 +99,15 @@ class StageMemory:
         whole = of_levels[0]
         if len(of_levels) == 1:
             return self.intervals(whole, layout, np.arange(len(whole)), sizes)
-        peaks = np.stack([self._peaks(of_levels, layout, number, sizes).sum(axis=1) for number in range(len(whole))])
+
+        def peaks(sizes: EpochSizes) -> Array:
+            of_stages = (self._peaks(of_levels, layout, number, sizes) for number in range(len(whole)))
+            return np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
+
+        found = peaks(sizes)
+        least = found if sizes.evenly is sizes else peaks(sizes.evenly)
         on_host = self._on_host(of_levels, layout, np.arange(len(whole)), sizes)
-        return self._intervals(whole, layout, peaks[:, 0], peaks.max(axis=1), on_host)
+        return self._intervals(whole, layout, least[:, 0], found.max(axis=1), on_host)
 
     def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of the expected peak bytes of one stage of a plan."""
@@ -244,7 +253,7 @@ class StageMemory:
 
 
 def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[float, ...]:
-    """Return the bytes by each of the coefficients, [1, 4], of the packs whose sum of them is largest."""
+    """Return the bytes by each of the coefficients, [1, 5], of the packs whose sum of them is largest."""
     rows = np.vstack(coefficients)
     candidates = sizes.heaviest(in_flight)
     heaviest = candidates[np.argmax(candidates @ rows.sum(axis=0))]

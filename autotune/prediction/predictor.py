@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
+from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
 from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from autotune.prediction.freeing import Freeing
@@ -98,10 +99,10 @@ class Predictor:
         self._memory = StageMemory(costs, element_bytes, byte_factors)
         # One row of coefficients per kind of layer.
         layers = [costs[kind] for kind in KINDS]
-        self._forward = np.array([layer.forward_seconds for layer in layers])
-        self._backward = np.array([layer.backward_seconds for layer in layers])
+        self._forward = in_columns(layer.forward_seconds for layer in layers)
+        self._backward = in_columns(layer.backward_seconds for layer in layers)
         self._curves, self._freeing = Curves(costs), Freeing(costs)
-        self._outputs = np.array([layer.output_bytes for layer in layers])
+        self._outputs = in_columns(layer.output_bytes for layer in layers)
         self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
         # A layer that is cut is frozen as a whole, or not at all.
         self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
@@ -275,7 +276,7 @@ class Predictor:
     def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
         """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
 
-        It is what ranks that compute a pack exchange, and with ZeRO 2 and 3 what all data ranks do. `sizes` [packs, 4]
+        It is what ranks that compute a pack exchange, and with ZeRO 2 and 3 what all data ranks do. `sizes` [packs, 5]
         are those of a rank's part, `degrees` [packs] the numbers of data ranks that compute it, each with the tensor
         ranks of the layout; shapes as in `pass_seconds`.
         """
@@ -296,7 +297,7 @@ class Predictor:
                 around = self.costs.cut_in(tensor)
                 of_layer += (around.forward_seconds, around.backward_seconds)
             in_layer, back_in_layer, behind, back_behind = (
-                sizes[packs] @ np.array(coefficients)
+                sizes[packs, WITHOUT_TARGETS] @ np.array(coefficients)
                 for coefficients in (
                     *of_layer,
                     together.projector_forward_seconds,
@@ -329,7 +330,7 @@ class Predictor:
         return np.stack((forward, backward))
 
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Array) -> tuple[Array, Array]:
-        """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 4]."""
+        """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
         curves = self._curves.at(sizes)
         freeing = self._freeing.seconds(sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
@@ -340,7 +341,7 @@ class Predictor:
         embeds, heads = (parts.layers[:, [KINDS.index(kind)]] for kind in ("vision_embedding", "head"))
         loading = self.costs.loading
         of_stages = embeds * np.array(loading.pixels_seconds) + heads * (1 - embeds) * np.array(loading.labels_seconds)
-        seconds: Array = sizes @ of_stages.T
+        seconds: Array = sizes[:, WITHOUT_TARGETS] @ of_stages.T
         return seconds
 
     def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:

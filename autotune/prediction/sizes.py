@@ -1,17 +1,19 @@
 """Sizes of the packs of an epoch, in the columns that layer costs depend on."""
 
+import copy
 from functools import cached_property
 
 import numpy as np
 from typing_extensions import override
 
+from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS
 from autotune.prediction.costs import Array
 from trials.data.epoch import Epoch
 from trials.data.records.sample import Ints
 
 
 class EpochSizes:
-    """Sizes of an epoch's packs, with columns units, tokens, sum of squared lengths, and 1."""
+    """Sizes of an epoch's packs, in the columns of `autotune.prediction.columns`."""
 
     def __init__(self, epoch: Epoch, tensor: int = 1) -> None:
         self.epoch = epoch
@@ -29,20 +31,39 @@ class EpochSizes:
 
     @cached_property
     def table(self) -> Array:
-        """The part of each pack that the fullest of the ranks that share it computes, [packs, 4]."""
+        """The part of each pack that the fullest of the ranks that share it computes, [packs, 5]."""
         whole, ranks = self.whole, self.ranks[:, None]
         if (ranks == 1).all():
             return whole
+        table = whole.copy()
         # Units and tokens cannot be cut; attention is shared by heads.
-        return np.concatenate([np.ceil(whole[:, :2] / ranks), whole[:, 2:3] / ranks, whole[:, 3:]], axis=1)
+        table[:, :SQUARES] = np.ceil(whole[:, :SQUARES] / ranks)
+        table[:, SQUARES] /= ranks[:, 0]
+        table[:, TARGETS] = _fullest_targets(self.epoch, table[:, TOKENS], int(ranks.max()))
+        return table
 
     @cached_property
     def whole(self) -> Array:
-        """Whole packs, [packs, 4]."""
+        """Whole packs, [packs, 5]."""
         sizes = self.epoch.pack_sizes()
-        columns = (sizes.units, sizes.tokens, sizes.squares, np.ones(len(sizes.units)))
+        columns = (sizes.units, sizes.tokens, sizes.squares, np.ones(len(sizes.units)), sizes.targets)
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table
+
+    @cached_property
+    def evenly(self) -> "EpochSizes":
+        """The same packs, where the ranks that share a pack have equally many of its targets: the least of the fullest.
+
+        These sizes themselves where each pack is that of one rank.
+        """
+        if (self.ranks == 1).all():
+            return self
+        other = copy.copy(self)
+        for derived in ("_before", "_levels_apart", "mean"):
+            other.__dict__.pop(derived, None)
+        other._heaviest, other.table = {}, self.table.copy()
+        other.table[:, TARGETS] = np.ceil(self.whole[:, TARGETS] / self.ranks)
+        return other
 
     @cached_property
     def degrees(self) -> Ints:
@@ -61,16 +82,22 @@ class EpochSizes:
 
     @cached_property
     def samples_alone(self) -> Array:
-        """A rank's part without padding, and without placeholders in packs without image or sample, [packs, 4]."""
+        """A rank's part without padding, and without placeholders in packs without image or sample, [packs, 5]."""
         packs, index = self.epoch.packs, self.epoch.index
         lengths = index.text_tokens.astype(np.int64)  # their squares exceed 32 bits
-        columns = (packs.sums(index.vision_units), packs.sums(lengths), packs.sums(lengths**2), packs.counts > 0)
+        columns = (
+            packs.sums(index.vision_units),
+            packs.sums(lengths),
+            packs.sums(lengths**2),
+            packs.counts > 0,
+            packs.sums(index.target_tokens),
+        )
         table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table / self.ranks[:, None]
 
     @cached_property
     def mean(self) -> Array:
-        """Mean of all packs, [1, 4]."""
+        """Mean of all packs, [1, 5]."""
         mean: Array = self.table.mean(axis=0, keepdims=True)
         return mean
 
@@ -127,8 +154,8 @@ class EpochSizes:
         samples: Ints = np.rint(counts).astype(np.int64)
         return samples
 
-    def heaviest(self, in_flight: int, columns: tuple[int, ...] = (0, 1, 2, 3)) -> Array:
-        """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 4].
+    def heaviest(self, in_flight: int, columns: tuple[int, ...] = EVERY) -> Array:
+        """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 5].
 
         For any non-negative cost per column that is 0 for all but these columns, the largest sum is among them.
         """
@@ -139,14 +166,14 @@ class EpochSizes:
                 some = before[[*columns]]
                 sums.append((some[:, :, width:] - some[:, :, :-width]).reshape(len(columns), -1))
             found = _not_dominated(np.concatenate(sums, axis=1))
-            every = np.zeros((len(found), 4))
+            every = np.zeros((len(found), len(EVERY)))
             every[:, columns] = found
             self._heaviest[in_flight, columns] = every
         return self._heaviest[in_flight, columns]
 
     @cached_property
     def _before(self) -> tuple[Array, ...]:
-        """Sums of the packs before each of a rank's step, and of all, [4, steps, micro-batches + 1, data ranks]."""
+        """Sums of the packs before each of a rank's step, and of all, [5, steps, micro-batches + 1, data ranks]."""
         # Sizes are whole numbers, so that differences of these sums are exact.
         sizes = (self.table.T[:, block] for block in self.blocks)
         return tuple(np.cumsum(np.pad(each, ((0, 0), (0, 0), (1, 0), (0, 0))), axis=2) for each in sizes)
@@ -183,6 +210,28 @@ class LevelSizes(EpochSizes):
     def blocks(self) -> tuple[Ints, ...]:
         """Each pack as a step of its own: which of them follow each other in a step depends on the other levels."""
         return (np.arange(len(self.table))[:, None, None],)
+
+
+def _fullest_targets(epoch: Epoch, part_tokens: Array, parts: int) -> Array:
+    """Return the most targets in a part of each pack, [packs], of at most `parts` with so many tokens [packs] each.
+
+    Where targets lie is not known: each sample is taken to end with them, which is so for one question and answer, and
+    puts them closer together than several answers are.
+    """
+    packs, index = epoch.packs, epoch.index
+    lengths, targets = (column[packs.samples].astype(np.int64) for column in (index.text_tokens, index.target_tokens))
+    pack = np.repeat(np.arange(len(packs)), packs.counts)
+    widths = packs.largest(index.text_tokens)[pack] if packs.padded else lengths
+    before = np.cumsum(widths) - widths
+    starts = before - before[packs.starts[:-1][pack]]
+    # The row of a token has the label of the next one.
+    first = np.maximum(starts, starts + lengths - 1 - targets)
+    most = np.zeros(len(packs))
+    for part in range(parts):
+        begin, end = part * part_tokens[pack], (part + 1) * part_tokens[pack]
+        inside = np.maximum(np.minimum(first + targets, end) - np.maximum(first, begin), 0)
+        most = np.maximum(most, np.bincount(pack, inside, minlength=len(packs)))
+    return most
 
 
 def _not_dominated(columns: Array) -> Array:

@@ -16,7 +16,8 @@ _MOST = (1 << 31) - 1
 def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
     """Return an index of at most `most` samples, evenly spread over the histogram; without files.
 
-    Tokens are spread evenly over their bins, so their mean is near the dataset's. Raise ValueError for a histogram
+    Tokens are spread evenly over their bins, so their mean is near the dataset's; each sample has the
+    dataset's share of targets. Raise ValueError for a histogram
     that describes no dataset.
     """
     table = np.array(data.histogram, dtype=np.float64).reshape(-1, 3)
@@ -35,6 +36,7 @@ def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
     lengths = np.floor(tokens[bins] - _BIN_TOKENS + 1 + inside * _BIN_TOKENS)
     drawn = np.clip(lengths, 1, max(1, min(data.longest_text_tokens, _MOST))).astype(np.int32)
     numbers = np.arange(count)
+    targets = np.rint(data.target_share * drawn)
     return DatasetIndex(
         files=(AnnotationFile(path=Path(), images=Path(), format="", repeat=1.0),),
         file=np.zeros(count, dtype=np.int32),
@@ -43,5 +45,5 @@ def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
         record=numbers.astype(np.int64),
         vision_units=units[bins].astype(np.int32),
         text_tokens=drawn,
-        target_tokens=drawn,
+        target_tokens=np.clip(targets, 1, drawn).astype(np.int32),
     )

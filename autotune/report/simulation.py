@@ -55,7 +55,12 @@ class Simulator:
         model = self._work.model
         self._settings = EpochSettings(
             global_batch_samples=self._work.global_batch_samples,
-            weights=CostWeights(unit=model.unit_flops, token=model.token_flops, square=model.square_flops),
+            weights=CostWeights(
+                unit=model.unit_flops,
+                token=model.token_flops,
+                target=model.target_flops,
+                square=model.square_flops,
+            ),
             seed=source.study.seed,
             oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
         )

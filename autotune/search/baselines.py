@@ -4,6 +4,7 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from autotune.prediction.columns import TOKENS, UNITS
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.hbp import hbp_plan
 from autotune.search.roles import Role
@@ -104,8 +105,8 @@ def _omnibal_packing(candidates: Iterable[Packed], predictor: Predictor, layout:
 
     def unevenness(packing: Packed) -> tuple[bool, float]:
         sizes = predictor.sizes(packing, layout)
-        spread = sizes.table.std(axis=0) / sizes.table.mean(axis=0)
-        return sizes.epoch.batch_deviation > MOST_BATCH_DEVIATION, float(spread[0] + spread[1])
+        both = sizes.table[:, [UNITS, TOKENS]]
+        return sizes.epoch.batch_deviation > MOST_BATCH_DEVIATION, float((both.std(axis=0) / both.mean(axis=0)).sum())
 
     return min(candidates, key=unevenness)
 

@@ -42,8 +42,9 @@ def slowness(prepared: Prepared, pool: WarmPool, costs: LayerCosts) -> float:
 
 def _ratio(timing: LayerTiming, costs: LayerCosts) -> float:
     cost, size = costs[timing.layer], np.array((timing.units, timing.tokens, timing.squares, 1.0))
+    columns = np.array([(*size, timing.tokens)])  # all tokens of a probe are targets
     fitted = size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds)
-    profiled = fitted * Curves(costs).at(size[None])[0, KINDS.index(timing.layer)]
+    profiled = fitted * Curves(costs).at(columns)[0, KINDS.index(timing.layer)]
     return float((timing.forward_seconds + timing.backward_seconds) / profiled)
 
 

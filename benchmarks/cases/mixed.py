@@ -93,7 +93,8 @@ class Mixed(SimulatedWorkload):
             (self.costs[kind], {**layers, "language": self.language.layers}[kind]) for kind, _ in self.costs.layers
         ]
         unit, token, square, _ = np.sum([count * np.array(cost.forward_seconds) for cost, count in costs], axis=0)
-        return CostWeights(unit=float(unit), token=float(token), square=float(square))
+        target = self.costs["head"].forward_seconds[1]
+        return CostWeights(unit=float(unit), token=float(token) - target, square=float(square), target=target)
 
     @override
     def epoch(self, packing: Packing, data_parallel: int) -> Epoch:

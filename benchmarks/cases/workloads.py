@@ -142,6 +142,7 @@ class SimulatedWorkload:
             token_flops=WEIGHTS.token,
             square_flops=WEIGHTS.square,
             config_digest=self.name,
+            target_flops=WEIGHTS.target,
         )
 
     @cached_property

@@ -289,7 +289,10 @@ def _language_layer(language: LanguageShape, share: _Share) -> LayerCost:
 
 
 def _head(language: LanguageShape, share: _Share) -> LayerCost:
-    """Return the costs of the head with the loss, which keeps float32 logits in addition to the 16-bit ones."""
+    """Return the costs of the head with the loss, which keeps float32 logits in addition to the 16-bit ones.
+
+    Its tokens are targets.
+    """
     parameters = language.hidden * language.vocabulary
     return share.layer(
         parameters,

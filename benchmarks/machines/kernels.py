@@ -57,15 +57,15 @@ class LayerSeconds:
 
 
 class Kernels:
-    """Times of layers on one device. With all dials at 0 they are linear in units, tokens, squares and 1."""
+    """Times of layers on one device. With all dials at 0 they are linear in units, tokens, squares, targets and 1."""
 
     def __init__(self, device: Device, dials: Dials) -> None:
         self._device, self._dials = device, dials
 
     def layer(self, work: LayerWork, sizes: Array) -> LayerSeconds:
-        """Return the seconds for packs of these (units, tokens, squares), [packs, 3 or more]."""
-        units, tokens, squares = sizes[:, 0], sizes[:, 1], sizes[:, 2]
-        rows = work.rows_per_unit * units + work.rows_per_token * tokens
+        """Return the seconds for packs of these (units, tokens, squares, targets), [packs, 4]."""
+        units, tokens, squares, targets = sizes.T
+        rows = work.rows_per_unit * units + work.rows_per_token * tokens + work.rows_per_target * targets
         attention = self._attention(work, units, tokens, squares)
         moved = self._moved(work, rows)
         forward, backward = moved + attention, 2 * (moved + attention)

@@ -26,6 +26,7 @@ class LayerWork:
 
     rows_per_unit: int = 0
     rows_per_token: int = 0
+    rows_per_target: int = 0
     products: tuple[MatrixProduct, ...] = ()
     square_flops: float = 0.0
     """Of attention, for each squared length."""
@@ -86,7 +87,7 @@ def layer_works(vision: VisionShape, language: LanguageShape) -> dict[LayerKind,
             kernels=34,
         ),
         "head": LayerWork(
-            rows_per_token=1,
+            rows_per_target=1,
             products=_products((hidden, language.vocabulary)),
             row_values=6 * language.vocabulary,
             widest=2 * language.vocabulary,

@@ -48,7 +48,7 @@ class _Packs:
 
     epoch: Epoch
     sizes: Array
-    """Units, tokens, and squares, [packs, 3]."""
+    """Units, tokens, squares and targets, [packs, 4]."""
     layers: dict[LayerKind, LayerSeconds]
     """Of each layer alone."""
 
@@ -132,7 +132,7 @@ class Machine:
     def _built(self, packing: Packing, data: int) -> _Packs:
         epoch = self._epoch_of(packing, data)
         found = epoch.pack_sizes()
-        sizes = np.stack([found.units, found.tokens, found.squares], axis=1).astype(np.float64)
+        sizes = np.stack([found.units, found.tokens, found.squares, found.targets], axis=1).astype(np.float64)
         return _Packs(
             epoch=epoch, sizes=sizes, layers={kind: self.kernels.layer(self.works[kind], sizes) for kind in KINDS}
         )
@@ -144,7 +144,7 @@ class Machine:
             factor * np.stack(of_stages, axis=1)
             for of_stages in zip(*(self._stage_passes(packs.layers, held) for held in cuts), strict=True)
         )
-        units, tokens, _ = packs.sizes.T
+        units, tokens, _, _ = packs.sizes.T
         load = np.zeros_like(forward)
         load[:, 0] = self.load_seconds(units, tokens, pixels=True)
         if len(cuts) > 1:

@@ -90,7 +90,9 @@ def _timings(machine: Machine, bytes_of: LayerCosts, sizes: ProbeSizes) -> Itera
 
 
 def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tuple[int, int, int]) -> LayerTiming:
-    seconds = machine.kernels.layer(machine.works[kind], np.array([sizes], dtype=np.float64))
+    units, tokens, squares = sizes
+    # All tokens of a probe are targets.
+    seconds = machine.kernels.layer(machine.works[kind], np.array([(units, tokens, squares, tokens)], dtype=np.float64))
     forward, backward = (
         float(np.maximum(computing, launching)[0])
         for computing, launching in (
@@ -98,7 +100,6 @@ def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tupl
             (seconds.backward, seconds.launch_backward),
         )
     )
-    units, tokens, squares = sizes
     row = np.array((*sizes, 1.0))
     return LayerTiming(
         layer=kind,

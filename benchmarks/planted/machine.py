@@ -66,6 +66,7 @@ class _Pack:
     units: int
     lengths: tuple[int, ...]
     """Of the sequences, pad tokens included."""
+    targets: int
 
     @property
     def tokens(self) -> int:
@@ -134,7 +135,7 @@ class Machine:
             "vision": speeds.unit * units,
             "projector": 0.05 * speeds.token * tokens,
             "language": speeds.token * tokens + speeds.attention * attention,
-            "head": 0.2 * speeds.token * tokens,
+            "head": 0.2 * speeds.token * pack.targets,
         }
         return _LAUNCH_SECONDS + work[kind]
 
@@ -142,14 +143,15 @@ class Machine:
         return _KEPT * self._output(kind, pack)
 
     def _output(self, kind: LayerKind, pack: _Pack) -> int:
-        return _STATE_BYTES * (pack.units if kind.startswith("vision") else pack.tokens)
+        rows = {"vision_embedding": pack.units, "vision": pack.units, "head": pack.targets}
+        return _STATE_BYTES * rows.get(kind, pack.tokens)
 
     def _noisy(self, seconds: float) -> float:
         return seconds * math.exp(self._speeds.noise * self._random.standard_normal())
 
     def _profile(self, task: Profile) -> ProfileReport:
         packs = [
-            _Pack(units=units, lengths=(tokens,) * samples)
+            _Pack(units=units, lengths=(tokens,) * samples, targets=samples * tokens)
             for units, (samples, tokens) in zip(task.sizes.unit_counts, task.sizes.sample_shapes, strict=True)
         ]
         speeds = self._speeds
@@ -362,7 +364,8 @@ def _pack(epoch: Epoch, number: int) -> _Pack:
     lengths = [int(length) for length in epoch.index.text_tokens[rows]] or [1]
     if epoch.packs.padded:
         lengths = [max(lengths)] * len(lengths)
-    return _Pack(units=max(1, int(epoch.index.vision_units[rows].sum())), lengths=tuple(lengths))
+    units, targets = (int(column[rows].sum()) for column in (epoch.index.vision_units, epoch.index.target_tokens))
+    return _Pack(units=max(1, units), lengths=tuple(lengths), targets=targets)
 
 
 def _order(count: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """The solver's problem as an integer program: written from the problem, not from the solver."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,13 +47,14 @@ class Program:
         of_kinds = [costs[kind] for kind in KINDS]
         self._parameters = [layer.parameters for layer in of_kinds]
         mean = sizes.table.mean(axis=0)
-        self._seconds = [float(mean @ (np.array(c.forward_seconds) + c.backward_seconds)) for c in of_kinds]
-        self._seconds[0] += float(mean @ np.array(costs.loading.pixels_seconds))
+        passes = [np.array(c.forward_seconds) + c.backward_seconds for c in of_kinds]
+        self._seconds = [float(mean @ each) for each in _by_columns(passes)]
+        self._seconds[0] += float(mean[:4] @ np.array(costs.loading.pixels_seconds))
         if layout.pipeline > 1:  # a stage that is the first and the last loads its packs once
-            self._seconds[4] += float(mean @ np.array(costs.loading.labels_seconds))
-        self._again = [float(mean @ np.array(c.recompute_seconds)) for c in of_kinds]
-        self._kept = [np.array(c.kept_bytes) / _GIB for c in of_kinds]
-        self._outputs = [np.array(c.output_bytes) / _GIB for c in of_kinds]
+            self._seconds[4] += float(mean[:4] @ np.array(costs.loading.labels_seconds))
+        self._again = [float(mean @ each) for each in _by_columns(c.recompute_seconds for c in of_kinds)]
+        self._kept = [each / _GIB for each in _by_columns(c.kept_bytes for c in of_kinds)]
+        self._outputs = [each / _GIB for each in _by_columns(c.output_bytes for c in of_kinds)]
         self._columns: dict[Variable, int] = {}
         self._rows: list[tuple[Terms, float, float]] = []
 
@@ -195,6 +196,12 @@ class Program:
         for variable, factor in terms.items():
             vector[self._columns[variable]] = factor
         return vector
+
+
+def _by_columns(of_kinds: Iterable[Sequence[float] | Array]) -> list[Array]:
+    """Return each kind's coefficients of (units, tokens, squares, 1, targets); the last kind, the head, has targets."""
+    *others, (units, targets, squares, constant) = of_kinds
+    return [*(np.array((*each, 0.0)) for each in others), np.array((units, 0.0, squares, constant, targets))]
 
 
 def _sum(first: Terms, second: Terms) -> dict[Variable, float]:

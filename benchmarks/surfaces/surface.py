@@ -83,6 +83,8 @@ def lengths_of(index: DatasetIndex) -> tuple[tuple[int, int, int], ...]:
 def index_of(header: Header) -> DatasetIndex:
     """Return an index of samples with the recorded lengths, of which there are no files."""
     units, tokens, targets = np.array(header.lengths).T
+    if not header.weights.target:  # recorded when the head ran on all tokens
+        targets = tokens
     numbers = np.arange(len(units))
     columns = {**dict.fromkeys(COLUMNS, numbers), "file": np.zeros_like(numbers)}
     columns |= {"vision_units": units, "text_tokens": tokens, "target_tokens": targets}

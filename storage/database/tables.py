@@ -134,6 +134,7 @@ MODEL = Table(
     Column("gradient_dtype", Text),
     Column("trained", Text),
     Column("compiler", Text),
+    _required("target_flops", Finite, server_default=text("0")),
 )
 
 DATA_PROFILE = Table(
@@ -148,6 +149,7 @@ DATA_PROFILE = Table(
     _required("most_vision_units", Whole),
     _required("histogram", JSON),
     _required("lengths_digest", Text),
+    Column("target_tokens", Whole),
 )
 
 WORKLOAD = Table(

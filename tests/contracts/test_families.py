@@ -323,7 +323,7 @@ def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleto
     chain = skeleton.chain
     assert (shape.vision_layers, shape.language_layers) == (len(chain.vision_layers), len(chain.language_layers))
     assert (shape.unit_flops > 0) == bool(chain.vision_layers)
-    assert min(shape.token_flops, shape.square_flops) > 0
+    assert min(shape.token_flops, shape.target_flops, shape.square_flops) > 0
 
 
 @pytest.mark.usefixtures("vision")

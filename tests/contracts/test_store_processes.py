@@ -15,7 +15,7 @@ from storage.upkeep.schema import VERSION_TABLE
 from tests.programs import postgres
 from tests.values.storage import WORKLOAD
 
-HEAD = "0012"
+HEAD = "0013"
 
 
 def revision(engine: Engine) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from autotune.prediction.costs import Array
 from autotune.prediction.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -23,7 +24,17 @@ from tests.values.data import WEIGHTS, build, index_of
 from tests.values.training import job_of
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
-from trials.layer_costs import KINDS, NOTHING, Coefficients, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
+from trials.layer_costs import (
+    KINDS,
+    NOTHING,
+    Coefficients,
+    LayerCost,
+    LayerCosts,
+    LayerKind,
+    LinkCost,
+    LoadCost,
+    UpdateCost,
+)
 from trials.outcome import Outcome
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Workload
@@ -74,6 +85,12 @@ COSTS = costs_of(
     layer_cost((0, 2e-5, 0, 1e-5), (0, 4000, 0, 0), (0, 0, 0, 4)),
     loading=LoadCost(pixels_seconds=(1e-4, 1e-7, 0, 1e-5), labels_seconds=(5e-5, 1e-7, 0, 1e-5)),
 )
+
+
+def by_size(kind: LayerKind, coefficients: Coefficients) -> Array:
+    """Return a layer's coefficients of a pack's units, tokens, squares, 1 and targets, on which alone the head runs."""
+    units, tokens, squares, constant = coefficients
+    return np.array((units, 0, squares, constant, tokens) if kind == "head" else (*coefficients, 0))
 
 
 def keeping(factor: float) -> LayerCosts:

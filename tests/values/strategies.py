@@ -143,6 +143,7 @@ workloads = st.builds(
         token_flops=seconds,
         square_flops=seconds,
         config_digest=texts,
+        target_flops=seconds,
     ),
     data=st.builds(
         DataProfile,
@@ -154,6 +155,7 @@ workloads = st.builds(
         most_vision_units=counts,
         histogram=st.lists(st.tuples(counts, counts, positive), max_size=3).map(tuple),
         lengths_digest=texts,
+        target_tokens=st.none() | counts,
     ),
     hardware=hardware,
     software=st.builds(Software, python=texts, torch=texts, deepspeed=texts, transformers=texts),

@@ -33,7 +33,7 @@ def arrange(
 ) -> Ints:
     """Return the numbers of packs, [rows, data ranks]: each `micro_batches` rows are a step, the last may have fewer.
 
-    `costs` are those of units, tokens and attention on each of the ranks that share a pack, in any unit, [packs, 3];
+    `costs` are those of `PackSizes.costs` on each of the ranks that share a pack, in any unit, [packs, 3];
     `samples` and `levels` are those of each pack; `degrees` says how many ranks share a pack of each level. The packs
     of a row are of one level, of which there are whole rows, and come from one random window, of the level's
     `window_rows` rows. A pack that ranks share has neighbouring entries. Each step has the levels in proportion to the

@@ -44,6 +44,8 @@ class CostWeights:
     """Cost of one text token, attention excluded."""
     square: float
     """Cost of attention, per squared sample length."""
+    target: float = 0.0
+    """Cost of one target in the head, in addition; 0 where `token` has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +78,14 @@ class PackSizes:
     """At least 1: an empty pack carries one pad token."""
     squares: Ints
     """Sum of the squared lengths of its samples, which attend to themselves alone."""
+    targets: Ints
+    """Tokens with a label, on which alone the head runs; 0 for an empty pack."""
     samples: Ints
 
     def costs(self, weights: CostWeights) -> Floats:
-        """Return the costs of vision units, tokens and attention, [packs, 3]."""
-        parts = (weights.unit * self.units, weights.token * self.tokens, weights.square * self.squares)
-        return np.stack(parts, axis=1)
+        """Return the costs of vision units, of tokens with the targets among them, and of attention, [packs, 3]."""
+        tokens = weights.token * self.tokens + weights.target * self.targets
+        return np.stack((weights.unit * self.units, tokens, weights.square * self.squares), axis=1)
 
     def cost(self, weights: CostWeights) -> Floats:
         """Return the cost of each pack, [packs]."""
@@ -206,7 +210,13 @@ def pack_sizes(index: DatasetIndex, packs: Packs) -> PackSizes:
         tokens, squares = packs.sums(index.text_tokens), packs.sums(index.text_tokens.astype(np.int64) ** 2)
     # What stands in for nothing is computed too: one zero unit, one pad token.
     units = np.maximum(packs.sums(index.vision_units), 1)
-    return PackSizes(units=units, tokens=np.maximum(tokens, 1), squares=np.maximum(squares, 1), samples=counts)
+    return PackSizes(
+        units=units,
+        tokens=np.maximum(tokens, 1),
+        squares=np.maximum(squares, 1),
+        targets=packs.sums(index.target_tokens),  # padding has none
+        samples=counts,
+    )
 
 
 def build_epoch(
@@ -276,7 +286,7 @@ def build_epoch(
 
 
 def _costs(index: DatasetIndex, packing: Packing, packs: Packs, weights: CostWeights) -> Floats:
-    """Return the costs of vision units, tokens and attention on each of the ranks that share a pack, [packs, 3].
+    """Return the costs of `PackSizes.costs` on each of the ranks that share a pack, [packs, 3].
 
     They are times the largest degree: exact where all packs have one degree, so that ties stay ties.
     """

@@ -146,6 +146,7 @@ def profile(index: DatasetIndex) -> DataProfile:
         most_vision_units=int(units.max()),
         histogram=_histogram(units.astype(np.int64), tokens.astype(np.int64), repeats),
         lengths_digest=index.digest,
+        target_tokens=round(float(repeats @ index.target_tokens)),
     )
 
 

@@ -46,6 +46,8 @@ class Balance:
     data ranks of a row of micro-batches, T_i being rank i's vision units; mean over rows (OmniBal)."""
     dist_ratio_language: float
     """The same with T_i the rank's text tokens (OmniBal)."""
+    dist_ratio_targets: float
+    """The same with T_i the rank's targets, on which alone the head runs."""
     attention_balance_ratio: float
     """The same with A_i, the sum of squared sample lengths, in place of T_i (HBP); 0 is even."""
     cost_efficiency: float
@@ -102,6 +104,7 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
         pad_ratio=1 - int(epoch.packs.sums(tokens).sum()) / computed if epoch.packs.padded else 0.0,
         dist_ratio_vision=float(dist_ratios(of_ranks(sizes.units)).mean()),
         dist_ratio_language=float(dist_ratios(of_ranks(sizes.tokens)).mean()),
+        dist_ratio_targets=float(dist_ratios(of_ranks(sizes.targets)).mean()),
         attention_balance_ratio=float(dist_ratios(of_ranks(sizes.squares)).mean()),
         cost_efficiency=ideal / slowest,
         step_cost_efficiency=ideal / float(step_sums(epoch, cost).max(axis=1).sum()),
@@ -118,8 +121,12 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
 
 
 def dist_ratios(load: Ints | Floats) -> Floats:
-    """Return the idle share of each row of [rows, data ranks]: sum_i (max - load_i) / (max N) = 1 - mean / max."""
-    ratios: Floats = 1 - load.mean(axis=1) / load.max(axis=1)
+    """Return the idle share of each row of [rows, data ranks]: sum_i (max - load_i) / (max N) = 1 - mean / max.
+
+    It is 0 where no rank has a load, as of targets.
+    """
+    most = load.max(axis=1)
+    ratios: Floats = 1 - np.where(most > 0, load.mean(axis=1) / np.where(most > 0, most, 1), 1)
     return ratios
 
 

@@ -13,9 +13,9 @@ from trials.model.refusals.refusal import refusing
 def rough_weights(config: PretrainedConfig) -> CostWeights:
     """Estimate forward floating-point operations from the model's parameters: 2 for each parameter and token.
 
-    All that is neither language model nor head counts as vision, on every token of the tower. Its attention is counted
-    inside a tile (Megatron-LM, appendix); where the tower takes images in their own resolution it is left out. Every
-    expert of a layer counts.
+    Tokens of the head are targets. All that is neither language model nor head counts as vision, on every token of the
+    tower. Its attention is counted inside a tile (Megatron-LM, appendix); where the tower takes images in their own
+    resolution it is left out. Every expert of a layer counts.
     Raise ModelError for a model that transformers cannot build, or that is of another kind.
     """
     with refusing(f"the cost of model type {config.model_type!r} cannot be estimated", "use another model"):
@@ -35,7 +35,8 @@ def rough_weights(config: PretrainedConfig) -> CostWeights:
     vision = _parameters(model) - language - (0 if head is embedding else head.numel())
     return CostWeights(
         unit=float(2 * vision * unit_tokens + attention),
-        token=float(2 * (language - embedding.numel() + head.numel())),
+        token=float(2 * (language - embedding.numel())),
+        target=float(2 * head.numel()),
         square=square,
     )
 

@@ -21,7 +21,8 @@ _WHOLE = TrainingSection()
 def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> ModelShape:
     """Describe the model of a job and what of it trains. Raise ModelError when it, or its weights, cannot be used.
 
-    A matrix of n parameters costs 2 n operations per token (Megatron-LM, appendix); of experts those that are chosen.
+    A matrix of n parameters costs 2 n operations per token, that of the head per target (Megatron-LM, appendix); of
+    experts those that are chosen.
     """
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
@@ -33,7 +34,10 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         count_parameters(skeleton.model, paths)
         for paths in ((*chain.vision_embedding, *chain.vision_layers), chain.projector[:-1])
     )
-    language = count_used_parameters(skeleton.model, (*chain.language_layers, *chain.head), config.get_text_config())
+    language, head = (
+        count_used_parameters(skeleton.model, paths, config.get_text_config())
+        for paths in (chain.language_layers, chain.head)
+    )
     parameters = sum(parameter.numel() for parameter in skeleton.model.parameters())
     choose_trained(skeleton, training)
     return ModelShape(
@@ -50,6 +54,7 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
         trained=trained_parts(training, chain),
         compiler=COMPILER if training.compiles else None,
+        target_flops=2 * head,
     )
 
 
@@ -58,5 +63,8 @@ def cost_weights(shape: ModelShape, training: TrainingSection = _WHOLE) -> CostW
     # Both passes, in units of the three that a matrix takes whose weights train.
     vision, language = passes(training, "vision") / 3, passes(training, "language") / 3
     return CostWeights(
-        unit=vision * shape.unit_flops, token=language * shape.token_flops, square=language * shape.square_flops
+        unit=vision * shape.unit_flops,
+        token=language * shape.token_flops,
+        target=language * shape.target_flops,
+        square=language * shape.square_flops,
     )

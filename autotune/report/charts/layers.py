@@ -34,8 +34,8 @@ def layers(profile: ProfiledCosts, work: Workload) -> Chart:
         title="Cost of one layer of each kind",
         text=(
             f"Fitted to layers that were timed alone on {profile}, for a pack of {pack.samples} mean samples: "
-            f"{pack.units:.1f} vision units and {pack.tokens:.0f} text tokens. Recomputation is what a recomputed "
-            "layer takes in addition."
+            f"{pack.units:.1f} vision units and {pack.tokens:.0f} text tokens with {pack.targets:.0f} targets, on "
+            "which alone the head runs. Recomputation is what a recomputed layer takes in addition."
         ),
         summary="; ".join(f"{line[0]}: forward {line[2]}, backward {line[3]}" for line in lines),
         basis="measured",
@@ -78,7 +78,7 @@ def _rows(profile: ProfiledCosts, work: Workload, pack: TypicalPack) -> tuple[li
                 name,
                 str(counts.get(kind, 1)),
                 *map(seconds_text, seconds.values()),
-                bytes_text(pack.cost(cost.kept_bytes)),
+                bytes_text(pack.cost(cost.kept_bytes, kind)),
                 f"{cost.parameters:,}",
                 f"{cost.seconds_error:.1%}{', noisy' if cost.is_noisy else ''}",
             )

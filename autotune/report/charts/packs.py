@@ -40,11 +40,11 @@ def packs(found: Sequence[Side]) -> Chart:
                 f"{len(sizes.samples):,}",
                 *(
                     f"{values.mean():,.4g} ({values.min():,} to {values.max():,})"
-                    for values in (sizes.samples, sizes.units, sizes.tokens)
+                    for values in (sizes.samples, sizes.units, sizes.tokens, sizes.targets)
                 ),
             )
         )
-    header = ("plan", "micro-batches", "samples: mean (range)", "vision units", "text tokens with padding")
+    header = ("plan", "micro-batches", "samples: mean (range)", "vision units", "text tokens with padding", "targets")
     return Chart(
         id="packs",
         title="Sizes of micro-batches",
@@ -139,6 +139,7 @@ def _shares(balance: Balance) -> dict[str, float]:
         "padding of text": balance.pad_ratio,
         "idle by vision units": balance.dist_ratio_vision,
         "idle by text tokens": balance.dist_ratio_language,
+        "idle by targets": balance.dist_ratio_targets,
         "idle by attention": balance.attention_balance_ratio,
         "idle by model's cost": 1 - balance.cost_efficiency,
     }

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from autotune.prediction.columns import SQUARES
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from trials import plugins
@@ -17,7 +18,7 @@ _PACKER = 0.3 / math.sqrt(2)
 
 def pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) -> Array:
     """Return the coordinates of packs; the sizes of a mean pack count by their ratios."""
-    units, tokens, _, _ = predictor.sizes(packing, layout).mean[0].tolist()
+    units, tokens = predictor.sizes(packing, layout).mean[0, :SQUARES].tolist()
     return np.array((math.log(tokens), math.log(units) / 2, math.log2(layout.pipeline) / 2))
 
 

@@ -125,7 +125,7 @@ def test_a_job_is_packed_without_devices_and_database(job: JobFile, home: Path) 
     shape = model_shape(settings.model)
     assert (found["data_parallel"], found["global_batch_samples"]) == (2, 8)
     assert found["cost_model"]["name"] == shape.name
-    assert found["cost_model"]["token"] == shape.token_flops
+    assert [found["cost_model"][name] for name in ("token", "target")] == [shape.token_flops, shape.target_flops]
     assert not databases(home)
     assert not job.output.exists()
 

@@ -27,7 +27,7 @@ NO_DIALS = Dials()
 NAMES = [field.name for field in fields(Dials)]
 PACKING = Packed(qv=9, qt=4096, qv_min=9, qt_min=4032, packer="best-fit")
 WORKS = layer_works(INTERN_VIT_300M, INTERN_LM2_2B)
-LARGE, SMALL = (200.0, 60_000.0, 60_000.0 * 2000), (1.0, 300.0, 300.0**2)
+LARGE, SMALL = (200.0, 60_000.0, 60_000.0 * 2000, 60_000.0), (1.0, 300.0, 300.0**2, 300.0)
 """Units, tokens and squares of a pack."""
 
 
@@ -140,12 +140,12 @@ def test_each_dial_alone_moves_either_the_machine_or_its_profile(name: str) -> N
         assert usual.costs == turned.right_costs != turned.costs
 
 
-def layer_seconds(kind: LayerKind, size: tuple[float, float, float], dials: Dials) -> float:
+def layer_seconds(kind: LayerKind, size: tuple[float, float, float, float], dials: Dials) -> float:
     return float(Kernels(drawn_device(0), dials).layer(WORKS[kind], np.array([size])).forward[0])
 
 
 def test_matrix_products_of_few_rows_lose_efficiency() -> None:
-    def slower(size: tuple[float, float, float]) -> float:
+    def slower(size: tuple[float, float, float, float]) -> float:
         return layer_seconds("language", size, Dials(efficiency=1.0)) / layer_seconds("language", size, NO_DIALS)
 
     assert slower(SMALL) > 1.5
@@ -156,14 +156,14 @@ def test_a_tile_more_than_a_whole_wave_costs_another_wave() -> None:
     device = replace(drawn_device(0), multiprocessors=32)
     work = replace(WORKS["head"], products=(MatrixProduct(inputs=1024, outputs=2048),), row_values=0, parameters=0)
     # 4 rows of 8 tiles fill the multiprocessors once.
-    sizes = np.array([(0.0, 512.0, 0.0), (0.0, 513.0, 0.0)])
+    sizes = np.array([(0.0, 512.0, 0.0, 512.0), (0.0, 513.0, 0.0, 513.0)])
     below, above = Kernels(device, Dials(efficiency=1.0)).layer(work, sizes).forward
     assert above / below == pytest.approx(2, rel=0.01)
 
 
 def test_small_packs_wait_for_the_host_and_large_ones_do_not() -> None:
     kernels = Kernels(drawn_device(0), Dials(launch=1.0))
-    found = kernels.layer(WORKS["language"], np.array([(1.0, 16.0, 16.0**2), LARGE]))
+    found = kernels.layer(WORKS["language"], np.array([(1.0, 16.0, 16.0**2, 16.0), LARGE]))
     assert (found.launch_forward > found.forward).tolist() == [True, False]
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -58,6 +59,7 @@ def test_ratios_are_those_of_the_papers() -> None:
     found = balance(epoch_of([[0, 1], [2]], [[3], [4]]), WEIGHTS)
     assert found.dist_ratio_vision == pytest.approx((1 / 4 + 1 / 3) / 2)  # units (2, 4) and (1, 3)
     assert found.dist_ratio_language == pytest.approx((0 + 15 / 40) / 2)  # tokens (30, 30) and (40, 10)
+    assert found.dist_ratio_targets == pytest.approx((0 + 15 / 40) / 2)  # half of the tokens
     assert found.attention_balance_ratio == pytest.approx((200 / 900 + 750 / 1600) / 2)  # (500, 900), (1600, 100)
     assert found.pad_ratio == 0.0
 
@@ -72,6 +74,18 @@ def test_padding_is_given_as_a_share_of_the_tokens_that_are_computed() -> None:
 def test_the_dist_ratio_is_the_papers_sum_over_ranks(rows: list[list[int]]) -> None:
     papers = [sum(max(row) - load for load in row) / (max(row) * len(row)) for row in rows]
     assert dist_ratios(np.array(rows)) == pytest.approx(papers)
+
+
+def test_ranks_without_any_load_do_not_wait() -> None:
+    assert dist_ratios(np.array([[0, 0], [0, 4]])).tolist() == [0, 0.5]
+
+
+def test_a_pack_costs_its_targets_in_addition() -> None:
+    weights = CostWeights(unit=10.0, token=1.0, square=0.0, target=4.0)
+    # Targets are half of the 30, 30, 40 and 10 tokens.
+    assert balance(epoch_of([[0, 1], [2]], [[3], [4]]), weights).cost == (70 + 4 * 15) + (50 + 4 * 20)
+    padded = epoch_of([[0, 1], [2, 4]], [[3], []], packing=Padded(samples=2)).pack_sizes()
+    assert padded.targets.tolist() == [15, 20, 20, 0]
 
 
 def test_efficiency_is_the_ideal_cost_over_that_of_the_slowest() -> None:
@@ -98,6 +112,7 @@ def test_ratios_and_shares_stay_within_0_and_1(rows: list[tuple[int, int]], rank
         found.pad_ratio,
         found.dist_ratio_vision,
         found.dist_ratio_language,
+        found.dist_ratio_targets,
         found.attention_balance_ratio,
         found.cost_efficiency,
         found.step_cost_efficiency,
@@ -205,3 +220,16 @@ def test_mixing_counts_every_pair_of_samples(first: list[int], second: list[int]
 def test_each_showing_of_a_repeated_sample_counts() -> None:
     epoch = steps_of([0, 0], [1, 1])
     assert mixing(epoch, epoch) == 0
+
+
+def test_ranks_of_a_row_have_packs_of_like_targets() -> None:
+    targets = np.random.default_rng(0).integers(1, 100, 400).astype(np.int32)
+    index = replace(index_of([(1, 100)] * 400), target_tokens=targets)
+    packing = Packed(qv=1, qt=100, qv_min=1, qt_min=100)
+    found = []
+    for target in (0.0, 5.0):
+        weights = CostWeights(unit=10.0, token=1.0, square=0.0, target=target)
+        epoch = build_epoch(index, packing, EpochSettings(global_batch_samples=8, weights=weights), data_parallel=4)
+        found.append(balance(epoch, weights).dist_ratio_targets)
+    assert found[0] > 0.2
+    assert found[1] < 0.05

@@ -94,7 +94,7 @@ def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileR
 
 def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> float:
     columns = np.array((*size, 1.0))
-    factor = float(Curves(costs).at(columns[None])[0, KINDS.index(kind)])
+    factor = float(Curves(costs).at(np.array([(*columns, size[1])]))[0, KINDS.index(kind)])
     return float(columns @ costs[kind].forward_seconds + columns @ costs[kind].backward_seconds) * factor
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
-from tests.values.search import COSTS, predictor_of
+from tests.values.search import COSTS, by_size, predictor_of
 from trials.engine.static_memory import static_bytes
-from trials.layer_costs import KINDS, NOTHING, LayerCost, LayerCosts
+from trials.layer_costs import KINDS, NOTHING, LayerCosts
 from trials.model.cut import Cut, cut
 from trials.plan import Plan
 
@@ -27,28 +27,26 @@ PLAIN = replace(
 def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Array, int, int]]) -> float:
     """Return the peak in the backward pass of the first pack while the others wait; packs are (size, level, degree)."""
 
-    def layers(level: int, degree: int) -> list[tuple[LayerCost, bool]]:
+    def layers(level: int, degree: int) -> list[tuple[Array, Array, bool]]:
         counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
         again = part.recomputed(level)
         shared = {"language": replace(costs["language"], kept_bytes=costs.shared_by(degree).kept_bytes)}
         return [
-            (shared.get(kind, costs[kind]), position < recomputed)
+            (by_size(kind, cost.kept_bytes), by_size(kind, cost.output_bytes), position < recomputed)
             for kind, count, recomputed in zip(KINDS, counts, (0, again.vision, 0, again.language, 0), strict=True)
+            for cost in (shared.get(kind, costs[kind]),)
             for position in range(count)
         ]
 
     def kept(pack: tuple[Array, int, int], upto: int | None = None) -> float:
         size, level, degree = pack
-        return sum(
-            float(size @ (cost.output_bytes if again else cost.kept_bytes))
-            for cost, again in layers(level, degree)[:upto]
-        )
+        return sum(float(size @ (output if again else whole)) for whole, output, again in layers(level, degree)[:upto])
 
     size, level, degree = packs[0]
     most = kept(packs[0])
-    for number, (cost, again) in enumerate(layers(level, degree)):
+    for number, (whole, _, again) in enumerate(layers(level, degree)):
         if again:
-            most = max(most, kept(packs[0], number) + float(size @ cost.kept_bytes))
+            most = max(most, kept(packs[0], number) + float(size @ whole))
     return most + sum(map(kept, packs[1:]))
 
 

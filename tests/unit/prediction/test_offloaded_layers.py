@@ -14,7 +14,7 @@ from autotune.prediction.memory import StageBytes
 from autotune.prediction.parts import Parts
 from autotune.prediction.untimed import untimed
 from tests.unit.prediction.test_costs import reports_of
-from tests.values.search import COSTS, costs_of, layer_cost, predictor_of, workload_of
+from tests.values.search import COSTS, by_size, costs_of, layer_cost, predictor_of, workload_of
 from tests.values.training import offloading, plan_of
 from trials import wire
 from trials.layer_costs import LayerCosts
@@ -51,7 +51,7 @@ def test_a_layer_waits_for_what_copies_take_longer_than_its_passes() -> None:
     forward_kept, backward_kept, _ = seconds_of(offloaded("language", "5+4"), timed())
     cost = COSTS["language"]
     kept, there, back = (
-        table @ np.array(each) for each in (cost.kept_bytes, cost.forward_seconds, cost.backward_seconds)
+        table @ by_size("language", each) for each in (cost.kept_bytes, cost.forward_seconds, cost.backward_seconds)
     )
     waits = np.maximum(0, kept * OUT - there) + np.maximum(0, kept * BACK - back)
     assert (waits > 0).any()
@@ -64,7 +64,7 @@ def test_a_fast_link_costs_nothing_and_a_kind_that_does_not_offload_is_recompute
     fast = timed(out=0.0, back=0.0)
     _, kept, table = seconds_of(offloaded("none", "5+4"), fast)
     assert seconds_of(offloaded("both", "5+4 r5,4"), fast)[1] == pytest.approx(kept)
-    again = table @ np.array(COSTS["language"].recompute_seconds)
+    again = table @ by_size("language", COSTS["language"].recompute_seconds)
     assert seconds_of(offloaded("vision", "5+4 r5,4"), fast)[1] == pytest.approx(kept + 4 * again)
 
 

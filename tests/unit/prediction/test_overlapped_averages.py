@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from autotune.prediction.costs import fit_costs
@@ -15,7 +14,7 @@ from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from tests.unit.prediction.test_costs import reports_of
-from tests.values.search import COSTS, limits_of, predictor_of, workload_of
+from tests.values.search import COSTS, by_size, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
 from trials.errors import WireError
@@ -53,7 +52,7 @@ def behind_the_head(predictor: Predictor) -> float:
     """Seconds of the mean backward pass without the head."""
     size, costs = predictor.sizes(PACKED, AFTER.layout).mean[0], predictor.costs
     layers = dict(zip(KINDS, (1, 5, 1, 4), strict=False))
-    return sum(count * float(size @ np.array(costs[kind].backward_seconds)) for kind, count in layers.items())
+    return sum(count * float(size @ by_size(kind, costs[kind].backward_seconds)) for kind, count in layers.items())
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])

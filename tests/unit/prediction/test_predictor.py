@@ -11,6 +11,7 @@ from tests.values.search import (
     BATCH,
     COSTS,
     INDEX,
+    by_size,
     costs_of,
     frozen_vision,
     layer_cost,
@@ -48,18 +49,18 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: np.ndarray) -> float:
     counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
     recomputed = (0, part.recompute_vision, 0, part.recompute_language, 0)
     layers = [
-        (costs[kind], position < again)
+        (by_size(kind, costs[kind].kept_bytes), by_size(kind, costs[kind].output_bytes), position < again)
         for kind, count, again in zip(KINDS, counts, recomputed, strict=True)
         for position in range(count)
     ]
 
     def kept(pack: np.ndarray, upto: int) -> float:
-        return sum(float(pack @ (cost.output_bytes if again else cost.kept_bytes)) for cost, again in layers[:upto])
+        return sum(float(pack @ (output if again else whole)) for whole, output, again in layers[:upto])
 
     most = kept(packs[0], len(layers))
-    for number, (cost, again) in enumerate(layers):
+    for number, (whole, _, again) in enumerate(layers):
         if again:
-            most = max(most, kept(packs[0], number) + float(packs[0] @ cost.kept_bytes))
+            most = max(most, kept(packs[0], number) + float(packs[0] @ whole))
     return most + sum(kept(pack, len(layers)) for pack in packs[1:])
 
 
@@ -162,8 +163,8 @@ def test_recompute_adds_the_forward_time_of_its_layers_to_the_backward_pass(plan
     forward_of_kept, backward_of_kept = predictor.pass_seconds(Parts.of(cut(kept)), kept.layout, table)
     assert (forward == forward_of_kept).all()
     for number, stage in enumerate(plan.stages):
-        again = stage.recompute_vision * np.array(costs["vision"].forward_seconds)
-        again = again + stage.recompute_language * np.array(costs["language"].forward_seconds)
+        again = stage.recompute_vision * by_size("vision", costs["vision"].forward_seconds)
+        again = again + stage.recompute_language * by_size("language", costs["language"].forward_seconds)
         assert backward[:, number] - backward_of_kept[:, number] == pytest.approx(table @ again)
 
 
@@ -173,7 +174,7 @@ def test_the_stages_together_take_the_chains_time() -> None:
     table = predictor.sizes(plan.packing, plan.layout).table
     forward, _ = predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
     counts = {"vision_embedding": 1, "vision": 5, "projector": 1, "language": 4, "head": 1}
-    chain = sum(counts[kind] * np.array(COSTS[kind].forward_seconds) for kind in KINDS)
+    chain = sum(counts[kind] * by_size(kind, COSTS[kind].forward_seconds) for kind in KINDS)
     assert forward.sum(axis=1) == pytest.approx(table @ chain)
 
 

@@ -9,7 +9,7 @@ from tests.values.search import epoch_of
 from trials.plan import Packed, Packing, Padded
 
 packings = st.sampled_from([Padded(samples=1), Padded(samples=3), Packed(qv=12, qt=300, qv_min=10, qt_min=250)])
-costs = st.lists(st.floats(0, 1e6), min_size=4, max_size=4).map(np.array)
+costs = st.lists(st.floats(0, 1e6), min_size=5, max_size=5).map(np.array)
 
 
 @given(
@@ -19,7 +19,7 @@ costs = st.lists(st.floats(0, 1e6), min_size=4, max_size=4).map(np.array)
     batch=st.integers(1, 20),
     in_flight=st.integers(1, 5),
     cost=costs,
-    columns=st.sampled_from([(0, 1, 2, 3), (0, 1, 3), (1, 3), (3,)]),
+    columns=st.sampled_from([(0, 1, 2, 3, 4), (0, 1, 3, 4), (0, 1, 3), (3, 4), (3,)]),
 )
 def test_the_heaviest_neighbours_of_every_cost_are_among_the_candidates(
     *,
@@ -33,7 +33,7 @@ def test_the_heaviest_neighbours_of_every_cost_are_among_the_candidates(
 ) -> None:
     epoch = epoch_of(index_of(rows), batch)(packing, data)
     sizes = EpochSizes(epoch)
-    cost = np.where(np.isin(range(4), columns), cost, 0.0)
+    cost = np.where(np.isin(range(5), columns), cost, 0.0)
     most = 0.0
     for step in range(epoch.steps):
         for packs in epoch.rows(step).T:

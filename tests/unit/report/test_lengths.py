@@ -21,6 +21,7 @@ def test_drawn_samples_are_within_the_bins_of_the_data(rows: list[tuple[int, int
     drawn = zip(found.vision_units.tolist(), (-(-found.text_tokens // 64) * 64).tolist(), strict=True)
     assert {*drawn} <= {(units, tokens) for units, tokens, _ in data.histogram}
     assert found.text_tokens.min() >= 1
+    assert (found.target_tokens <= found.text_tokens).all()
     assert found.text_tokens.max() <= data.longest_text_tokens
 
 
@@ -29,6 +30,12 @@ def test_all_samples_together_have_the_sums_of_the_data() -> None:
     found = drawn_index(data, 10_000)
     assert int(found.vision_units.sum()) == data.vision_units
     assert float(found.text_tokens.sum()) == pytest.approx(data.text_tokens, rel=0.01)
+    assert float(found.target_tokens.sum()) == pytest.approx(data.target_tokens, rel=0.01)
+
+
+def test_all_tokens_are_targets_of_data_that_an_earlier_version_stored() -> None:
+    found = drawn_index(replace(profile(INDEX), target_tokens=None), 100)
+    assert found.target_tokens.tolist() == found.text_tokens.tolist()
 
 
 def test_few_samples_have_the_means_of_many() -> None:

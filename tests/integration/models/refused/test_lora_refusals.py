@@ -92,9 +92,10 @@ def test_what_trains_is_part_of_the_models_key_and_of_the_cost_of_packs(example:
     assert (shapes[8].trained, shapes[8].compiler) == ("projector; language", "inductor")
     usual, frozen, lora = (cost_weights(whole, settings[number]) for number in (0, 1, 3))
     # Of three passes a frozen tower has one, and layers that only hand a gradient on have two.
-    assert (usual.unit, usual.token) == (whole.unit_flops, whole.token_flops)
-    assert (frozen.unit, frozen.token) == pytest.approx((usual.unit / 3, usual.token))
+    assert (usual.unit, usual.token, usual.target) == (whole.unit_flops, whole.token_flops, whole.target_flops)
+    assert (frozen.unit, frozen.token, frozen.target) == pytest.approx((usual.unit / 3, usual.token, usual.target))
     assert (lora.unit, lora.token) == pytest.approx((usual.unit / 3, usual.token * 2 / 3))
+    assert lora.target == pytest.approx(usual.target * 2 / 3)
 
 
 def test_adapters_are_drawn_alike_whatever_else_a_stage_holds_and_leave_the_models_weights(example: Path) -> None:

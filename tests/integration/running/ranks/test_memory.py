@@ -160,19 +160,35 @@ def test_predicted_bytes_on_four_ranks_are_close_to_the_measured(
 
 
 def check(plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool) -> None:
-    """Run an epoch, and compare the peak of each stage's fullest rank with the prediction."""
+    """Run an epoch, and compare the peak of each stage's fullest rank with the prediction.
+
+    Where ranks share a pack, its targets may be spread further than is predicted.
+    """
     predicted = Predictor(costs, prepared.epoch, element_bytes=4).predict(plan)
     steps = prepared.epoch(plan.packing, plan.layout.data).steps
     answer = pool.ask(prepared.request(plan, Trial(warmup_steps=(), timed_steps=tuple(range(steps)))), 120)
     assert isinstance(answer, Answers), answer
     measured: dict[int, int] = {}
+    shares = max(plan.packing.degrees) * plan.layout.tensor > 1
     for report in answer.reports:
         assert isinstance(report, TrialReport)
         measured[report.stage.stage] = max(report.stage.peak_bytes, measured.get(report.stage.stage, 0))
     for stage, needed in enumerate(predicted.stage_bytes):
-        assert needed == pytest.approx(measured[stage], rel=0.01)
+        assert 0.99 * measured[stage] <= needed <= (1.03 if shares else 1.01) * measured[stage]
         interval = predicted.stage_memory[stage]
         assert interval.low <= measured[stage] <= interval.high
+
+
+def test_the_bytes_of_the_last_stage_are_those_of_the_targets_of_its_packs(
+    prepared: Prepared, costs: LayerCosts, pool: WarmPool
+) -> None:
+    plan = plan_of("12+6", "0+2")
+    assert prepared.workload.data.target_share < 0.4
+    check(plan, prepared, costs, pool)
+    index = replace(prepared.index, target_tokens=prepared.index.text_tokens)
+    every_token = Predictor(costs, replace(prepared, index=index).epoch, element_bytes=4).predict(plan)
+    predicted = Predictor(costs, prepared.epoch, element_bytes=4).predict(plan)
+    assert every_token.stage_bytes[1] > 1.05 * predicted.stage_bytes[1]
 
 
 def test_recomputing_a_layer_saves_the_same_bytes_each_time(prepared: Prepared, pool: WarmPool) -> None:

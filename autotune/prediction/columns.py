@@ -1,0 +1,25 @@
+"""Columns of the sizes of packs: vision units, text tokens, sum of squared lengths, 1, and targets."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from autotune.prediction.robust_fit import Array
+from trials.layer_costs import KINDS, Coefficients, LayerKind
+
+UNITS, TOKENS, SQUARES, CONSTANT, TARGETS = range(5)
+EVERY = (UNITS, TOKENS, SQUARES, CONSTANT, TARGETS)
+WITHOUT_TARGETS = slice(TARGETS)
+"""Those on which all but layers depends: loading, exchanges and links."""
+
+
+def of_kind(kind: LayerKind, coefficients: Coefficients) -> Array:
+    """Return a cost of one kind of layer by columns, [5]: the head runs on targets, other layers on all tokens."""
+    units, tokens, squares, constant = coefficients
+    of_tokens, of_targets = (0.0, tokens) if kind == "head" else (tokens, 0.0)
+    return np.array((units, of_tokens, squares, constant, of_targets))
+
+
+def in_columns(of_kinds: Iterable[Coefficients]) -> Array:
+    """Return a cost of each kind of layer, in the order of KINDS, by columns, [kinds, 5]."""
+    return np.array([of_kind(kind, each) for kind, each in zip(KINDS, of_kinds, strict=True)])
