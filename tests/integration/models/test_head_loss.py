@@ -69,7 +69,7 @@ class MostRows(TorchDispatchMode):
 def test_logits_are_those_of_targets_and_bounded(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
     monkeypatch.setattr(head_loss, "_LOGITS_BYTES", limit)
     module, states = head(), torch.randn(ROWS, HIDDEN, requires_grad=True)
-    with MostRows() as rows:
+    with MostRows() as rows:  # type: ignore[no-untyped-call]
         summed_loss(module, states, targets_of(labels(20), torch.ones(())), WORDS).backward()
     assert rows.most == most
 

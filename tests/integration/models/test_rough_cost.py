@@ -14,7 +14,8 @@ def test_it_is_near_the_cost_of_a_model_that_can_be_trained_here(example: Path) 
     exact = cost_weights(model_shape(ModelSection(path=str(example / "model"), weights="random")))
     rough = rough_weights(load_config(str(example / "model")))
     assert rough.unit == pytest.approx(exact.unit, rel=0.05)
-    assert (rough.token, rough.square) == (pytest.approx(exact.token, rel=0.001), exact.square)
+    assert rough.token == pytest.approx(exact.token, rel=0.001)
+    assert rough.square == exact.square
     assert rough.target == pytest.approx(exact.target, rel=0.05)
 
 
@@ -24,7 +25,7 @@ def test_llava_costs_what_its_published_shape_says() -> None:
     assert found.unit == pytest.approx(2 * (tower + projector) * tokens + 4 * 24 * tokens**2 * 1024, rel=0.01)
     language = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
     assert found.token == pytest.approx(2 * language, rel=0.001)
-    assert found.target == 2 * 32_064 * 4096
+    assert found.target == 2 * 32_000 * 4096
 
 
 def test_a_merged_patch_is_a_unit_where_the_tower_takes_any_resolution() -> None:

@@ -123,7 +123,7 @@ def test_a_plan_whose_layers_offload_is_predicted_once_the_profile_knows_copies(
         for each in (recomputing, plan)
     )
     assert other["parts"]["recompute"] > 0
-    assert found["parts"]["recompute"] == 0
+    assert found["parts"]["recompute"] == pytest.approx(0, abs=1e-9)
     assert found["fits"]
     hosts = [[stage["host"] for stage in each["stages"]] for each in (other, found)]
     assert hosts[0] == [0, 0]

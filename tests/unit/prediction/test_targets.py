@@ -1,6 +1,7 @@
 """The head runs on targets alone: its time and bytes follow them, and those of other layers do not."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_the_bytes_of_the_last_stage_follow_the_targets_of_its_heaviest_pack() -
 )
 def test_packs_without_any_target_are_predicted_as_with_a_head_that_costs_its_constant_alone(plan: Plan) -> None:
     """Of the plan with levels, the packs of the first one."""
-    constant = {
+    constant: dict[str, Any] = {
         name: (0.0, 0.0, 0.0, getattr(HEAD, name)[3]) for name in ("forward_seconds", "backward_seconds", "kept_bytes")
     }
     costs = sharing()

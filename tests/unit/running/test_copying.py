@@ -9,6 +9,7 @@ import torch
 
 from trials.engine.copying import CopyStream
 from trials.engine.stopwatch import Stopwatch
+from trials.model.head_loss import targets_of
 
 CUDA = torch.device("cuda", 0)
 
@@ -110,7 +111,8 @@ def test_the_host_runs_ahead_by_one_pack(device: Device) -> None:
 
 
 def test_on_a_cpu_tensors_are_taken_as_they_are(device: Device) -> None:
-    given = ((torch.zeros(1), torch.zeros(1)), (torch.zeros(1), torch.zeros(1)))
+    targets = targets_of(torch.zeros(1, dtype=torch.long), torch.ones(()))
+    given = ((torch.zeros(1), torch.zeros(1)), targets)
     assert CopyStream(torch.device("cpu")).copied(lambda: given) is given
     assert not device.notes
 
