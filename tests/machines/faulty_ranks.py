@@ -13,7 +13,7 @@ from torch import distributed
 
 from trials.channels.folder import FolderChannel
 from trials.data import epoch, loader
-from trials.engine import engine
+from trials.engine import base, engine
 from trials.model import decoder
 from trials.model.attention.samples import PackedSamples
 from trials.run.serving import serve
@@ -25,8 +25,8 @@ from trials.tasks import session
 
 def wrong_scale() -> AbstractContextManager[Any]:
     """Count one target too few in some 500."""
-    tensors = engine._tensors
-    return patch.object(engine, "_tensors", lambda batch, scale, device: tensors(batch, 1.002 * scale, device))
+    tensors = base.tensors
+    return patch.object(base, "tensors", lambda batch, scale, device: tensors(batch, 1.002 * scale, device))
 
 
 def lost_sample() -> AbstractContextManager[Any]:
@@ -39,9 +39,9 @@ def lost_sample() -> AbstractContextManager[Any]:
 
 def lost_weights() -> AbstractContextManager[Any]:
     """Count every target equally, where the job weighs samples."""
-    tensors = engine._tensors
+    tensors = base.tensors
     return patch.object(
-        engine, "_tensors", lambda batch, scale, device: tensors(replace(batch, weights=None), scale, device)
+        base, "tensors", lambda batch, scale, device: tensors(replace(batch, weights=None), scale, device)
     )
 
 
@@ -89,8 +89,8 @@ def lengths_of_the_slice() -> AbstractContextManager[Any]:
 
 def scale_of_the_slice() -> AbstractContextManager[Any]:
     """Divide the loss by the targets of one rank's part, as if each were a step of its own."""
-    tensors = engine._tensors
-    return patch.object(engine, "_tensors", lambda batch, scale, device: tensors(batch, 2 * scale, device))
+    tensors = base.tensors
+    return patch.object(base, "tensors", lambda batch, scale, device: tensors(batch, 2 * scale, device))
 
 
 def labels_of_another_rank() -> AbstractContextManager[Any]:

@@ -9,12 +9,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from deepspeed import comm
 
 from tests.machines.planted_writing import SAVING_FAULTS
 from trials.channels.folder import FolderChannel
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Sample
 from trials.engine import engine, optimizer
+from trials.engine.base import EngineBase
+from trials.engine.gradients.flat import FlatGradients
 from trials.model import trained
 from trials.model.inputs import encoders
 from trials.model.stage import StageModule
@@ -214,26 +215,19 @@ def other_epsilon() -> AbstractContextManager[Any]:
 
 def summed_gradients() -> AbstractContextManager[Any]:
     """Add the gradients of data ranks up, and do not divide."""
-
-    def summed(of_engine: Any, gradients: Any, *, dp_group: Any, **_: Any) -> None:
-        for gradient in gradients:
-            comm.all_reduce(gradient, group=dp_group)
-
-    return patch.object(engine, "_average", summed)
+    average = FlatGradients.average
+    return patch.object(FlatGradients, "average", lambda gradients, ranks: average(gradients, 1))
 
 
 def clipped_first() -> AbstractContextManager[Any]:
     """Clip the gradients of each data rank before they are averaged."""
-    average = engine._average
+    average = FlatGradients.average
 
-    def clipped(of_engine: Any, gradients: Any, **how: Any) -> None:
-        found = list(gradients)
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in found]))
-        for each in found:
-            each.mul_((0.1 / (norm + 1e-6)).clamp(max=1.0))
-        average(of_engine, found, **how)
+    def clipped(gradients: FlatGradients, ranks: int) -> None:
+        gradients.clip(0.1)
+        average(gradients, ranks)
 
-    return patch.object(engine, "_average", clipped)
+    return patch.object(FlatGradients, "average", clipped)
 
 
 def stale_weight() -> AbstractContextManager[Any]:
@@ -263,7 +257,7 @@ def kept_gradients() -> AbstractContextManager[Any]:
 
 def updated_frozen_part() -> AbstractContextManager[Any]:
     """Move a weight of a part that is frozen with each update."""
-    step = engine._DeepSpeedEngine.scale_learning_rates
+    step = EngineBase.scale_learning_rates
 
     def moved(self: Any, factor: float) -> None:
         step(self, factor)
@@ -271,7 +265,7 @@ def updated_frozen_part() -> AbstractContextManager[Any]:
         if frozen is not None:
             frozen.data.add_(1e-4)
 
-    return patch.object(engine._DeepSpeedEngine, "scale_learning_rates", moved)
+    return patch.object(EngineBase, "scale_learning_rates", moved)
 
 
 def trained_frozen_part() -> AbstractContextManager[Any]:

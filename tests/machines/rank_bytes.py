@@ -14,7 +14,7 @@ import torch
 from deepspeed.utils.tensor_fragment import tensor_fragment
 
 from trials import wire
-from trials.engine.engine import OPTIMIZER
+from trials.engine.base import OPTIMIZER
 from trials.engine.group import process_group
 from trials.engine.memory import module_static_bytes
 from trials.engine.stopwatch import Stopwatch
@@ -38,7 +38,7 @@ class _HeldBytesProbe(Stopwatch):
 
 def held_bytes(session: Session) -> int:
     engine: Any = session.engine
-    roots = [list(engine.stage.parameters()), vars(engine._engine.optimizer), engine.state._optimizer.state]
+    roots = [list(engine.stage.parameters()), vars(engine.state._wrapper), engine.state._optimizer.state]
     seen: set[int] = set()
     storages = {}
     for tensor in (tensor for root in roots for tensor in _tensors(root, seen)):

@@ -11,7 +11,7 @@ import torch
 from tests.machines.built_stages import HeldTensors
 from trials import wire
 from trials.engine import configuration
-from trials.engine.engine import BACKWARD, OPTIMIZER
+from trials.engine.base import BACKWARD, OPTIMIZER
 from trials.engine.gradients import messages
 from trials.engine.group import process_group
 from trials.engine.stopwatch import Stopwatch

@@ -1,12 +1,9 @@
-"""Engines that run the optimizer steps of a plan: DeepSpeed's pipeline engine, or its plain one for a single stage."""
+"""Engines that run the optimizer steps of a plan: DeepSpeed's two, or torch alone where ranks have whole copies."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any, Protocol, cast
 
 import deepspeed
@@ -18,9 +15,9 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch import nn
 
 from trials.data.loader import MicroBatch
-from trials.data.tokens import pack
+from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, unweighted, without_dropout
 from trials.engine.configuration import configuration
-from trials.engine.copying import CopyStream, Inputs
+from trials.engine.copying import States
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.gradients.clipping import count_in_norm, join_norms
@@ -29,19 +26,16 @@ from trials.engine.gradients.node_reduction import NodeReduction
 from trials.engine.gradients.overlapped_averages import OverlappedAverages
 from trials.engine.gradients.replicas import sum_gradients
 from trials.engine.muon import import_uncompiled
-from trials.engine.optimizer import build_optimizer, scale_learning_rates
+from trials.engine.replica_engine import ReplicaEngine, copies_alone
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.model.cut import cut
-from trials.model.ends.head_loss import Targets, targets_of
+from trials.model.ends.head_loss import Targets
 from trials.model.stage import StageModule
-from trials.offload.offloading import Offloading
-from trials.offload.transfers import Transfers
 from trials.plan import Layout, Plan
 
-LOAD, FORWARD, BACKWARD, OPTIMIZER = "load", "forward", "backward", "optimizer"
 _SECTIONS = {
     schedule.LoadMicroBatch: LOAD,
     schedule.ForwardPass: FORWARD,
@@ -96,26 +90,18 @@ def build_engine(
     import_uncompiled()
     if plan.layout.pipeline > 1:
         return PipelineEngine(plan, stage, where, device, training)
+    if copies_alone(plan.layout):
+        return ReplicaEngine(plan, stage, device, training)
     return PlainEngine(plan, stage, device, training)
 
 
-class _DeepSpeedEngine:
-    """What both engines share: the configuration, and the loss as a mean over the step's targets."""
+class _DeepSpeedEngine(EngineBase):
+    """What both of DeepSpeed's engines share."""
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
-        self.stage = stage
-        self.stopwatch = Stopwatch(device)
-        self._plan = plan
-        self._device = device
-        self._copies = CopyStream(device)
-        stage.offloading = None if plan.layout.offload == "none" else Offloading(Transfers(device))
-        self._optimizer = build_optimizer(stage, training)
+        super().__init__(plan, stage, device, training)
         self._configuration = configuration(plan.layout, training, stage.model.dtype)
         self._engine: Any
-        self.state: OptimizerState
-
-    def scale_learning_rates(self, factor: float) -> None:
-        scale_learning_rates(self._optimizer, factor)
 
     @property
     def gradient_norm(self) -> float | None:
@@ -133,11 +119,6 @@ class _DeepSpeedEngine:
         vars(self._engine).clear()
         del self._engine, self.state
 
-    def _copied(self, batches: Iterable[MicroBatch], scale: float) -> Iterator[Inputs]:
-        """Yield packs on the device, each copied when it is asked for, while the device computes with those before."""
-        for batch in batches:
-            yield self._copies.copied(partial(_tensors, batch, scale, self._device))
-
     def _take_state(self) -> None:
         join_norms(self._engine.optimizer)
         self._engine.allreduce_no_retain = partial(_average, self._engine)
@@ -146,8 +127,8 @@ class _DeepSpeedEngine:
         self.state = OptimizerState(self._engine, self._optimizer, self.stage)
 
 
-class PlainEngine(_DeepSpeedEngine):
-    """One stage on every rank: data parallelism with ZeRO."""
+class PlainEngine(OneStage, _DeepSpeedEngine):
+    """One stage on every rank: data parallelism with ZeRO, or with tensor ranks."""
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         super().__init__(plan, stage, device, training)
@@ -166,35 +147,18 @@ class PlainEngine(_DeepSpeedEngine):
         size = plan.layout.bucket_bytes
         self._averages = OverlappedAverages(self._engine, stage, size) if size else None
 
-    def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
-        total = torch.zeros((), device=self._device)
-        packs = self._copied(batches, self._plan.layout.data / total_weight)
-        for number in range(count):
-            with self.stopwatch.section(LOAD):
-                inputs, targets = next(packs)
-            with self.stopwatch.section(FORWARD):
-                loss = self._engine(inputs, targets)
-            if self._averages and number == count - 1:
-                self._averages.begin()
-            with self.stopwatch.section(BACKWARD):
-                self._engine.backward(loss)
-            total += loss.detach()
-        with self.stopwatch.section(OPTIMIZER):
-            sum_gradients(self._engine, self.stage)
-            if self._averages:
-                self._averages.finish()
-            self._engine.step()
-        comm.all_reduce(total)
-        return float(total) / self._plan.layout.data
+    def _loss(self, inputs: States, targets: Targets) -> torch.Tensor:
+        loss: torch.Tensor = self._engine(inputs, targets)
+        return loss
 
-    def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
-        found = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with _without_dropout(self.stage), torch.no_grad():
-            for inputs, targets in self._copied(_unweighted(islice(batches, count)), 1.0):
-                found[0] += self._engine(inputs, targets)
-                found[1] += len(targets.labels)
-        comm.all_reduce(found)
-        return float(found[0]), int(found[1])
+    def _backward(self, loss: torch.Tensor) -> None:
+        self._engine.backward(loss)
+
+    def _update(self) -> None:
+        sum_gradients(self._engine, self.stage)
+        if self._averages:
+            self._averages.finish()
+        self._engine.step()
 
     def close(self) -> None:
         if self._averages:
@@ -253,12 +217,12 @@ class PipelineEngine(_DeepSpeedEngine):
         count_of_targets = torch.zeros((), dtype=torch.int64, device=self._device)
 
         def loaded() -> Iterator[Any]:
-            for inputs, targets in self._copied(_unweighted(batches), 1.0):
+            for inputs, targets in self._copied(unweighted(batches), 1.0):
                 # The first stage loads the same packs.
                 count_of_targets.add_(len(targets.labels) if self.stage.cut.heads else 0)
                 yield inputs, targets
 
-        with _without_dropout(self.stage):
+        with without_dropout(self.stage):
             mean = float(self._of_tensor_ranks(self._engine.eval_batch(loaded(), num_micro_batches=count)))
         # Its two buffers would hold the last packs' states until the next step has other ones.
         for buffers in self._engine.pipe_buffers.values():
@@ -343,30 +307,3 @@ def _tie_embeddings(plan: Plan, stage: StageModule, where: RankCoordinates) -> t
 def _topology(layout: Layout) -> PipeModelDataParallelTopology:
     """Return DeepSpeed's form of the grid."""
     return PipeModelDataParallelTopology(num_pp=layout.pipeline, num_mp=layout.tensor, num_dp=layout.data)
-
-
-@contextmanager
-def _without_dropout(stage: StageModule) -> Iterator[None]:
-    """Set a stage to evaluation mode; afterwards each of its modules has the mode that it had."""
-    modes = {module: module.training for module in stage.modules()}
-    stage.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _unweighted(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-    return (replace(batch, weights=None) for batch in batches)
-
-
-def _tensors(batch: MicroBatch, scale: float, device: torch.device) -> Inputs:
-    """Return DeepSpeed's (inputs, labels): see `StageModule` and `Targets`."""
-    pixels = batch.pixel_values if batch.pixel_values is not None else torch.empty(0)
-    floats, integers = pack((pixels,), batch.tokens)
-    # From the page-locked memory of the loader's batches, so that the host does not wait. Tokens stay with it.
-    inputs = (floats.to(device, non_blocking=True), integers)
-    scales = torch.full((), scale) if batch.weights is None else scale * batch.weights
-    targets = targets_of(batch.labels, scales)
-    return inputs, Targets(*(each.to(device, non_blocking=True) for each in targets))

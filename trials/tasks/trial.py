@@ -13,8 +13,8 @@ from trials import channels
 from trials.channels import Channel
 from trials.data.epoch import Step
 from trials.data.loader import MicroBatch
+from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER
 from trials.engine.compiled import compiled_graphs
-from trials.engine.engine import BACKWARD, FORWARD, LOAD, OPTIMIZER
 from trials.engine.memory import module_static_bytes
 from trials.outcome import StageMeasurement
 from trials.tasks.answer import TrialReport

@@ -1,5 +1,7 @@
 """The loss of the rows with a label alone is that of all rows, in chunks too."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -56,9 +58,11 @@ def test_loss_and_gradients_are_those_of_all_rows(
 class MostRows(TorchDispatchMode):
     """Notes the most rows of logits that an operation returns."""
 
-    most = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == WORDS:
             self.most = max(self.most, len(found))
@@ -69,7 +73,7 @@ class MostRows(TorchDispatchMode):
 def test_logits_are_those_of_targets_and_bounded(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
     monkeypatch.setattr(head_loss, "_LOGITS_BYTES", limit)
     module, states = head(), torch.randn(ROWS, HIDDEN, requires_grad=True)
-    with MostRows() as rows:  # type: ignore[no-untyped-call]
+    with MostRows() as rows:
         summed_loss(module, states, targets_of(labels(20), torch.ones(())), WORDS).backward()
     assert rows.most == most
 

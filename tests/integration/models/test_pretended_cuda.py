@@ -16,7 +16,7 @@ from tests.machines.pretended_cuda import CUDA, PretendedCuda
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.loader import MicroBatch
-from trials.engine import engine
+from trials.engine import base, engine
 from trials.engine.optimizer import build_optimizer
 from trials.engine.state import OptimizerState
 from trials.job import TrainingSection
@@ -116,7 +116,7 @@ def run(step: Step) -> dict[str, Any]:
         stages = stages_of(step)
         batch = batch_of(step, stages[0])
         with device.refusing_waits():
-            inputs, targets = engine._tensors(batch, 0.5, CUDA)
+            inputs, targets = base.tensors(batch, 0.5, CUDA)
             received, sent = [], []
             for stage in stages[:-1]:
                 sent.append(stage(inputs))
@@ -207,11 +207,11 @@ FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "none": nullcontext,
     "places": places_on_the_host,
     "item": lambda: in_head(lambda states: states * states.norm().item()),
-    "mask": lambda: in_head(lambda states: states[:, states[0, :, 0] > 0]),
+    "mask": lambda: in_head(lambda states: states[states[:, 0] > 0]),
     "copy": lambda: in_head(lambda states: states * torch.tensor([1.0], device=states.device)),
     "cpu": lambda: in_head(lambda states: states * states.cpu().norm()),
     "scatter": lambda: in_head(lambda states: states.masked_scatter(states.isnan(), states.flatten())),
-    "nonzero": lambda: in_head(lambda states: states[:, torch.nonzero(states[0, :, 0]).flatten()]),
+    "nonzero": lambda: in_head(lambda states: states[torch.nonzero(states[:, 0]).flatten()]),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 
 from trials.engine.copying import CopyStream
 from trials.engine.stopwatch import Stopwatch
-from trials.model.head_loss import targets_of
+from trials.model.ends.head_loss import targets_of
 
 CUDA = torch.device("cuda", 0)
 

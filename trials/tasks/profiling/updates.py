@@ -8,7 +8,8 @@ import torch
 from deepspeed import comm
 
 from trials.data.loader import MicroBatch
-from trials.engine.engine import OPTIMIZER, build_engine
+from trials.engine.base import OPTIMIZER
+from trials.engine.engine import build_engine
 from trials.engine.optimizer import build_optimizer
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from deepspeed import comm
 
-from trials.engine.engine import BACKWARD, FORWARD, LOAD
+from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.job import TrainingSection
 from trials.tasks.answer import TrainingReport

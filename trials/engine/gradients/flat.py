@@ -1,0 +1,48 @@
+"""Gradients that lie one behind the other in memory, so that ranks average them without copies."""
+
+from collections.abc import Sequence
+
+import torch
+from deepspeed import comm
+from torch import nn
+
+from trials.engine.gradients.messages import in_buckets
+
+
+class FlatGradients:
+    """The gradients of some parameters, as views of a few buffers. Backward passes add to them in place."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Give each parameter a gradient of zeros."""
+        self._parameters = parameters
+        self._buffers = list[torch.Tensor]()
+        for bucket in in_buckets(parameters):
+            buffer = torch.zeros(sum(each.numel() for each in bucket), dtype=bucket[0].dtype, device=bucket[0].device)
+            for parameter, part in zip(bucket, buffer.split([each.numel() for each in bucket]), strict=True):
+                parameter.grad = part.view_as(parameter)
+            self._buffers.append(buffer)
+
+    def average(self, ranks: int) -> None:
+        """Replace them by their averages over the ranks, each of which must call it."""
+        for buffer in self._buffers:
+            comm.all_reduce(buffer)
+            buffer.div_(ranks)
+
+    def clip(self, most: float) -> float:
+        """Scale them so that their norm is at most `most`; return the norm before."""
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(buffer) for buffer in self._buffers]))
+        scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's and DeepSpeed's clipping
+        for buffer in self._buffers:
+            buffer.mul_(scale)
+        return float(norm)
+
+    def clear(self) -> None:
+        """Set all to zero."""
+        for buffer in self._buffers:
+            buffer.zero_()
+
+    def close(self) -> None:
+        """Leave the parameters without gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._buffers.clear()
