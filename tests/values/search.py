@@ -82,7 +82,7 @@ COSTS = costs_of(
     layer_cost((1e-3, 0, 0, 1e-4), (5e5, 0, 0, 0), (3e4, 0, 0, 0)),
     layer_cost((1e-4, 1e-7, 0, 1e-5), (6e4, 800, 0, 0), (0, 700, 0, 0)),
     layer_cost((0, 1e-5, 5e-9, 1e-4), (0, 9000, 0, 1e4), (0, 700, 0, 0)),
-    layer_cost((0, 2e-5, 0, 1e-5), (0, 4000, 0, 0), (0, 0, 0, 4)),
+    layer_cost((0, 4e-5, 0, 1e-5), (0, 8000, 0, 0), (0, 0, 0, 4)),
     loading=LoadCost(pixels_seconds=(1e-4, 1e-7, 0, 1e-5), labels_seconds=(5e-5, 1e-7, 0, 1e-5)),
 )
 

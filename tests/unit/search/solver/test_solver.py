@@ -236,7 +236,7 @@ class Counting(Predictor):
 
 def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
     predictor = predictor_of()
-    solver = solver_of(round(solver_of(1, predictor).least_bytes(PACKED, PIPELINE) * 4), predictor)
+    solver = solver_of(round(solver_of(1, predictor).least_bytes(PACKED, PIPELINE) * 3), predictor)
     found = solver.solutions(PACKED, PIPELINE, Wanted(count=8, within=np.inf))
     simulated = [predictor.predict(plan).epoch_seconds for plan in found]
     closed = [closed_form(predictor, plan) for plan in found]
