@@ -9,8 +9,8 @@ import pytest
 from autotune.certification.certificate import compare, faults
 from autotune.workload import Prepared
 from tests.machines.own_ranks import on_ranks
-from tests.machines.planted_faults import DATA_FAULTS, RATE_FAULTS, UPDATE_FAULTS, serve_with_planted_faults
-from tests.machines.planted_writing import SAVING_FAULTS
+from tests.machines.planted.faults import DATA_FAULTS, RATE_FAULTS, UPDATE_FAULTS, serve_with_planted_faults
+from tests.machines.planted.writing import SAVING_FAULTS
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
 from trials.channels.folder import FolderChannel

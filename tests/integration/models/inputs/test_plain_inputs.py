@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.machines.planted_faults import INPUT_FAULTS
+from tests.machines.planted.faults import INPUT_FAULTS
 from tests.tiny_models import llava, text
 from tests.values.parameters import parameters
 from trials import plugins

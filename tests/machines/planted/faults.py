@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from tests.machines.planted_writing import SAVING_FAULTS
+from tests.machines.planted.writing import SAVING_FAULTS
 from trials.channels.folder import FolderChannel
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Sample
 from trials.engine import engine, optimizer

@@ -1,0 +1,1 @@
+"""Ranks with faults that a certificate has to find."""
