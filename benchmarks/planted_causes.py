@@ -11,7 +11,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from autotune.search.execution.runner import Runner
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
+from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.winner import standings_of
@@ -33,8 +33,8 @@ from tests.machines.simulated import Clock, SimulatedLedger, Undisturbed
 from trials.plan import Plan, Stage
 from trials.run.pool import Pool
 
-_BASELINES = 3
-"""The default, the same without recomputation, and OmniBal's anchor."""
+_MEASURED = (Role.DEFAULT, Role.OMNIBAL)
+"""The first plan of each of these kinds is measured. Causes are planted in the default's time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Explained:
     @property
     def time(self) -> PlanTime:
         """Where the time of the usual settings went."""
-        found = self.explanation.of_usual
+        found = self.explanation.of(self.usual.id)
         assert found is not None
         return found
 
@@ -59,8 +59,9 @@ def explained(planted: Planted, seed: int = 0) -> Explained:
     costs = profile_layers(prepared, machine, Path(), Undisturbed)
     predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
     limits = Limits.of(prepared.workload)
-    found = baselines(prepared.workload, predictor, Solver(predictor, limits), limits, hold_all=False)
-    return explain(prepared, predictor, machine, tuple(islice(found, _BASELINES)), machine)
+    found = tuple(baselines(prepared.workload, predictor, Solver(predictor, limits), limits, hold_all=False))
+    tried = [next(each for each in found if each.role == role) for role in _MEASURED]
+    return explain(prepared, predictor, machine, tried, machine)
 
 
 def explain(prepared: Prepared, predictor: Predictor, pool: Pool, tried: Sequence[Baseline], clock: Clock) -> Explained:

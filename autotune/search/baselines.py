@@ -1,4 +1,4 @@
-"""Plans that a training would use without a search: defaults of frameworks, and the recipes of OmniBal and HBP."""
+"""Plans that a training would use without a search: packs, defaults of frameworks, recipes of OmniBal and HBP."""
 
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from autotune.prediction.columns import TOKENS, UNITS
 from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
 from autotune.search.hbp import hbp_plan
+from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
@@ -39,15 +40,19 @@ def baselines(
     levels: bool = False,
     named: Container[str] = (),
 ) -> Iterator[Baseline]:
-    """Yield the default with everything recomputed, then with nothing, then OmniBal's anchor and its neighbours.
+    """Yield packs without a pipeline, the default with everything recomputed, and OmniBal's anchor and its neighbours.
 
-    HBP's plan comes next, where `levels` of packs may help, and that of ZeRO 3, where it is needed or its layout is
-    `named`. A neighbour for which no recompute count fits the memory yields no plan. `hold_all` is that of
-    `capacities`.
+    Where no such packs fit, the default with nothing recomputed is tried as well. HBP's plan comes next, where `levels`
+    of packs may help, and that of ZeRO 3, where it is needed or its layout is `named`. A neighbour for which no
+    recompute count fits the memory yields no plan. `hold_all` is that of `capacities`.
     """
+    if (packed := packed_plan(workload, solver, limits, hold_all=hold_all)) is not None:
+        yield Baseline(role=Role.PACKED, plan=packed)
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
-    for role, recompute in ((Role.DEFAULT, True), (Role.DEFAULT_NO_RECOMPUTE, False)):
+    # Packs recompute nothing wherever that fits, so the default without it would be a further trial for nothing.
+    defaults = {Role.DEFAULT: True} | ({Role.DEFAULT_NO_RECOMPUTE: False} if packed is None else {})
+    for role, recompute in defaults.items():
         stages = _uniform(limits.vision_layers, limits.language_layers, layout.pipeline, recompute)
         yield Baseline(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))
     packing = _omnibal_packing(omnibal_capacities(workload.data, DEFAULT_SAMPLES, hold_all=hold_all), predictor, layout)

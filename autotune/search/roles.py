@@ -8,9 +8,12 @@ class Role(StrEnum):
 
     CURRENT_PLAN = "current-plan"
     """Baseline: the plan of `search.current_plan`."""
+    PACKED = "packed"
+    """Baseline: packs of one length in data parallelism alone, with everything or nothing recomputed."""
     DEFAULT = "default"
     """Baseline: unpacked micro-batches, equally many layers per stage, everything recomputed."""
     DEFAULT_NO_RECOMPUTE = "default-no-recompute"
+    """Baseline: the default with nothing recomputed, where no plan is `packed`."""
     OMNIBAL = "omnibal"
     """Baseline: OmniBal's recipe and its neighbours."""
     HBP = "hbp"
@@ -31,7 +34,15 @@ class Role(StrEnum):
     """Longer measurement of the winner, after everything else."""
 
 
-BASELINES = (Role.CURRENT_PLAN, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL, Role.HBP, Role.ZERO3)
+BASELINES = (
+    Role.CURRENT_PLAN,
+    Role.PACKED,
+    Role.DEFAULT,
+    Role.DEFAULT_NO_RECOMPUTE,
+    Role.OMNIBAL,
+    Role.HBP,
+    Role.ZERO3,
+)
 CONFIRMATION = (Role.CONFIRM, Role.FINAL)
 """Roles of trials after the search, which do not count against `search.trials`."""
 REPEATS = (Role.REFERENCE, *CONFIRMATION)

@@ -84,7 +84,7 @@ def utc_time(text: str) -> datetime:
 
 def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User) -> None:
     roles = [role for _, _, role, _ in user.rows(FINISHED + " ORDER BY trial.number")]
-    assert [role for role in roles if role != "predicted"][:3] == ["default", "default-no-recompute", "omnibal"]
+    assert [role for role in roles if role != "predicted"][:3] == ["packed", "default", "omnibal"]
     assert {"confirm", "final"} <= set(roles)
     baselines = {baseline["role"]: baseline for baseline in user.first["baselines"]}
     shortened = user.rows(FINISHED + " WHERE outcome.document LIKE '%\"shortened\":true%'")

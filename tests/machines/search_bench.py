@@ -39,7 +39,7 @@ MEMORY = 1 << 40
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
 NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
-ALWAYS = (Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL)
+ALWAYS = (Role.PACKED, Role.DEFAULT, Role.OMNIBAL)
 """Baselines of every search without a current plan and levels of packs."""
 EMPTY = Standings(entries=(), posterior=NOTHING, measured=NOTHING)
 
@@ -150,8 +150,9 @@ class Bench:
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:
         """The default plan's trial in an earlier run, whose result is in the spool."""
         workload, limits = prepared_of(self.folder, MEMORY).workload, limits_of(MEMORY)
-        first = next(baselines(workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False))
-        running = self.store.start_trial(study.id, first.plan, first.role)
+        found = baselines(workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
+        default = next(each for each in found if each.role == Role.DEFAULT)
+        running = self.store.start_trial(study.id, default.plan, default.role)
         result = TrialResult(
             trial_id=running.id,
             outcome=outcome,

@@ -51,7 +51,7 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
     lattice = _Lattice(data)
     counts = [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
     found = [pair for count in counts for pair in lattice.pairs(count)]
-    qt = _up(data.longest_text_tokens)
+    qt = up_to_step(data.longest_text_tokens)
     # OmniBal, section on data.
     qv = max(1, round(qt * data.vision_units / data.text_tokens))
     rule = "OmniBal's rule: the longest sample, at the data's tokens per vision unit"
@@ -72,7 +72,7 @@ def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bo
     units, tokens = data.vision_units / data.samples, data.text_tokens / data.samples
     least = max(1, round(samples_per_pack * units))
     most = max(least, round((samples_per_pack + 1) * units))
-    ray = [(qv, _up(tokens * (qv / units if units else samples_per_pack))) for qv in range(least, most + 1)]
+    ray = [(qv, up_to_step(tokens * (qv / units if units else samples_per_pack))) for qv in range(least, most + 1)]
     longest = _longest(data) if hold_all else (0, 0)
     return tuple(_packed(max(qv, longest[0]), max(qt, longest[1])) for qv, qt in ray)
 
@@ -99,7 +99,7 @@ class _Lattice:
 
     def pairs(self, samples: float) -> Iterator[Capacity]:
         """Yield capacities for packs of about this many mean samples."""
-        mean_tokens = _up(samples * self._tokens)
+        mean_tokens = up_to_step(samples * self._tokens)
         if not self._units:
             yield Capacity(qv=1, qt=mean_tokens, reason=f"text alone, {samples:g} samples on average")
             return
@@ -111,7 +111,7 @@ class _Lattice:
         best = self._fill_of_images(min(nearly, key=lambda qv: abs(qv - centre)))
         full_share = float(best.packs @ (best.units == best.qv)) / max(int(best.packs.sum()), 1)
         yield best.capacity(f"images fill {full_share:.0%} of packs, most often {best.most_often}")
-        tighter = (self._fill(best.qv, _up(best.token_quantile(quantile))) for quantile in _QUANTILES)
+        tighter = (self._fill(best.qv, up_to_step(best.token_quantile(quantile))) for quantile in _QUANTILES)
         both = max(tighter, key=lambda fill: fill.units_share * fill.tokens_share)
         yield both.capacity(f"images and text fill {both.units_share:.0%} and {both.tokens_share:.0%} of the capacity")
         # Twice the mean units bind in hardly any pack.
@@ -120,8 +120,8 @@ class _Lattice:
 
     def _fill_of_images(self, qv: int) -> "_Fill":
         """Return packs of samples with images alone; their qt is what the longest of them needs."""
-        fill = _Fill.of(self._shown, qv, _up((qv + 1) * self._longest))
-        return replace(fill, qt=_up(fill.token_quantile(1)))
+        fill = _Fill.of(self._shown, qv, up_to_step((qv + 1) * self._longest))
+        return replace(fill, qt=up_to_step(fill.token_quantile(1)))
 
     def _fill(self, qv: int, qt: int) -> "_Fill":
         return _Fill.of(self._sizes, qv, qt)
@@ -203,8 +203,8 @@ def _packed(qv: int, qt: int) -> Packed:
 
 def _longest(data: DataProfile) -> tuple[int, int]:
     """Return the least (qv, qt) that every sample fits."""
-    return data.most_vision_units, _up(data.longest_text_tokens)
+    return data.most_vision_units, up_to_step(data.longest_text_tokens)
 
 
-def _up(tokens: float) -> int:
+def up_to_step(tokens: float) -> int:
     return max(1, math.ceil(tokens / _TOKEN_STEP)) * _TOKEN_STEP

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from autotune.search.budget import Budget
-from autotune.search.roles import Role
+from autotune.search.roles import BASELINES, Role
 from storage.records import FinishedTrial
 from tests.machines.simulated import SimulatedLauncher, SimulatedLedger
 from tests.values.search import completed, padded_plan, predictor_of
@@ -24,7 +24,7 @@ def trial_of(role: Role, number: int) -> FinishedTrial:
 
 
 @pytest.mark.parametrize(
-    ("baselines", "kept"), [((), 4 + 6), ((Role.DEFAULT,), 4 + 1), ((Role.DEFAULT, Role.HBP), 4 + 2)]
+    ("baselines", "kept"), [((), 4 + len(BASELINES)), ((Role.DEFAULT,), 4 + 1), ((Role.DEFAULT, Role.HBP), 4 + 2)]
 )
 def test_time_is_kept_for_a_trial_its_repeats_and_those_of_the_baselines_that_ran(
     baselines: tuple[Role, ...], kept: int

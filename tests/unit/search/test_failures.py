@@ -76,7 +76,7 @@ def test_after_a_transient_failure_of_all_plans_a_search_that_goes_on_tries_them
     ledger = bench.search(study, mended)
     assert set(broken.asked) <= set(mended.asked)
     completed = {trial.role for trial in ledger.trials if isinstance(trial.result.outcome, Completed)}
-    assert completed >= {Role.PREDICTED, Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL}
+    assert completed >= {Role.PREDICTED, Role.PACKED, Role.DEFAULT, Role.OMNIBAL}
 
 
 def test_a_plan_that_crashes_twice_is_not_tried_again(bench: Bench) -> None:

@@ -54,7 +54,7 @@ def test_a_search_runs_predicted_plans_baselines_and_sampled_plans_and_repeats_t
         Role.SAMPLED,
         Role.CONFIRM,
     ]
-    assert found[found.index(Role.DEFAULT) : found.index(Role.SAMPLED)] == list(ALWAYS)
+    assert found[found.index(Role.PACKED) : found.index(Role.SAMPLED)] == list(ALWAYS)
     assert set(found[found.index(Role.SAMPLED) : found.index(Role.CONFIRM)]) <= {Role.SAMPLED, Role.REFERENCE}
     assert set(found[found.index(Role.CONFIRM) :]) == {Role.CONFIRM}
     assert ledger.trials == bench.stored(study) == [trial for trial, known in bench.reported if not known]
@@ -239,7 +239,7 @@ def test_a_result_that_was_only_spooled_when_the_process_died_is_used(bench: Ben
     spooled = bench.record(study, measured(), seconds=1)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), trials=3)
     assert ledger.trials[0].result == spooled
-    assert roles(ledger.trials)[:2] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE]
+    assert roles(ledger.trials)[:3] == [Role.DEFAULT, Role.PACKED, Role.OMNIBAL]
 
 
 def test_the_current_plan_of_another_search_is_not_that_of_this_one(bench: Bench) -> None:

@@ -1,0 +1,70 @@
+"""The plan of trainings that are fast without a search: packs of one hand-picked length, in data parallelism alone."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.capacities import up_to_step
+from autotune.search.space.layouts import sharded_layouts, zero_stages
+from trials.errors import DataError, InvalidPlan
+from trials.plan import SIMPLE_PACKER, Layout, Packed, Plan
+from trials.workload import Workload
+
+_MOST_QV = (1 << 31) - 1
+
+
+def packed_plan(workload: Workload, solver: Solver, limits: Limits, *, hold_all: bool) -> Plan | None:
+    """Return the plan predicted fastest of packs of one length, all of whose layers recompute everything or nothing.
+
+    It has one stage, every device in data parallelism, and the least ZeRO stage that fits. Packs are filled by length
+    alone. The lengths give each rank 1, 2, 4 and so on packs in a step, down to those of one sample. `hold_all` is that
+    of `capacities`.
+
+    None where no length fits the memory and keeps the global batch.
+    """
+    layouts = tuple(_layouts(workload, solver))
+    packings = _packings(workload, hold_all=hold_all)
+    plans = [plan for packing in packings for plan in _fitting(packing, layouts, solver, limits)]
+    return plans[int(np.argmin(solver.epoch_seconds(plans)))] if plans else None
+
+
+def _layouts(workload: Workload, solver: Solver) -> Iterator[Layout]:
+    """Yield the layouts with the ZeRO stages that were timed, ascending."""
+    devices = workload.hardware.devices
+    plain = (Layout(pipeline=1, data=devices, zero=zero) for zero in zero_stages(workload.model, devices))
+    for layout in (*plain, *sharded_layouts(devices)):
+        if solver.untimed(layout) is None:
+            yield solver.overlapped(layout)
+
+
+def _packings(workload: Workload, *, hold_all: bool) -> Iterator[Packed]:
+    """Yield packs of the lengths, the longest first."""
+    data, devices = workload.data, workload.hardware.devices
+    # No pack has more images than the data, so that its length alone is full.
+    qv = min(max(data.vision_units, 1), _MOST_QV)
+    least = data.longest_text_tokens if hold_all else data.text_tokens / data.samples
+    tokens = workload.global_batch_samples * data.text_tokens / data.samples / devices
+    while True:
+        qt = min(up_to_step(max(tokens, least)), _MOST_QV)
+        yield Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer=SIMPLE_PACKER)
+        if tokens <= least:
+            return
+        tokens /= 2
+
+
+def _fitting(packing: Packed, layouts: Sequence[Layout], solver: Solver, limits: Limits) -> Iterator[Plan]:
+    """Yield the plan that recomputes nothing, then the one that recomputes all, each with the least ZeRO stage."""
+    try:
+        keeps = solver.keeps_batch(packing, layouts[0])
+    except (InvalidPlan, DataError):  # too few samples for a step of such packs
+        return
+    if not keeps:
+        return
+    for recompute in (False, True):
+        # With a single stage, the leanest split is the only one.
+        plans = (solver.leanest(packing, layout, recompute=recompute) for layout in layouts)
+        fitting = (plan for plan in plans if solver.fullest(plan)[0] <= limits.usable_bytes)
+        yield from islice(fitting, 1)
