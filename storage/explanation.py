@@ -98,7 +98,7 @@ class Explanation:
     plans: tuple[PlanTime, ...]
     """The winner, then a plan of each kind of baseline that was measured, then ties."""
     usual: str | None
-    """Role of the usual settings: the current plan, else the first baseline that was measured; None if none was."""
+    """Role of the usual settings, which are the fastest baseline that was measured; None if none was."""
     changes: tuple[ChangeEffect, ...]
     """Changes of the usual settings towards the winner, each alone."""
     further: tuple[ChangeEffect, ...]

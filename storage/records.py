@@ -244,6 +244,11 @@ class Baseline:
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)
 
+    @property
+    def is_best(self) -> bool:
+        """Whether this plan is the winner: its gain alone has no error."""
+        return self.gain == 1.0 and self.gain_error == 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPlan:
@@ -272,6 +277,7 @@ class BestPlan:
     estimated_samples_per_second_error: float
     """Standard error."""
     baselines: tuple[Baseline, ...]
+    """The fastest first."""
     created: datetime
     search_seconds: float = 0.0
     """Duration of the trials of the study."""
@@ -289,6 +295,11 @@ class BestPlan:
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)
         _to_utc(self, "created")
+
+    @property
+    def fastest_baseline(self) -> Baseline | None:
+        """The baseline with which a gain is stated first; None where none was measured."""
+        return min(self.baselines, key=lambda baseline: baseline.gain, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,22 +103,22 @@ class StudySource:
 
     @property
     def usual(self) -> Plan | None:
-        """The usual settings, as the explanation names them; without it, by the same rule.
+        """The usual settings, as the explanation names them; without it, by the same rule: the fastest baseline.
 
-        That is the first kind of baseline that was measured, else the first that was tried. None where an earlier
-        study measured that kind: which plan it was is not known here.
+        While none was measured, it is the first that was tried. None where an earlier study measured the fastest one:
+        which plan it was is not known here.
         """
         explained = None if self.explanation is None else self.explanation.of_usual
         if explained is not None:
             return explained.plan
-        stated = () if self.winner is None else tuple(each.role for each in self.winner.baselines)
-        measured = {trial.plan for trial in self.finished if isinstance(trial.result.outcome, Completed)}
-        tried = [(role, trial.plan) for role in BASELINES for trial in self.trials if trial.role == role]
-        for role in BASELINES:
-            found = next((plan for kind, plan in tried if kind == role and plan in measured), None)
-            if found is not None or role in stated:
-                return found
-        return tried[0][1] if tried else None
+        over = None if self.winner is None else self.winner.fastest_baseline
+        roles = BASELINES if over is None else (over.role,)
+        runs = [trial for trial in self.finished if trial.role in roles and trial.result.epoch_seconds is not None]
+        fastest = min(runs, key=lambda trial: (not is_whole(trial), trial.result.epoch_seconds), default=None)
+        if fastest is not None:
+            return fastest.plan
+        tried = (trial.plan for role in BASELINES for trial in self.trials if trial.role == role)
+        return next(tried, None) if over is None else None
 
     @property
     def best(self) -> Plan | None:

@@ -10,6 +10,7 @@ from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
+from autotune.results.headline import headline_of
 from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
 from trials.units import probability_text
@@ -31,33 +32,16 @@ def headline(source: StudySource, sides: Sequence[Side]) -> str:
         return "No trial of this search was measured to its end, so there is no result yet."
     if source.winner is None:
         return f"This search has no winner yet; {runs} trial{'s' * (runs != 1)} measured so far."
+    if (gain := headline_of(source.winner, lambda value, error: with_error(value, error, 2))) is not None:
+        return f"{gain.text}."
     before = sides[0] if sides[0].key == "before" else None
-    if before is None:
-        return _without_usual(source)
-    gain = next((each for role in before.roles for each in source.winner.baselines if each.role == role), None)
-    if gain is None:
-        return f"The search found a plan. {_estimated_gain(before, source.winner)}"
-    faster = [each for each in source.winner.baselines if each.gain < 1]
-    doubt = "".join(f" But {each.role} was measured to be {1 / each.gain:.2f} times as fast as it." for each in faster)
-    return (
-        f"The best plan trains {with_error(gain.gain, gain.gain_error, 2)} times as fast as the usual settings "
-        f"({gain.role}).{doubt}"
-    )
+    return f"The search found a plan. {_estimated_gain(before, source.winner)}"
 
 
-def _without_usual(source: StudySource) -> str:
-    if source.usual is not None:
-        return "The usual settings are the best plan that the search found."
-    return (
-        "The search found a plan. The usual settings are not known, because no trial of this study tried them as a "
-        "baseline."
-    )
-
-
-def _estimated_gain(before: Side, best: BestPlan) -> str:
-    """Say what is known of a gain that the winner's comparisons lack: the run of the usual settings ended early."""
-    if before.time is None or not before.time.shortened:
-        return "Its gain over the usual settings is not known."
+def _estimated_gain(before: Side | None, best: BestPlan) -> str:
+    """Say what is known of a gain where no baseline was measured to its end."""
+    if before is None or before.time is None or not before.time.shortened:
+        return "Its gain is not known, because no baseline was measured to its end."
     gain = before.time.epoch_seconds / best.epoch_seconds
     return (
         f"It trains about {gain:.2f} times as fast as the usual settings ({before.time.role}), whose run ended early "
@@ -102,9 +86,9 @@ def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
 
 def _payback(source: StudySource) -> str:
     best = source.winner
-    if best is None or not best.baselines:
+    other = None if best is None else best.fastest_baseline
+    if best is None or other is None:
         return ""
-    other = min(best.baselines, key=lambda baseline: baseline.gain)
     saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     if saved <= 0:
         return f"{other.role} is as fast"

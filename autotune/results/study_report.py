@@ -8,6 +8,7 @@ from typing import Any
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
+from autotune.results.headline import headline_of
 from autotune.results.launch_report import launch_text
 from autotune.results.text_table import table
 from autotune.search.compile_setting import decision_text
@@ -43,7 +44,7 @@ _OPTIONAL = ("doubts", *_ANNOTATION)
 
 
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
-    """Show the winner and the baselines; `trials` are those of the study, on which the figures rest."""
+    """Show the winner and the baselines, the fastest first; `trials` are those on which the figures rest."""
     rows = [
         ("best", _speed(best), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -53,11 +54,13 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
                 f"{best.workload.data.samples / baseline.estimated_samples_per_second:.1f}",
                 f"{baseline.gain:.2f} +- {baseline.gain_error:.2f}",
             )
-            for baseline in best.baselines
+            for baseline in sorted(best.baselines, key=lambda baseline: baseline.gain)
         ),
     ]
     header = ("plan", "samples/s", "epoch s", "gain of best")
     lines = [f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"]
+    if (headline := headline_of(best)) is not None:
+        lines.append(headline.text)
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
         lines.append(f"{first} with a probability of {probability_text(best.confidence)}")
@@ -79,9 +82,9 @@ def _changed_text(best: BestPlan) -> str:
 
 def _payback_text(best: BestPlan) -> str:
     """Compare the time of the search with what its plan saves in an epoch; an explanation compares it itself."""
-    if not best.baselines:
+    other = best.fastest_baseline
+    if other is None:
         return ""
-    other = min(best.baselines, key=lambda baseline: baseline.gain)
     saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     cost = f"The search's trials took {best.search_seconds:.0f} s"
     if saved < LEAST_SAVED * best.epoch_seconds:
@@ -109,7 +112,8 @@ def _pareto_text(best: BestPlan) -> str:
 def best_document(best: BestPlan, trials: Sequence[TrialSummary] | None = None) -> dict[str, Any]:
     """Return the winner as JSON values; with the `trials` of its study also what the figures rest on."""
     evidence = {} if trials is None else {"evidence": _plain(evidence_of(best, trials))}
-    return {"id": best.plan.id, **_plain(best), **evidence}
+    headline = headline_of(best)
+    return {"id": best.plan.id, "headline": None if headline is None else _plain(headline), **_plain(best), **evidence}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +136,9 @@ class Known:
 
     @property
     def gain(self) -> float:
-        """Gain over the slowest baseline."""
-        return max((baseline.gain for baseline in self.best.baselines), default=1.0)
+        """Gain over the fastest baseline; 1 where none was measured."""
+        over = self.best.fastest_baseline
+        return 1.0 if over is None else over.gain
 
 
 def plans_text(found: Sequence[Known]) -> str:

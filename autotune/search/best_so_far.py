@@ -12,7 +12,9 @@ from trials.plan import Plan
 
 
 def best_so_far(best: Plan, trials: Sequence[FinishedTrial], roles: Roles, surrogate: Surrogate) -> BestSoFar:
-    """Compare a measured plan with the fastest plan of each kind of baseline, by the trials of these plans alone.
+    """Compare a measured plan with the fastest plan of each kind of baseline, the fastest kind first.
+
+    The trials of these plans alone count.
 
     `trials` are those that rank their plans; the surrogate has learnt from them.
     """
@@ -30,5 +32,5 @@ def best_so_far(best: Plan, trials: Sequence[FinishedTrial], roles: Roles, surro
         plan=best,
         epoch_seconds=seconds,
         epoch_seconds_error=seconds * float(measured.error[0]),
-        gains=tuple(gains),
+        gains=tuple(sorted(gains, key=lambda gain: gain.gain)),
     )

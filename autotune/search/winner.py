@@ -146,9 +146,10 @@ class Standings:
         )
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
-        """Compare the winner with the `baseline` of each kind; `samples` are those of an epoch."""
+        """Compare the winner with the `baseline` of each kind, the fastest first; `samples` are those of an epoch."""
         found = ((role, self.baseline(role)) for role in BASELINES)
-        return tuple(self._compare(winner, role, number, samples) for role, number in found if number is not None)
+        compared = (self._compare(winner, role, number, samples) for role, number in found if number is not None)
+        return tuple(sorted(compared, key=lambda baseline: baseline.gain))
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.entries[number]

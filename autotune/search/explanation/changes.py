@@ -106,19 +106,25 @@ def repacked(usual: Plan, packing: Packing) -> Plan:
 
 def resplit(usual: Plan, winner: Plan) -> Plan:
     """Return the usual settings with the winner's layout and boundaries, and as large a share of layers recomputed."""
-    vision = _share((stage.recompute_vision, stage.vision) for stage in usual.stages)
-    language = _share((stage.recompute_language, stage.language) for stage in usual.stages)
+    shares = [_shares(usual, level) for level in range(len(usual.packing.degrees))]
     counts = layer_counts(winner.boundaries, sum(stage.vision for stage in usual.stages))
     stages = (
-        Stage(
-            vision=of_vision,
-            language=of_language,
-            recompute_vision=round(vision * of_vision),
-            recompute_language=round(language * of_language),
+        Stage(vision=vision, language=language).recomputing(
+            [
+                Recomputed(vision=round(of_vision * vision), language=round(of_language * language))
+                for of_vision, of_language in shares
+            ]
         )
-        for of_vision, of_language in counts
+        for vision, language in counts
     )
     return replace(usual, layout=winner.layout, stages=tuple(stages))
+
+
+def _shares(plan: Plan, level: int) -> tuple[float, float]:
+    """Return the shares of vision and of language layers that are recomputed for packs of a level."""
+    stages = [(stage, stage.recomputed[level]) for stage in plan.stages]
+    vision = _share((recomputed.vision, stage.vision) for stage, recomputed in stages)
+    return vision, _share((recomputed.language, stage.language) for stage, recomputed in stages)
 
 
 def _share(recomputed_of: Iterable[tuple[int, int]]) -> float:

@@ -38,7 +38,11 @@ class Explainer:
         times = {time.role: (plan, time) for plan, time in found if time is not None}
         if BEST not in times:
             return None
-        usual = next((role for role in BASELINES if role in times), None)
+        # One that ended early was clearly slower than others.
+        measured_roles = [str(role) for role in BASELINES if role in times]
+        usual = min(
+            measured_roles, key=lambda role: (times[role][1].shortened, times[role][1].epoch_seconds), default=None
+        )
         measured = [entry.plan for entry in standings.entries]
         changes = Changes(self.predictor, self.surrogate, self.limits, self.trials, measured)
         return Explanation(

@@ -1,5 +1,6 @@
 """What a report says of a result: the usual settings, where the time goes, and what the figures rest on."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -47,12 +48,24 @@ def run(number: int, plan: Plan, role: str, seconds: float = 200.0, *, shortened
     return replace(trial, number=number, id=f"{number:032x}", result=replace(trial.result, outcome=outcome))
 
 
-def source_of(*trials: FinishedTrial, explanation: Explanation | None = None, won: Plan = WINNER.plan) -> StudySource:
+def source_of(
+    *trials: FinishedTrial,
+    explanation: Explanation | None = None,
+    won: Plan = WINNER.plan,
+    gains: Mapping[str, tuple[float, float]] | None = None,
+) -> StudySource:
+    """Return a study with a winner; `gains` are (gain, error) over baselines, by default of 2 over the default."""
+    (default,) = WINNER.baselines
+    baselines = WINNER.baselines
+    if gains is not None:
+        baselines = tuple(
+            replace(default, role=role, gain=gain, gain_error=error) for role, (gain, error) in gains.items()
+        )
     return StudySource(
         study=STUDY,
         workload=WORKLOAD,
         trials=trials,
-        winner=replace(WINNER, explanation=explanation, plan=won),
+        winner=replace(WINNER, explanation=explanation, plan=won, baselines=baselines),
         annotation=Annotation(),
         profile=None,
         calibration=None,
@@ -74,18 +87,18 @@ def test_usual_settings_that_an_earlier_search_measured_are_those_of_the_explana
     assert before.speed is not None
     assert before.speed.mean == 5.0
     said = headline(source, (before, after))
-    assert said == "The best plan trains 2.00 \u00b1 0.10 times as fast as the usual settings (default)."
+    assert said == "The best plan trains 2.00 \u00b1 0.10 times as fast as default, the fastest baseline."
     assert [card.name for card in cards(source, (before, after))][:2] == ["usual settings", "best plan"]
 
 
 @pytest.mark.parametrize("others", [(), (run(2, padded_plan(3), "omnibal", 150.0),)], ids=["alone", "with another"])
-def test_usual_settings_of_an_earlier_search_without_an_explanation_are_not_known(
+def test_usual_settings_of_an_earlier_search_without_an_explanation_have_a_gain_and_no_plan(
     others: tuple[FinishedTrial, ...],
 ) -> None:
     source = source_of(*KNOWN_BEFORE, *others)
     found = sides_of(source)
     assert [side.key for side in found] == ["after"]
-    assert "The usual settings are not known" in headline(source, found)
+    assert "times as fast as default, the fastest baseline" in headline(source, found)
     assert "gain over default" in [card.name for card in cards(source, found)]
 
 
@@ -96,23 +109,37 @@ def test_usual_settings_that_won_are_the_best_plan(explained: bool) -> None:
         run(0, PADDED_PLAN, "confirm" if explained else "default"),
         explanation=replace(EXPLANATION, plans=times) if explained else None,
         won=PADDED_PLAN,
+        gains={"default": (1.0, 0.0)},
     )
-    assert headline(source, sides_of(source)) == "The usual settings are the best plan that the search found."
+    assert headline(source, sides_of(source)) == "The best plan found is that of default."
 
 
 @pytest.mark.parametrize("explained", [True, False])
-@pytest.mark.parametrize("shortened", [True, False])
-def test_the_current_plan_is_preferred_to_the_default(explained: bool, shortened: bool) -> None:
-    current = replace(plan_time(CURRENT, "current-plan"), shortened=shortened)
-    why = replace(EXPLANATION, usual="current-plan", plans=(*EXPLANATION.plans, current))
-    trials = run(0, PADDED_PLAN, "default"), run(1, CURRENT, "current-plan", shortened=shortened)
-    source = source_of(*trials, explanation=why if explained else None)
-    assert source.usual == CURRENT
-    assert [side.plan for side in sides_of(source)] == [CURRENT, WINNER.plan]
-    if explained and shortened:
-        said = headline(source, sides_of(source))
-        assert "about 2.00 times as fast as the usual settings (current-plan), whose run ended early" in said
-        assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
+@pytest.mark.parametrize("current", [160.0, 240.0])
+def test_the_fastest_baseline_is_compared_with_whichever_it_is(explained: bool, current: float) -> None:
+    gains = {"default": (2.0, 0.1), "current-plan": (current / 100, 0.1)}
+    fastest, plan = ("current-plan", CURRENT) if current < 200 else ("default", PADDED_PLAN)
+    of_current = replace(plan_time(CURRENT, "current-plan"), epoch_seconds=current)
+    why = replace(EXPLANATION, usual=fastest, plans=(*EXPLANATION.plans, of_current))
+    trials = run(0, PADDED_PLAN, "default"), run(1, CURRENT, "current-plan", current)
+    source = source_of(*trials, explanation=why if explained else None, gains=gains)
+    assert [side.plan for side in sides_of(source)] == [plan, WINNER.plan]
+    name = {"current-plan": "your present settings"}.get(fastest, fastest)
+    assert f"times as fast as {name}, the fastest baseline" in headline(source, sides_of(source))
+
+
+def test_a_baseline_that_ended_early_gives_an_estimated_gain_where_no_other_was_measured() -> None:
+    current = replace(plan_time(CURRENT, "current-plan"), shortened=True)
+    why = replace(EXPLANATION, usual="current-plan", plans=(EXPLANATION.winner, current))
+    source = source_of(run(1, CURRENT, "current-plan", shortened=True), explanation=why, gains={})
+    said = headline(source, sides_of(source))
+    assert "about 2.00 times as fast as the usual settings (current-plan), whose run ended early" in said
+    assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
+
+
+def test_a_search_whose_baselines_all_failed_has_no_gain_to_state() -> None:
+    source = source_of(run(0, WINNER.plan, "sampled", 100.0), gains={})
+    assert "Its gain is not known, because no baseline was measured" in headline(source, sides_of(source))
 
 
 def test_the_time_of_an_epoch_is_that_of_the_explanation() -> None:

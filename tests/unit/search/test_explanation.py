@@ -130,12 +130,25 @@ def test_waiting_for_data_that_workers_should_have_loaded_is_a_part(run: Callabl
     assert 0.1 * steps * 0.9 < some[BEST].part("loading").seconds < 0.2 * steps * 1.1
 
 
-def test_the_usual_settings_are_the_current_plan_where_there_is_one(run: Callable[[Plan], FinishedTrial]) -> None:
-    found = explained((Role.DEFAULT, run(DEFAULT)), (Role.CURRENT_PLAN, run(LEAN)), (Role.SAMPLED, run(BETTER)))
-    assert [*times(found)][:3] == [BEST, "current-plan", "default"]
+@pytest.mark.parametrize("fastest", [Role.CURRENT_PLAN, Role.DEFAULT, Role.OMNIBAL])
+def test_the_usual_settings_are_the_fastest_baseline(run: Callable[[Plan], FinishedTrial], fastest: Role) -> None:
+    others = [role for role in (Role.CURRENT_PLAN, Role.DEFAULT, Role.OMNIBAL) if role != fastest]
+    slow = zip(others, (DEFAULT, replace(DEFAULT, packing=Padded(samples=2))), strict=True)
+    trials = [(role, run(plan)) for role, plan in slow]
+    found = explained(*trials, (fastest, run(LEAN)), (Role.SAMPLED, run(BETTER)))
     assert found is not None
-    assert found.usual == "current-plan"
-    assert found.of_usual == times(found)["current-plan"]
+    assert found.usual == fastest
+    assert found.of_usual == times(found)[fastest]
+    assert found.of_usual.epoch_seconds == min(time.epoch_seconds for time in found.plans[1:])
+
+
+def test_a_baseline_that_ended_early_is_not_the_usual_settings_where_another_did_not(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    trials = (Role.DEFAULT, run(DEFAULT)), (Role.CURRENT_PLAN, shortened(run(LEAN))), (Role.SAMPLED, run(BETTER))
+    found = explained(*trials)
+    assert found is not None
+    assert found.usual == "default"
 
 
 def test_the_default_that_is_explained_is_the_one_that_the_winner_is_compared_with(

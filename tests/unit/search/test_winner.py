@@ -272,10 +272,10 @@ def test_only_repeated_plans_count_where_there_are_any() -> None:
     assert list(standings_with(90, 100).repeated) == [0, 1]
 
 
-def test_gains_are_ratios_with_the_error_of_the_difference() -> None:
+def test_gains_are_ratios_with_the_error_of_the_difference_and_the_fastest_baseline_comes_first() -> None:
     found = standings_with(100, 110, 140, 160, 150, 200, error=0.02, roles=ROLES).compare(0, samples=1000)
-    assert [each.role for each in found] == [Role.DEFAULT, Role.DEFAULT_NO_RECOMPUTE, Role.OMNIBAL]
-    default, kept, omnibal = found
+    assert [each.role for each in found] == [Role.OMNIBAL, Role.DEFAULT_NO_RECOMPUTE, Role.DEFAULT]
+    omnibal, kept, default = found
     assert (default.gain, kept.gain, omnibal.gain) == pytest.approx((2.0, 1.6, 1.4))
     assert default.gain_error == pytest.approx(2.0 * 0.02 * math.sqrt(2))
     assert default.estimated_samples_per_second == pytest.approx(5.0)

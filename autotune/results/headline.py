@@ -1,0 +1,61 @@
+"""The gain that a result states first: that over the fastest baseline, which is what a search has to beat."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from autotune.search.roles import Role
+from storage.records import Baseline, BestPlan
+
+NEARLY = 0.02
+"""Gain up to which a baseline is said to be as good as the best plan found."""
+_OF_YOURS = "your present settings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The gain of the best plan over the fastest baseline."""
+
+    over: str
+    """Role of that baseline."""
+    gain: float
+    gain_error: float
+    """Standard error."""
+    text: str
+    """The same in words."""
+
+
+def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = None) -> Headline | None:
+    """Return the gain over the fastest baseline; None where no baseline was measured.
+
+    `stated` writes a gain with its error.
+    """
+    over = best.fastest_baseline
+    if over is None:
+        return None
+    text = "; ".join(_sentences(best, over, stated or _with_error))
+    return Headline(over=over.role, gain=over.gain, gain_error=over.gain_error, text=text)
+
+
+def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], str]) -> Iterator[str]:
+    if over.is_best:
+        yield f"The best plan found is that of {_named(over.role)}"
+    else:
+        gain = stated(over.gain, over.gain_error)
+        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, the fastest baseline"
+    for each in best.baselines:
+        # Whoever trains with one of the other baselines now has more to gain.
+        if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:
+            be = "are" if each.role == Role.CURRENT_PLAN else "is"
+            yield f"{_named(each.role)} {be} within {100 * NEARLY:.0f} % of the best plan found"
+
+
+def _current(best: BestPlan) -> Baseline | None:
+    return next((each for each in best.baselines if each.role == Role.CURRENT_PLAN), None)
+
+
+def _named(role: str) -> str:
+    return _OF_YOURS if role == Role.CURRENT_PLAN else role
+
+
+def _with_error(gain: float, error: float) -> str:
+    return f"{gain:.2f} +- {error:.2f}"

@@ -1,0 +1,88 @@
+"""The gain that a result states first is the one over the fastest baseline."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from autotune.results.headline import headline_of
+from autotune.results.study_report import Known, best_document, best_text, plans_text
+from storage.records import Baseline, BestPlan
+from storage.validity import Validity
+from tests.values.storage import EXPLANATION, best_of
+
+
+def best_over(gains: Mapping[str, tuple[float, float]]) -> BestPlan:
+    """Return a winner with these gains and errors over baselines."""
+    return best_of(
+        "5" * 32,
+        explanation=EXPLANATION,
+        baselines=tuple(
+            Baseline(
+                role=role,
+                estimated_samples_per_second=10.0 / gain,
+                estimated_samples_per_second_error=0.1,
+                gain=gain,
+                gain_error=error,
+            )
+            for role, (gain, error) in gains.items()
+        ),
+    )
+
+
+def said(gains: Mapping[str, tuple[float, float]]) -> str:
+    found = headline_of(best_over(gains))
+    assert found is not None
+    return found.text
+
+
+MANY = {"default": (3.1, 0.1), "packed": (1.2, 0.03), "omnibal": (1.4, 0.05)}
+
+
+def test_the_headline_is_over_the_fastest_baseline_and_the_others_stand_below_it() -> None:
+    assert said(MANY) == "The best plan trains 1.20 +- 0.03 times as fast as packed, the fastest baseline"
+    text = best_text(best_over(MANY))
+    assert said(MANY) in text
+    roles = [line.split()[0] for line in text.splitlines() if line.split()[:1] and line.split()[0] in MANY]
+    assert roles == ["packed", "omnibal", "default"]
+
+
+def test_programs_get_the_headline_with_its_figures() -> None:
+    assert best_document(best_over(MANY))["headline"] == {
+        "over": "packed",
+        "gain": 1.2,
+        "gain_error": 0.03,
+        "text": said(MANY),
+    }
+    assert best_document(best_over({}))["headline"] is None
+
+
+def test_the_gain_of_a_listed_plan_is_over_the_fastest_baseline() -> None:
+    row = plans_text([Known(best=best_over(MANY), validity=Validity(verdict="valid", changes=()))]).splitlines()[2]
+    assert " 1.20 " in row
+    assert " 3.10 " not in row
+
+
+@pytest.mark.parametrize(
+    ("role", "sentence"),
+    [
+        ("packed", "packed is within 2 % of the best plan found"),
+        ("current-plan", "your present settings are within 2 % of the best plan found"),
+    ],
+)
+def test_a_small_gain_is_said_to_be_small(role: str, sentence: str) -> None:
+    for gain in (1.013, 0.99):
+        assert said({"default": (2.0, 0.1), role: (gain, 0.01)}).endswith(f"the fastest baseline; {sentence}")
+    assert "within" not in said({"default": (2.0, 0.1), role: (1.03, 0.01)})
+    assert "within" not in said({"default": (2.0, 0.1), role: (0.9, 0.01)})
+
+
+def test_present_settings_that_are_nearly_the_fastest_baseline_are_said_to_be_as_good() -> None:
+    text = said({"packed": (1.005, 0.01), "current-plan": (1.015, 0.01), "omnibal": (1.018, 0.01)})
+    assert "; packed is within 2 %" in text
+    assert "; your present settings are within 2 %" in text
+    assert "omnibal" not in text
+
+
+def test_a_baseline_that_won_is_named_as_the_best_plan() -> None:
+    assert said({"packed": (1.0, 0.0), "default": (2.0, 0.1)}) == "The best plan found is that of packed"
+    assert said({"current-plan": (1.0, 0.0)}) == "The best plan found is that of your present settings"
