@@ -3,11 +3,13 @@
 import pytest
 
 from autotune.search.baselines import baselines
+from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from tests.values.search import limits_of, prepared_of
+from tests.values.search import limits_of, prepared_of, workload_of
+from trials.plan import Plan
 
 
 @pytest.mark.long
@@ -28,3 +30,21 @@ def test_a_baseline_that_was_tried_as_predicted_best_is_compared_with(bench: Ben
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
     assert [trial.plan for trial in ledger.trials if trial.role != Role.CONFIRM].count(best) == 1
     assert Role.CURRENT_PLAN in {baseline.role for baseline in bench.standings.compare(0, samples=100)}
+
+
+def test_a_search_on_a_machine_where_packs_without_a_pipeline_are_fastest_ends_with_them_or_better(
+    bench: Bench,
+) -> None:
+    """The profile takes other plans for faster; only the trial of the baseline shows what the machine does."""
+    limits = limits_of(MEMORY)
+    packed = packed_plan(workload_of(MEMORY), Solver(PREDICTOR, limits), limits, hold_all=False)
+
+    def slow_others(plan: Plan) -> float:
+        return 1.0 if plan == packed else 3.0
+
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, factor_of=slow_others), trials=5)
+    winner = bench.standings.winner()
+    best = bench.standings.entries[winner.number]
+    (over, *_) = bench.standings.compare(winner.number, samples=100)
+    assert best.plan == packed
+    assert (over.role, over.gain, over.is_best) == (Role.PACKED, 1.0, True)
