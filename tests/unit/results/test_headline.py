@@ -7,7 +7,7 @@ import pytest
 from autotune.results.headline import headline_of
 from autotune.results.study_report import Known, best_document, best_text, plans_text
 from storage.records import Baseline, BestPlan
-from storage.validity import Validity
+from storage.validity import Validity, Verdict
 from tests.values.storage import EXPLANATION, best_of
 
 
@@ -57,7 +57,9 @@ def test_programs_get_the_headline_with_its_figures() -> None:
 
 
 def test_the_gain_of_a_listed_plan_is_over_the_fastest_baseline() -> None:
-    row = plans_text([Known(best=best_over(MANY), validity=Validity(verdict="valid", changes=()))]).splitlines()[2]
+    row = plans_text([Known(best=best_over(MANY), validity=Validity(verdict=Verdict.VALID, changes=()))]).splitlines()[
+        2
+    ]
     assert " 1.20 " in row
     assert " 3.10 " not in row
 

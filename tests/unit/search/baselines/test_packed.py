@@ -37,7 +37,10 @@ def packed(
 
 def recomputed(plan: Plan | None) -> bool | None:
     """Return whether all layers of a plan are recomputed, rather than none; None without a plan."""
-    return None if plan is None else {(KEPT,): False, (RECOMPUTED,): True}[plan.stages]
+    if plan is None:
+        return None
+    (stage,) = plan.stages
+    return {KEPT: False, RECOMPUTED: True}[stage]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
