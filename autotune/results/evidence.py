@@ -99,8 +99,8 @@ class Evidence:
             roles = ", ".join(self.faster)
             yield Doubt(
                 summary=f"{roles} ran faster",
-                text=f"Faster than the best plan in its own runs: {roles}; predictions and all runs together, or "
-                "search.space, speak for the best plan",
+                text=f"Faster than the best plan in its own runs: {roles}; it cannot win because search.space "
+                "leaves it out, or because it was not repeated",
             )
 
 

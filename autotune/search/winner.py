@@ -56,7 +56,7 @@ class Winner:
     """The fastest of the compared plans."""
 
     number: int
-    """Position of the plan that is most probably fastest."""
+    """Position of the plan that is most probably fastest, or of a baseline whose own runs are faster."""
     confidence: float | None
     """Probability that no other is faster; None without another, and where baselines alone were measured."""
     ties: tuple[int, ...]
@@ -129,13 +129,17 @@ class Standings:
         return [number for number, standing in enumerate(self.entries) if role in standing.roles]
 
     def winner(self) -> Winner:
-        """Return the winner of the compared plans, by draws from the posterior, the same for the same trials."""
+        """Return the winner of the compared plans, by draws from the posterior, the same for the same trials.
+
+        A baseline whose own runs are faster than those of that plan wins in its place: no search ends below a baseline.
+        """
         numbers = self.compared
         drawn = _drawn(self.posterior, numbers)
         fastest = drawn.argmin(axis=1)
         wins = np.bincount(fastest, minlength=len(numbers))
         # A contender without a repeat can be a tie, but not the winner.
-        winner = max(map(numbers.index, self.repeated), key=wins.__getitem__)
+        probable = max(map(numbers.index, self.repeated), key=wins.__getitem__)
+        winner = numbers.index(self._at_least_baselines(numbers[probable]))
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Winner(
@@ -144,6 +148,12 @@ class Standings:
             ties=tuple(ties),
             loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),
         )
+
+    def _at_least_baselines(self, number: int) -> int:
+        """Return the position of a plan, or of the fastest baseline that may win, by the plans' own runs."""
+        found = (self.baseline(role) for role in BASELINES)
+        able = (other for other in found if other is not None and other in self.repeated)
+        return min((number, *able), key=lambda other: float(self.measured.mean[other]))
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
         """Compare the winner with the `baseline` of each kind, the fastest first; `samples` are those of an epoch."""

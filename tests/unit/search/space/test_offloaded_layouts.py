@@ -182,5 +182,5 @@ def test_a_search_wins_with_layers_that_offload(bench: Bench, monkeypatch: pytes
     axes = axes_of(layouts=(usual, replace(usual, offload="both")))
     trials = bench.search(bench.study(), SimulatedLauncher(predictor), memory=20 << 20, axes=axes).trials
     winner = bench.standings.entries[bench.standings.winner().number].plan
-    assert {trial.plan.layout for trial in trials} == set(axes.layouts)
+    assert {trial.plan.layout for trial in trials} >= set(axes.layouts)
     assert winner.layout.offload == "both"
