@@ -76,7 +76,8 @@ def test_a_search_finds_levels_for_samples_that_fit_on_no_single_rank_and_they_t
     trials = [event.trial for event in heard if isinstance(event, TrialEnded)]
     for trial in trials:
         outcome = trial.result.outcome
-        if max(trial.plan.packing.degrees) == 1:
+        # The baseline of packs without levels takes the ZeRO stage with which it fits.
+        if max(trial.plan.packing.degrees) == 1 and trial.plan.layout.zero == 0:
             is_short_of_memory = isinstance(outcome, Failed) and isinstance(outcome.cause, OutOfMemory)
             assert is_short_of_memory or isinstance(outcome, Rejected)
     assert isinstance(next(trial for trial in trials if trial.role == Role.PREDICTED).result.outcome, Completed)

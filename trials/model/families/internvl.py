@@ -16,7 +16,7 @@ from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.chat_template import chatml
+from trials.model.inputs.chat_template import chatml, default_template
 from trials.model.inputs.corrected import shared_tiles
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import load_processor
@@ -64,7 +64,7 @@ def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> An
     _check_tiling(config, processor.image_processor)
     # Folders need not state it: it follows from the model.
     processor.image_seq_length = _tile_tokens(config)[1]
-    if not (processor.chat_template or processor.tokenizer.chat_template):
+    if default_template(processor.chat_template, processor.tokenizer.chat_template) is None:
         processor.chat_template = chatml(processor.image_token)
     return processor
 

@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.answers import Answer, find_answers
-from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml
+from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
 from trials.model.inputs.stop_tokens import stop_tokens
@@ -148,7 +148,7 @@ class ChatMeasurer:
         self._video_token: str | None = getattr(processor, "video_token", None)
         self.template = ChatTemplate(
             self._tokenizer,
-            processor.chat_template or self._tokenizer.chat_template,
+            default_template(processor.chat_template, self._tokenizer.chat_template),
             image_tokens=tuple(self._placeholders),
             video=self._video_token,
         )

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ def _holds_template(path: Path) -> bool:
     return path.is_file() and (
         path.suffix == ".jinja" or json.loads(path.read_bytes()).get("chat_template") is not None
     )
+
+
+def default_template(*stated: str | Mapping[str, str] | None) -> str | None:
+    """Return the first template that is stated; of several with names, the one that transformers takes by itself."""
+    template = next((each for each in stated if each), None)
+    return template.get("default") if isinstance(template, Mapping) else template
 
 
 def chatml(image_token: str) -> str:

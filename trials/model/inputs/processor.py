@@ -3,6 +3,7 @@
 `_get_num_multimodal_tokens` is a private name of transformers, which other engines build on too. It is used here alone.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -55,7 +56,9 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
         "image_processor": load_image_processor(path, trust_remote_code=trust_remote_code),
     }
     with refusing(f"the processor of model {path} cannot be loaded and asked", "save it there with save_pretrained"):
-        settings, _ = kind.get_processor_dict(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # it leaves files of further templates open
+            settings, _ = kind.get_processor_dict(path)
         processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
         _check_stated(processor, path, config)
     with preparing(processor.image_processor):

@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Sample, Turn
-from trials.model.inputs.chat_template import chatml
+from trials.model.inputs.chat_template import chatml, default_template
 from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor
 
@@ -67,7 +67,7 @@ class PlainInputs:
         arguments = () if self._of_text else (config,)
         self._own: Any = load(path, *arguments, trust_remote_code=trust_remote_code)
         self._tokenizer: Any = self._own if self._of_text else self._own.tokenizer
-        self._template: str | None = self._own.chat_template or self._tokenizer.chat_template
+        self._template = default_template(self._own.chat_template, self._tokenizer.chat_template)
         self._image_token: str | None = getattr(self._own, "image_token", None)
         self._divides_tiles = config.model_type == "internvl"
         if self._divides_tiles:
