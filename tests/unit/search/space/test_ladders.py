@@ -128,7 +128,8 @@ def test_a_first_level_may_have_the_most_tokens_with_which_a_rank_recomputes_not
     firsts = searched(memory, layouts=("p1-d4-z0",))[0].distributions["level_1_qt"]
     assert isinstance(firsts, CategoricalDistribution)
     most = max(qt for qt in firsts.choices if isinstance(qt, int) and fits(qt))
-    assert not fits(1.05 * most)
+    # The share of a pack from which this follows has more targets than its share of the tokens.
+    assert not fits(1.1 * most)
 
 
 def test_where_the_longest_sample_fits_on_no_single_rank_only_shared_packs_hold_it() -> None:
