@@ -1,6 +1,6 @@
 """A plain training loop with packed samples, as an engineer writes it in an afternoon with PyTorch and transformers.
 
-    torchrun --nproc-per-node 2 benchmarks/references/packed_loop.py runs.json
+    torchrun --nproc-per-node 2 -m benchmarks.references.packed_loop runs.json
 
 Imports nothing from autotune. Samples are tokenised once, packed first-fit-decreasing to one length, and dealt to the
 ranks in random order, or sorted by cost in rows. DistributedDataParallel averages gradients; each sample has an
@@ -22,16 +22,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from transformers import (
-    AttentionInterface,
     AutoConfig,
     AutoImageProcessor,
     AutoModelForImageTextToText,
     AutoTokenizer,
     PreTrainedModel,
 )
+
+from benchmarks.references.kept_bytes import Kept
+from benchmarks.references.packs_by_hand import LENGTHS, first_fit_decreasing
 
 IGNORED = -100
 ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -161,20 +163,6 @@ class Data:
         return f"<|vision_start|>{'<|image_pad|>' * count}<|vision_end|>"
 
 
-def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return packs of at most `capacity`, longest samples first; a longer sample is a pack by itself."""
-    packs, room = list[list[int]](), list[int]()
-    for number in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
-        place = next((pack for pack, left in enumerate(room) if left >= lengths[number]), None)
-        if place is None:
-            packs.append([])
-            room.append(capacity)
-            place = len(packs) - 1
-        packs[place].append(number)
-        room[place] -= lengths[number]
-    return packs
-
-
 Steps = list[list[list[list[int]]]]
 """Samples by step, rank, and micro-batch."""
 
@@ -201,23 +189,6 @@ def steps_of(data: Data, run: Run, length: int, costs: Sequence[float]) -> Steps
 
 # --- model ---
 
-_lengths: list[int] = []
-"""Of the samples of the pack that runs."""
-
-
-def per_sample(
-    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any, **options: Any
-) -> tuple[torch.Tensor, None]:
-    """Compute the causal attention of each sample of a pack by itself."""
-    if (groups := query.shape[1] // key.shape[1]) > 1:
-        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    parts = zip(*(each.split(_lengths, dim=2) for each in (query, key, value)), strict=True)
-    found = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=options["scaling"]) for q, k, v in parts]
-    return torch.cat(found, dim=2).transpose(1, 2), None
-
-
-AttentionInterface.register("per_sample", per_sample)
-
 
 class Packed(torch.nn.Module):
     """The model with the loss of a pack, summed over its targets."""
@@ -231,7 +202,7 @@ class Packed(torch.nn.Module):
 
     def forward(self, pack: Sequence[int]) -> torch.Tensor:
         samples = [self._data.samples[one] for one in pack]
-        _lengths[:] = [len(sample.ids) for sample in samples]
+        LENGTHS[:] = [len(sample.ids) for sample in samples]
         shown = [self._data.pixels(sample.images) for sample in samples if sample.images]
         ids = torch.tensor([token for sample in samples for token in sample.ids])[None]
         labels = torch.tensor([label for sample in samples for label in sample.labels])
@@ -301,42 +272,6 @@ def _checkpoint(function: Any, *inputs: Any, **options: Any) -> Any:
 
 
 # --- memory ---
-
-
-class Kept:
-    """Most bytes that autograd keeps at once, by its own hooks; parameters are not counted."""
-
-    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._weights = {each.untyped_storage().data_ptr() for each in parameters}
-        self._holders: dict[int, int] = {}
-        self.live = self.most = 0
-
-    def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
-        return torch.autograd.graph.saved_tensors_hooks(self._hold, lambda held: held[0])
-
-    def _hold(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        storage = tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place in self._weights or not size:
-            return tensor, None
-        if not self._holders.get(place):
-            self.live += size
-            self.most = max(self.most, self.live)
-        self._holders[place] = self._holders.get(place, 0) + 1
-        return tensor, _Release(self, place, size)
-
-    def release(self, place: int, size: int) -> None:
-        self._holders[place] -= 1
-        if not self._holders[place]:
-            self.live -= size
-
-
-class _Release:
-    def __init__(self, kept: Kept, place: int, size: int) -> None:
-        self._kept, self._place, self._size = kept, place, size
-
-    def __del__(self) -> None:
-        self._kept.release(self._place, self._size)
 
 
 def peak_bytes(packed: Packed, packs: Sequence[Sequence[int]]) -> int:
