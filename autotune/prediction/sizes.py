@@ -213,7 +213,7 @@ class LevelSizes(EpochSizes):
 
 
 def _fullest_targets(epoch: Epoch, part_tokens: Array, parts: int) -> Array:
-    """Return the most targets in a part of each pack, [packs], of at most `parts` with so many tokens [packs] each.
+    """Return the most targets in a part of each pack, [packs]: `part_tokens` [packs] long, at most `parts` to a pack.
 
     Where targets lie is not known: each sample is taken to end with them, which is so for one question and answer, and
     puts them closer together than several answers are.

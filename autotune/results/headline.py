@@ -43,7 +43,7 @@ def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], 
         gain = stated(over.gain, over.gain_error)
         yield f"The best plan trains {gain} times as fast as {_named(over.role)}, the fastest baseline"
     for each in best.baselines:
-        # Whoever trains with one of the other baselines now has more to gain.
+        # A user who trains with another baseline gains more.
         if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:
             be = "are" if each.role == Role.CURRENT_PLAN else "is"
             yield f"{_named(each.role)} {be} within {100 * NEARLY:.0f} % of the best plan found"

@@ -116,7 +116,7 @@ def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | N
         if listed is not None:
             around = {key: value for key, value in (document or {}).items() if value is not None}
             if kind.AROUND and (other := next((key for key in around if key not in kind.AROUND), None)) is not None:
-                raise DataError(f"{path}: `{_shown(other)}` is not known beside {kind.AROUND[0]}; remove it")
+                raise DataError(f"{path}: `{_shown(other)}` is not known next to {kind.AROUND[0]}; remove it")
             entries = (_entry(kind, path, images, listed, name) for name in names or listed)
             return Mixture(format=kind.FORMAT, entries=tuple(entries))
     return None

@@ -121,16 +121,22 @@ class _Rendering:
 
 def _check_others(turns: tuple[Turn, ...], text: str) -> None:
     """Raise DataError where the text does not hold a turn that is no answer; some templates write no system prompt."""
-    written = _squeezed(text)
+    written, place = _squeezed(text), 0
     for number, turn in enumerate(turns):
         if turn.role == "assistant":
             continue
-        if not all(_squeezed(part) in written for part in _PLACEHOLDERS.split(turn.text)):
-            what = "the system prompt" if turn.role == "system" else f"turn {number + 1}, {_shown(turn.text)}"
-            raise DataError(
-                f"the model's chat template leaves out {what}; take that out of the record, or save a template that "
-                "writes it"
-            )
+        # Questions follow each other, and two may be alike; a system prompt may stand with the last of them.
+        found = place if turn.role == "user" else 0
+        for part in map(_squeezed, _PLACEHOLDERS.split(turn.text)):
+            found = written.find(part, found)
+            if found < 0:
+                what = "the system prompt" if turn.role == "system" else f"turn {number + 1}, {_shown(turn.text)}"
+                raise DataError(
+                    f"the model's chat template leaves out {what}; take that out of the record, or save a template "
+                    "that writes it"
+                )
+            found += len(part)
+        place = max(place, found) if turn.role == "user" else place
 
 
 def _left_out(given: str, written: str, number: int) -> str | None:

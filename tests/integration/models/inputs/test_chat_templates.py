@@ -146,6 +146,14 @@ def test_a_question_that_a_template_leaves_out_is_an_error_of_the_data(save: Cal
         text.encoder(str(save(forgetful))).measure(turns_of(PLAIN), ())
 
 
+def test_a_question_that_is_left_out_is_missed_though_another_one_is_alike(save: Callable[..., Path]) -> None:
+    same = turns_of([("one?", "one."), ("go on", "two."), ("go on", "three.")])
+    template = FORMS["chatml"].template.replace("in messages %}", "in messages if message is not sameas messages[2] %}")
+    encoder = text.encoder(str(save(replace(FORMS["chatml"], template=template))))
+    with pytest.raises(DataError, match="template leaves out turn 5, 'go on'; take that out"):
+        encoder.measure(same, ())
+
+
 @pytest.mark.parametrize("trims", [False, True])
 def test_white_space_of_an_answer_is_learnt(save: Callable[..., Path], trims: bool) -> None:
     encoder = text.encoder(str(save(FORMS["chatml"], trims=trims)))

@@ -10,9 +10,12 @@ from PIL import Image
 from tests.machines.planted.faults import INPUT_FAULTS
 from tests.tiny_models import llava, text
 from tests.values.parameters import parameters
+from tests.values.training import prepared_of
 from trials import plugins
 from trials.data.records.sample import IGNORED, IMAGE, Encoder, Sample, Turn
+from trials.errors import DataError
 from trials.model.family import load_family
+from trials.model.inputs import chat
 from trials.model.plain.plain_inputs import PlainInputs, difference
 from trials.model.skeleton import load_config
 
@@ -131,3 +134,15 @@ def test_a_sample_that_is_cut_is_compared_up_to_the_cut(tmp_path: Path) -> None:
     assert (cut.labels != IGNORED).any()
     assert difference(cut, expected, 40) is None
     assert "(40 tokens instead of" in str(difference(cut, expected, None))
+
+
+def test_records_that_differ_end_a_command_before_anything_runs(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_of(example, tmp_path / "right")
+    found = chat.find_answers
+    monkeypatch.setattr(chat, "find_answers", lambda *given: list(found(*given))[:1])
+    with pytest.raises(
+        DataError, match=r"train\.jsonl:\d+: the label of token \d+ is -100 instead of .* by transformers'"
+    ):
+        prepared_of(example, tmp_path / "wrong")

@@ -168,7 +168,7 @@ def test_a_sampling_rate_of_qwen_is_followed(folder: Path) -> None:
 
 def test_keys_beside_the_list_of_llava_are_refused(folder: Path) -> None:
     entries = {"datasets": [{"json_path": "a.jsonl"}]}
-    with pytest.raises(DataError, match=r"mix.yaml: `sampling_strategy` is not known beside datasets; remove it"):
+    with pytest.raises(DataError, match=r"mix.yaml: `sampling_strategy` is not known next to datasets; remove it"):
         expand(folder / "mix.yaml", {**entries, "sampling_strategy": "first:1"})
 
 
