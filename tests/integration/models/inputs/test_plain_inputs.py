@@ -16,6 +16,7 @@ from trials.data.records.sample import IGNORED, IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family
 from trials.model.inputs import chat
+from trials.model.inputs.answers import find_answers
 from trials.model.plain.plain_inputs import PlainInputs, difference
 from trials.model.skeleton import load_config
 
@@ -140,8 +141,7 @@ def test_records_that_differ_end_a_command_before_anything_runs(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared_of(example, tmp_path / "right")
-    found = chat.find_answers
-    monkeypatch.setattr(chat, "find_answers", lambda *given: list(found(*given))[:1])
+    monkeypatch.setattr(chat, "find_answers", lambda *given: list(find_answers(*given))[:1])
     with pytest.raises(
         DataError, match=r"train\.jsonl:\d+: the label of token \d+ is -100 instead of .* by transformers'"
     ):
