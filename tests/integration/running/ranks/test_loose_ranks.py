@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,8 +66,9 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     def look(_: float) -> bool:
         meetings.extend(folder.glob("request-*/rendezvous"))
         for rank in children():
-            addresses.update(each.laddr.ip for each in rank.net_connections("inet"))
-            environments.append(rank.environ())
+            with suppress(psutil.NoSuchProcess):  # a short-lived helper of the ranks has ended since it was listed
+                environments.append(rank.environ())
+                addresses.update(each.laddr.ip for each in rank.net_connections("inet"))
         return True
 
     with WarmPool(LocalLauncher(folder, 2, "cpu")) as pool:
