@@ -1,11 +1,14 @@
-"""Full trainings: promised speed, comparison with transformers' Trainer, and kills. Prints one JSON object.
+"""Full trainings: promised speed, comparison with trainings without autotune, and kills. Prints one JSON object.
 
-    python -m benchmarks.training [--part promises rival kills] [--families internvl qwen2_5_vl llava] [--scale 1.0]
+    python -m benchmarks.training [--part promises rival loops kills] [--families internvl qwen2_5_vl llava]
+        [--cases example unlimited pages tiles] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
-computes the loss on a held-out part with transformers. `kills` kills one training again and again, and compares its
-losses with those of undisturbed ones. `--scale` shrinks everything for a quick look; the checks then say less.
+computes the loss on a held-out part with transformers. `loops` trains four cases in turns with autotune and with
+`benchmarks/references/packed_loop.py`, whole epochs of the same samples. `kills` kills one training again and again,
+and compares its losses with those of undisturbed ones. `--scale` shrinks everything for a quick look; the checks then
+say less.
 """
 
 import argparse
@@ -17,6 +20,7 @@ from typing import Any, TypeAlias
 
 from benchmarks.full_training.following import CommandFailed
 from benchmarks.full_training.kills import LEFT_SECONDS, killed
+from benchmarks.full_training.loops import CASES, loops
 from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
@@ -25,6 +29,7 @@ from benchmarks.output.result import Check, at_least, at_most, finish, show
 Row: TypeAlias = Mapping[str, Any]
 STEPS, SHORT_STEPS = 200, 60
 SAMPLES, HELD_OUT, SEEDS = 800, 200, 3
+LOOP_SAMPLES, LOOP_ROUNDS = 400, 3
 KILLS = 20
 LOSS_TOLERANCE = 1e-5
 """Relative difference that counts as the same loss: the last bits of a sum may differ between processes."""
@@ -73,6 +78,13 @@ def _rival(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     return compare(folder / "rival", samples=samples, held_out=held_out, seeds=seeds, search=_search(scale))
 
 
+def _loops(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    scale = arguments.scale
+    samples, rounds = max(96, round(scale * LOOP_SAMPLES)), max(1, round(scale * LOOP_ROUNDS))
+    search = {"trials": max(2, round(scale * 14)), "time_limit": max(20.0, scale * 180)}
+    return loops(folder / "loops", samples=samples, rounds=rounds, search=search, cases=arguments.cases)
+
+
 def _kills(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     scale = arguments.scale
     return killed(folder / "kills", max(3, round(scale * KILLS)), _search(min(scale, 0.5)))
@@ -101,6 +113,24 @@ def check_rival(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
+def check_loops(rows: Sequence[Row]) -> list[Check]:
+    found = {row["case"]: row for row in rows if row["part"] == "ratios"}
+    limited = [row for case, row in found.items() if case != "unlimited"]
+    free = [row for case, row in found.items() if case == "unlimited"]
+    same = [row for row in found.values() if row["engine"] is not None]
+    return [
+        at_most(
+            "relative difference of a step's loss with equal packs", [row["loss_difference"] for row in same], 1e-3
+        ),
+        at_least("engine over the loop with equal packs", [row["engine"][0] for row in same], 0.98),
+        at_least("tuned over the matched loop, with a limit", [row["over_matched"][0] for row in limited], 1.05),
+        at_least("tuned over the matched loop, without a limit", [row["over_matched"][0] for row in free], 1.0),
+        at_least(
+            "tuned over the loop's plan in the engine, without a limit", [row["over_hand"][0] for row in free], 1.0
+        ),
+    ]
+
+
 def check_kills(rows: Sequence[Row]) -> list[Check]:
     kills = [row for row in rows if row["part"] == "kill"]
     expected = next(row["steps"] for row in rows if row["part"] == "undisturbed")
@@ -115,11 +145,13 @@ def check_kills(rows: Sequence[Row]) -> list[Check]:
 _PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
     "promises": _promises,
     "rival": _rival,
+    "loops": _loops,
     "kills": _kills,
 }
 _CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
     "promises": check_promises,
     "rival": check_rival,
+    "loops": check_loops,
     "kills": check_kills,
 }
 
@@ -128,6 +160,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of the part promises")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the part loops")
     parser.add_argument("--scale", type=float, default=1.0)
     return parser.parse_args()
 

@@ -30,7 +30,7 @@ def compare(
 ) -> Iterator[dict[str, Any]]:
     """Yield rows: the sweep of the Trainer's settings, each training, and the held-out losses with their spread."""
     processor, training, held = make_example(folder / "example", samples, held_out)
-    models = [_drawn(processor, folder / f"drawn-{seed}", seed) for seed in range(seeds)]
+    models = [drawn(processor, folder / f"drawn-{seed}", seed) for seed in range(seeds)]
     jobs = [
         write_job(
             folder / f"autotune-{seed}" / "job.yaml",
@@ -113,7 +113,7 @@ def _row(kind: str, seed: int, ended: Ended, model: Path) -> dict[str, Any]:
     }
 
 
-def _drawn(source: Path, folder: Path, seed: int) -> Path:
+def drawn(source: Path, folder: Path, seed: int) -> Path:
     """Return a model folder with weights that transformers has drawn."""
     settings = {"source": str(source), "folder": str(folder / "model"), "seed": seed}
     _ask("draw", settings, folder)

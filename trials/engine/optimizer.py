@@ -15,7 +15,7 @@ _PEAK = "initial_lr"
 
 
 def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.optim.AdamW:
-    """Build AdamW over the parameters of this stage that train; on CUDA an update is one kernel for many parameters.
+    """Build AdamW over the parameters of this stage that train; an update is one kernel for many parameters.
 
     Parameters with the same learning rate and weight decay are one group, so no group is empty. Norms, biases and other
     parameters with fewer than two dimensions have no weight decay.
@@ -37,7 +37,7 @@ def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.opti
             for (rate, decay), parameters in groups.items()
         ],
         betas=training.betas,
-        fused=next(stage.parameters()).device.type == "cuda",
+        fused=True,
     )
 
 

@@ -8,7 +8,7 @@ from deepspeed import comm
 from trials.engine.base import OneStage
 from trials.engine.copying import States
 from trials.engine.gradients.flat import FlatGradients
-from trials.engine.gradients.overlapped_averages import OverlappedAverages
+from trials.engine.gradients.overlapped_averages import OverlappedAverages, as_reached, buckets
 from trials.engine.state import OptimizerState
 from trials.job import TrainingSection
 from trials.model.ends.head_loss import Targets
@@ -31,12 +31,14 @@ class ReplicaEngine(OneStage):
         super().__init__(plan, stage, device, training)
         for parameter in stage.parameters():
             comm.broadcast(parameter.data, src=0)
-        self._gradients = FlatGradients([each for group in self._optimizer.param_groups for each in group["params"]])
+        size = plan.layout.bucket_bytes
+        # In the order of the buckets, so that each is a part of a buffer.
+        order = [each for bucket in buckets(as_reached(stage), size) for each in bucket]
+        self._gradients = FlatGradients(order)
         self._most = training.clip_norm
         self._norm: float | None = None
         engine = SimpleNamespace(optimizer=self._optimizer)
         self.state = OptimizerState(engine, self._optimizer, stage)
-        size = plan.layout.bucket_bytes
         self._averages = OverlappedAverages(engine, stage, size) if size else None
 
     @property

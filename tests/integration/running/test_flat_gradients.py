@@ -6,6 +6,7 @@ from torch import nn
 
 from trials.engine.gradients import messages
 from trials.engine.gradients.flat import FlatGradients
+from trials.engine.gradients.overlapped_averages import adjoining
 
 
 def module() -> nn.Module:
@@ -47,3 +48,19 @@ def test_clipping_is_that_of_torch(share: float) -> None:
     nn.utils.clip_grad_norm_(plain.parameters(), share * float(norm))
     for found, wanted in zip(layers.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found.grad, wanted.grad)
+
+
+def test_neighbours_in_a_buffer_are_one_view_and_others_are_not() -> None:
+    layers = module()
+    flat = FlatGradients(list(layers.parameters()))
+    gradients = [each.grad for each in layers.parameters() if each.grad is not None]
+    found = adjoining(gradients[1:4])
+    assert found is not None
+    found.fill_(3.0)
+    assert [bool((each == 3.0).all()) for each in gradients] == [False, True, True, True, False]
+    assert adjoining(gradients[1::2]) is None
+    assert adjoining([gradients[1], gradients[0]]) is None
+    flat.close()
+    apart = torch.zeros(8)
+    assert adjoining([apart[:4], apart[4:].clone()]) is None
+    assert adjoining([apart.view(4, 2).t()]) is None

@@ -1,6 +1,6 @@
 """Averages of gradients over data ranks that run while the last backward pass of a step computes further gradients."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class OverlappedAverages:
     def __init__(self, engine: Any, stage: StageModule, bucket_bytes: int) -> None:
         """Replace the averages of `engine`, which has one stage, no tensor ranks, and ZeRO 0 or 1."""
         self._buffers = float_buffers(engine)
-        self._buckets = buckets(_as_reached(stage), bucket_bytes)
+        self._buckets = buckets(as_reached(stage), bucket_bytes)
         self._bucket_of = {each: number for number, bucket in enumerate(self._buckets) for each in bucket}
         self._missing: list[set[nn.Parameter]] = []
         """Parameters of each bucket whose gradient is not complete; empty but in the last pass of a step."""
@@ -48,7 +48,7 @@ class OverlappedAverages:
             work.wait()
             joined.div_(distributed.get_world_size())
             gradients = [gradient_of(each, self._buffers) for each in bucket]
-            if gradients[0].data_ptr() != joined.data_ptr():
+            if gradients[0].data_ptr() != joined.data_ptr():  # copied, as they lay apart
                 for each, part in zip(gradients, joined.split([each.numel() for each in gradients]), strict=True):
                     each.copy_(part.view_as(each))
         self._missing, self._sums = [], []
@@ -73,8 +73,9 @@ class OverlappedAverages:
 
     def _sum_next(self) -> None:
         gradients = [gradient_of(each, self._buffers) for each in self._buckets[len(self._sums)]]
-        alone = len(gradients) == 1 and gradients[0].is_contiguous()
-        joined = gradients[0] if alone else _joined(gradients)
+        joined = adjoining(gradients)
+        if joined is None:
+            joined = _joined(gradients)
         work = distributed.all_reduce(joined, async_op=True)
         assert work is not None  # only a rank outside of the group has none
         self._sums.append((joined, work))
@@ -98,13 +99,25 @@ def buckets(parameters: Iterable[nn.Parameter], least_bytes: int) -> list[list[n
     return [*found, small] if small else found
 
 
-def _as_reached(stage: StageModule) -> list[nn.Parameter]:
+def as_reached(stage: StageModule) -> list[nn.Parameter]:
     """Return the parameters that train in the order in which a backward pass has their gradients.
 
     A tied weight has its gradient when the pass has reached the first layer that holds it.
     """
     of_chain = [each for path in stage.paths for _, each in parameters_at(stage.model, path) if each.requires_grad]
     return [*reversed(dict.fromkeys(of_chain))]
+
+
+def adjoining(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return gradients that lie one behind the other as one flat view; None where they do not."""
+    first, end = gradients[0], gradients[0].data_ptr()
+    for each in gradients:
+        if not each.is_contiguous() or each.data_ptr() != end or each.dtype != first.dtype:
+            return None
+        end += each.nbytes
+    if end - first.untyped_storage().data_ptr() > first.untyped_storage().nbytes():
+        return None  # neighbours by chance, in storages of their own
+    return first.as_strided((sum(each.numel() for each in gradients),), (1,))
 
 
 def _joined(bucket: Iterable[torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:

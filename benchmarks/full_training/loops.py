@@ -1,0 +1,240 @@
+"""Tuned trainings in turns with a plain packed loop, from the same weights, on whole epochs of the same samples."""
+
+import json
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from autotune import PackSampler, Plan, SampleDataset
+from benchmarks.cases import pages
+from benchmarks.full_training.following import autotune, run
+from benchmarks.full_training.jobs import make_example, write_job
+from benchmarks.full_training.rival import drawn
+from benchmarks.full_training.turns import Command, Timed, in_turns
+from trials import wire
+from trials.plan import SIMPLE_PACKER, Layout, Packed, Stage
+
+BATCH, RANKS = 16, 2
+_PACKS = (1, 2, 4)
+"""Packs of a rank and step for which lengths are swept."""
+_TILE = 56
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """A job with the weights of its model, and its plan."""
+
+    folder: Path
+    job: Path
+    model: Path
+    data: Path
+    limit: int | None
+    plan: Plan
+    plan_id: str
+
+
+def loops(folder: Path, *, samples: int, rounds: int, search: Mapping[str, Any], cases: Sequence[str]) -> Iterator[Any]:
+    """Yield rows: for each case the plan and the loop's sweep, then each training, then ratios of their speeds."""
+    for name in cases:
+        case = _tuned(folder / name, name, samples, search)
+        sides, described = _sides(case)
+        yield {"case": name, "part": "sides", "plan_text": case.plan_id, **described}
+        found: list[dict[str, Timed]] = []
+        for number in range(rounds):
+            found.append(in_turns({side: command(case.folder / f"{side}-{number}") for side, command in sides.items()}))
+            yield {
+                "case": name,
+                "part": "round",
+                "speeds": {each: t.samples_per_second for each, t in found[-1].items()},
+            }
+        yield {"case": name, "part": "ratios", **ratios(found), "loss_difference": difference(found[-1])}
+
+
+def ratios(rounds: Sequence[Mapping[str, Timed]]) -> dict[str, Any]:
+    """Return the median speed of each side, and the median, least and most ratio of two sides' speeds in a round."""
+
+    def over(one: str, other: str) -> list[float] | None:
+        if one not in rounds[0] or other not in rounds[0]:
+            return None
+        found = sorted(sides[one].samples_per_second / sides[other].samples_per_second for sides in rounds)
+        return [statistics.median(found), found[0], found[-1]]
+
+    return {
+        "speeds": {side: statistics.median(sides[side].samples_per_second for sides in rounds) for side in rounds[0]},
+        "engine": over("tuned", "loop with our packs"),
+        "over_random": over("tuned", "loop, random"),
+        "over_matched": over("tuned", "loop, matched"),
+        "over_all_rows": over("tuned", "loop, all rows"),
+        "over_hand": over("tuned", "engine, loop's plan"),
+        "packs": over("loop with our packs", "loop, matched"),
+    }
+
+
+def difference(sides: Mapping[str, Timed]) -> float | None:
+    """Return the largest relative difference of a step's loss in our engine and in the loop, with the same packs."""
+    if "loop with our packs" not in sides:
+        return None
+    ours, theirs = (np.array([line["loss"] for line in sides[n].lines]) for n in ("tuned", "loop with our packs"))
+    return float(np.max(np.abs(ours / theirs - 1)))
+
+
+# --- cases ---
+
+
+def _tuned(folder: Path, name: str, samples: int, search: Mapping[str, Any]) -> _Case:
+    limit, make = CASES[name]
+    source, data = make(folder, samples)
+    model = drawn(source, folder / "drawn", 0)
+    job = write_job(
+        folder / "job.yaml",
+        model,
+        data,
+        model={"weights": "pretrained"},
+        hardware={"memory_limit": f"{limit}MiB" if limit else None},
+        search=search,
+    )
+    tuned = run(autotune("tune", job, "--json"), folder / "tune")
+    document = tuned.document
+    return _Case(
+        folder=folder,
+        job=job,
+        model=model,
+        data=data,
+        limit=limit << 20 if limit else None,
+        plan=wire.decode(Plan, json.dumps(document["plan"])),
+        plan_id=document["id"],
+    )
+
+
+def _example(folder: Path, samples: int) -> tuple[Path, Path]:
+    model, data, _ = make_example(folder / "example", samples)
+    return model, data
+
+
+def _tiles(folder: Path, samples: int) -> tuple[Path, Path]:
+    """Return the example with 9 to 13 tiles in a fifth of the samples, and at most 5 in the others."""
+    model, data = _example(folder, samples)
+    settings = model / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"max_patches": 12}))
+    chance = random.Random(0)
+    records = [json.loads(line) for line in data.read_text().splitlines()]
+    for record in records:
+        if isinstance(record.get("image"), str):
+            path = data.parent / record["image"]
+            with Image.open(path) as image:
+                size = image.size
+                if chance.random() < 0.25:  # of the four fifths with one image
+                    columns, rows = chance.choice(((2, 4), (4, 2), (3, 3), (2, 5), (5, 2), (3, 4), (4, 3)))
+                    size = (columns * _TILE, rows * _TILE)
+                elif (area := size[0] * size[1]) > 12_000:  # more pixels are cut into 8 tiles or more
+                    size = (round(size[0] * (12_000 / area) ** 0.5), round(size[1] * (12_000 / area) ** 0.5))
+                image.resize(size).save(path, compress_level=1)
+            record |= {"width": size[0], "height": size[1]}
+    data.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return model, data
+
+
+def _pages(folder: Path, samples: int) -> tuple[Path, Path]:
+    pages.make_job(folder, samples)
+    return folder / "model", folder / "data" / "train.jsonl"
+
+
+CASES: Mapping[str, tuple[int | None, Callable[[Path, int], tuple[Path, Path]]]] = {
+    "example": (200, _example),
+    "unlimited": (None, _example),
+    "pages": (220, _pages),
+    "tiles": (200, _tiles),
+}
+"""MiB of a rank, and what makes the model and the data."""
+
+
+# --- sides ---
+
+
+def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[str, Any]]:
+    """Return the command of each side, in a folder, and the loop's settings after its sweep."""
+    index = SampleDataset(case.job).index
+    tokens = BATCH / RANKS * index.text_tokens.sum() / len(index)
+    lengths = [int(tokens / packs) for packs in _PACKS]
+    swept: dict[str, Any] = {}
+    for name, changes in {
+        "loop, random": {"matched": False},
+        "loop, matched": {},
+        "loop, all rows": {"target_rows": False},
+    }.items():
+        sweep = _loop(case, case.folder / f"sweep {name}", lengths=lengths, steps=1, **changes)
+        ended = run(sweep.words, sweep.folder, sweep.progress, sweep.environment)
+        found = json.loads(next(line for line in ended.printed.splitlines() if line.startswith('{"length"')))
+        swept[name] = changes | {"lengths": [found["length"]], "recomputed": found["recomputed"]}
+    hand = _by_hand(case.plan, swept["loop, matched"])
+    sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
+    sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
+    sides["engine, loop's plan"] = partial(_launch, case, plan=hand)
+    if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1:
+        packs = _packs(case)
+        freed = [case.plan.stages[0].recompute_vision, case.plan.stages[0].recompute_language]
+        sides["loop with our packs"] = partial(_loop, case, packs=str(packs), recomputed=freed)
+    return sides, {"plan": json.loads(case.plan.document), "swept": swept}
+
+
+def _by_hand(plan: Plan, swept: Mapping[str, Any]) -> Plan:
+    """Return the loop's settings as a plan."""
+    (length,), freed = swept["lengths"], swept["recomputed"]
+    layers = {kind: sum(getattr(stage, kind) for stage in plan.stages) for kind in ("vision", "language")}
+    most = (1 << 31) - 1
+    return Plan(
+        packing=Packed(qv=most, qt=length, qv_min=most, qt_min=length, packer=SIMPLE_PACKER),
+        layout=Layout(pipeline=1, data=RANKS, zero=0),
+        stages=(Stage(**layers, recompute_vision=freed[0], recompute_language=freed[1]),),
+    )
+
+
+def _packs(case: _Case) -> Path:
+    """Write the plan's packs of an epoch by step, rank and micro-batch; return the file."""
+    samples = SampleDataset(case.job)
+    of_ranks = []
+    for rank in range(RANKS):
+        sampler = PackSampler(samples, case.plan, rank=rank, ranks=RANKS)
+        packs = iter(sampler)
+        of_ranks.append([[next(packs) for _ in range(step.packs)] for step in sampler.steps])
+    file = case.folder / "packs.json"
+    file.write_text(json.dumps(list(zip(*of_ranks, strict=True))))
+    return file
+
+
+def _launch(case: _Case, folder: Path, *, plan: Plan) -> Command:
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(plan.document)
+    output = folder / "output"
+    command = autotune("launch", case.job, "--plan", folder / "plan.json", "--set", f"training.output={output}")
+    # Each has a lock and a database of its own, which let one training at a time use the devices.
+    apart = {"XDG_STATE_HOME": str(folder / "state"), "XDG_DATA_HOME": str(folder / "data")}
+    return Command(words=command, folder=folder, progress=output / "progress.jsonl", environment=apart)
+
+
+def _loop(case: _Case, folder: Path, **settings: Any) -> Command:
+    folder.mkdir(parents=True)
+    progress = folder / "progress.jsonl"
+    given = {
+        "model": str(case.model),
+        "data": str(case.data),
+        "progress": str(progress),
+        "memory_limit": case.limit,
+        "global_batch": BATCH,
+        **settings,
+    }
+    (folder / "runs.json").write_text(json.dumps([given]))
+    threads = max(1, len(os.sched_getaffinity(0)) // RANKS)  # as autotune's ranks have
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+    environment = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    words: list[str | Path] = [*launcher, "-m", "benchmarks.references.packed_loop", folder / "runs.json"]
+    return Command(words=words, folder=folder, progress=progress, environment=environment)
