@@ -1,16 +1,27 @@
 """The command `init`, which writes a job file."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.cli.context import Options
 from autotune.draft.arguments import read_arguments
 from autotune.draft.draft import Draft
+from autotune.draft.present import Present, Unclear
 from autotune.draft.settings import absent_files, draft_of
 from autotune.draft.template import job_text
 from autotune.errors import JobError
 from autotune.job_file import job_of_text
 from autotune.machine.hardware import probe_hardware
+from autotune.plan_text import plan_text
+from trials.errors import ModelError
+from trials.job import ModelSection
+from trials.model.hub import folder_of
+from trials.plan import Plan
 from trials.whole_file import whole_file
+
+_DTYPE = ModelSection.model_fields["dtype"].default
 
 
 def write_job(
@@ -34,19 +45,62 @@ def write_job(
         if key not in draft.values:
             where = f"{trainer} does not name it" if trainer else "or give a configuration with --from"
             raise JobError(f"{what} is missing; give `autotune init MODEL DATA`; {where}")
-    draft.notes += absent_files(draft.values, out.absolute().parent)
+    folder = out.absolute().parent
+    draft.notes += absent_files(draft.values, folder)
+    files = _name_current_plan(draft, devices, out)
     text = job_text(draft).encode()
     try:
-        job_of_text(text, out.absolute().parent)
+        job_of_text(text, folder)
     except JobError as error:
         raise JobError(f"{out} is not written: {error}") from error
-    with whole_file(out) as stream:
-        stream.write(text)
+    for path, content in (files | {out: text}).items():
+        with whole_file(path) as stream:
+            stream.write(content)
     notes = "".join(f"\n- {note}" for note in draft.notes)
     options.give(
         lambda: {"job": str(out), "notes": draft.notes},
         lambda: f"Wrote {out}; `autotune doctor {out}` checks the model and the data{notes}",
     )
+
+
+def _name_current_plan(draft: Draft, devices: int, out: Path) -> dict[Path, bytes]:
+    """Name the plan of the present settings in the draft, or why there is none; return its file with its content."""
+    if draft.present is None:
+        return {}
+    found = _plan_of(draft.present, draft.values, devices, out.absolute().parent)
+    if isinstance(found, Unclear):
+        draft.notes.append(
+            f"The search does not compare with your present settings: {'; '.join(found.reasons)}. If a plan is like "
+            "them, name its file as search.current_plan"
+        )
+        return {}
+    plan, remarks = found
+    file = out.with_name(f"{out.stem}-current-plan.json")
+    if file.exists():
+        raise JobError(f"{file} exists and is not overwritten; remove it, or name another job file with --out")
+    draft.values["search.current_plan"] = file.name
+    written = "; ".join(
+        (f"The search compares with your present settings, in {file.name}: {plan_text(plan)}", *remarks)
+    )
+    draft.notes.append(written)
+    return {file: f"{json.dumps(json.loads(plan.document), indent=2)}\n".encode()}
+
+
+def _plan_of(
+    present: Present | Unclear, values: Mapping[str, Any], devices: int, folder: Path
+) -> tuple[Plan, tuple[str, ...]] | Unclear:
+    """Return the plan of the settings with remarks on it, or why there is none; `folder` is that of the job."""
+    if isinstance(present, Unclear):
+        return present
+    model = folder / folder_of(values["model.path"])
+    if not model.is_dir():
+        return Unclear(reasons=("without the folder of the model its layers are not known",))
+    from autotune.draft.present_plan import plan_of  # imports torch
+
+    try:
+        return plan_of(present, str(model), values.get("model.dtype", _DTYPE), devices)
+    except ModelError as error:
+        return Unclear(reasons=(str(error),))
 
 
 def _model(model: str, out: Path) -> str:

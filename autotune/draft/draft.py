@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.draft.present import Present, Unclear
+
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
@@ -12,3 +14,5 @@ class Draft:
     """Value by dotted key of the job."""
     notes: list[str] = field(default_factory=list)
     """What the user should know or decide."""
+    present: Present | Unclear | None = None
+    """Settings of the plan that trainings use now; None without a configuration of another trainer."""

@@ -9,12 +9,14 @@ from autotune.draft.given import Given
 _SEARCHED = {
     "deepspeed",
     "gradient_checkpointing",
+    "disable_gradient_checkpointing",
     "grad_checkpoint",
     "vit_gradient_checkpointing",
     "recompute_granularity",
     "recompute_method",
     "recompute_num_layers",
     "packing",
+    "packing_length",
     "neat_packing",
     "padding_free",
     "data_flatten",
@@ -38,6 +40,7 @@ _SEARCHED = {
     "pipeline_model_parallel_size",
     "context_parallel_size",
     "sequence_parallel",
+    "sequence_parallel_size",
     "sequence_parallel_degree",
 }
 """Arguments that the search for a plan decides."""

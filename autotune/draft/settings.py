@@ -10,6 +10,7 @@ from autotune.draft.arguments import Arguments
 from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, number, text, texts
 from autotune.draft.leftovers import notes_on
+from autotune.draft.present import PACKED, present_of
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
@@ -36,8 +37,6 @@ _SCHEDULES = {
 }
 _EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
-_PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing", "sample_packing")
-"""Arguments with which a sample of a micro-batch is a pack of them."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 
@@ -64,6 +63,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     _steps(given, draft)
     _loss(given, draft)
     take_adapters(given, draft)
+    draft.present = present_of(given, arguments)
     draft.notes += notes_on(given)
     return draft
 
@@ -181,7 +181,7 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
             f"A step has {number_of(product, 'sample')}: {each} per device x "
             f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}"
         )
-    if packed := next((name for name in _PACKED if given.look(name, flag)), None):
+    if packed := next((name for name in PACKED if given.look(name, flag)), None):
         draft.notes.append(
             f"With {packed}, each of a step's samples is a pack there; multiply training.global_batch_samples by "
             "the mean number of samples in a pack"

@@ -17,7 +17,7 @@ from autotune.search.sampling.attributes import winner_attributes
 from autotune.search.sampling.proposals import SAMPLERS, database
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
-from autotune.search.space.current_plan import current_plan
+from autotune.search.space.current_plan import current_plan, warn_of_batch
 from autotune.search.space.feasible import check_space
 from autotune.search.space.tensor import check_named
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
@@ -62,6 +62,8 @@ class Tuner:
         self._agent = bench.agent
         self._listener = listener
         self._current_plan = check_search(bench.prepared)
+        if self._current_plan is not None:
+            warn_of_batch(bench.prepared, self._current_plan)
         self._fingerprint = self._store.add_workload(self._workload)
 
     def tune(self, *, fresh: bool = False) -> BestPlan:

@@ -156,10 +156,14 @@ class Epoch:
         return -(-self.height // self.micro_batches)
 
     @property
+    def batch_samples(self) -> float:
+        """Mean number of samples in a full step."""
+        return len(self.packs.samples) / self.height * self.micro_batches
+
+    @property
     def batch_deviation(self) -> float:
         """How far a full step's mean number of samples is from what the job asks: 0.1 is 10 %, either way."""
-        per_row = len(self.packs.samples) / self.height
-        return abs(per_row * self.micro_batches / self.global_batch_samples - 1)
+        return abs(self.batch_samples / self.global_batch_samples - 1)
 
     def rows(self, step: int) -> Ints:
         """Return the numbers of the step's packs, [micro-batches, data ranks]. Raise IndexError past the last."""

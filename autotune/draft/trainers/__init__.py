@@ -19,8 +19,9 @@ class Trainer(Protocol):
     def settings(self, arguments: Arguments) -> dict[str, Any]:
         """Return the value of every argument, with the trainer's defaults for those that are not given.
 
-        Names are those of transformers' `TrainingArguments`, those in `autotune.draft.settings` where it has none, and
-        the trainer's own for all others. Raise JobError for what is not supervised fine-tuning.
+        Names are those of transformers' `TrainingArguments`, those in `autotune.draft.settings` and
+        `autotune.draft.present` where it has none, and the trainer's own for all others. Raise JobError for what is not
+        supervised fine-tuning.
         """
 
 

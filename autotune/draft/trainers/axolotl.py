@@ -78,6 +78,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         found["lora_target"] = "all-linear"
     if "save_steps" in own:
         found.pop("save_strategy", None)
+    if given.look("sample_packing", flag):
+        found["pack_tokens"] = own.get("sequence_len")
     if "processor_type" in own and "sequence_len" in own:
         found["sequence_len (it cuts no sample of such a model there)"] = own["sequence_len"]
         del found["sequence_len"]

@@ -47,6 +47,9 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         name: device for name in _OFFLOADS if (device := _section(zero, name).get("device")) != "none" and device
     }
     flat |= offloaded
+    # The script of the training, which is not read, says what is recomputed.
+    flat["checkpoint_language"] = flat["checkpoint_vision"] = "of a script that was not read"
+    flat["zero_stage"] = zero.get("stage", 0)
     return {name: value for name, value in renamed(arguments, _NAMES).items() if name not in _NESTED} | flat
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, flag
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
 
@@ -41,4 +42,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     stage = arguments.values.get("stage", "sft")
     if stage != "sft":
         raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
-    return transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
+    given = Given(found)
+    # Without `neat_packing`, the samples of a pack attend to each other.
+    packs = {"pack_tokens": found["cut_to"]} if given.look("neat_packing", flag) else {}
+    return found | packs | {"checkpoint_language": not given.look("disable_gradient_checkpointing", flag)}

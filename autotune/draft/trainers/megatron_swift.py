@@ -3,6 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, flag
 from autotune.draft.trainers import ms_swift, renamed
 from autotune.errors import JobError
 
@@ -20,9 +21,11 @@ _DEFAULTS = {
     "max_grad_norm": 1.0,
     "seed": 42,
     "bf16": True,
+    "per_device_train_batch_size": 1,
 }
 _NAMES = {
     "lr": "learning_rate",
+    "micro_batch_size": "per_device_train_batch_size",
     "global_batch_size": "train_batch_size",
     "lr_decay_style": "lr_scheduler_type",
     "lr_warmup_fraction": "warmup_ratio",
@@ -49,4 +52,14 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     found = _DEFAULTS | ms_swift.image_limits(arguments) | renamed(arguments, ms_swift.NAMES | _NAMES)
     if "learning_rate" not in found:
         found["learning_rate"] = ms_swift.learning_rate(found)
-    return found
+    return found | ms_swift.present(found) | _present(found)
+
+
+def _present(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the checkpointing, of parts of a layer by default, and the ZeRO stage of its distributed optimizer."""
+    granularity = str(settings.get("recompute_granularity", "selective"))
+    each = settings.get("recompute_method") == "uniform" and str(settings.get("recompute_num_layers", 1)) == "1"
+    known = {"none": False} | ({"full": True} if each else {})
+    checkpointed = known.get(granularity, f"recompute_granularity {granularity}")
+    is_shared = Given(settings).look("use_distributed_optimizer", flag)
+    return {"checkpoint_language": checkpointed, "zero_stage": 0 if is_shared is False else 1}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, flag
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
 
@@ -70,7 +71,17 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     found = transformers_trainer.DEFAULTS | _DEFAULTS | image_limits(arguments) | renamed(arguments, NAMES)
     if "learning_rate" not in arguments.values:
         found["learning_rate"] = learning_rate(found)
-    return found
+    return found | present(found)
+
+
+def present(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the length of packs and the checkpointing, which is on by default, for the tower as for the rest."""
+    given = Given(settings)
+    tokens = settings.get("packing_length") or settings.get("max_length")
+    language = settings.get("gradient_checkpointing", True)
+    of_vision = settings.get("vit_gradient_checkpointing")
+    checkpointed = {"checkpoint_language": language, "checkpoint_vision": language if of_vision is None else of_vision}
+    return checkpointed | ({"pack_tokens": tokens} if given.look("packing", flag) else {})
 
 
 def image_limits(arguments: Arguments) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
-from autotune.draft.given import Given, flag
+from autotune.draft.given import Given, flag, text
 from autotune.draft.trainers import renamed, transformers_trainer
 
 TITLE = "TRL"
@@ -39,4 +39,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, transformers_trainer.NAMES | _NAMES)
     if Given(arguments.values).look("completion_only_loss", flag):  # then the data are prompts with completions
         del found["assistant_only_loss"]
+    found["checkpoint_language"] = found.get("gradient_checkpointing", True)
+    given = Given(found)
+    if given.look("packing", flag) and given.look("packing_strategy", text) != "wrapped":  # which cuts samples
+        found["pack_tokens"] = found["cut_to"]
     return {"bf16": str(found.get("fp16", "false")).lower() != "true"} | found

@@ -6,6 +6,7 @@ Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_cha
 from typing import Any
 
 from autotune.draft.arguments import Arguments
+from autotune.draft.given import Given, flag
 from autotune.draft.trainers import renamed
 
 TITLE = "a script based on transformers' Trainer"
@@ -60,4 +61,14 @@ def recognises(arguments: Arguments) -> bool:
 
 def settings(arguments: Arguments) -> dict[str, Any]:
     """Return Trainer's own arguments, and those that the scripts add."""
-    return DEFAULTS | renamed(arguments, NAMES)
+    return DEFAULTS | renamed(arguments, NAMES) | _of_internvl(arguments)
+
+
+def _of_internvl(arguments: Arguments) -> dict[str, Any]:
+    """Return the packs and the checkpointing of InternVL's fine-tuning, which always recomputes the vision tower."""
+    values = arguments.values
+    if not {"grad_checkpoint", "conv_style", "use_packed_ds"} & values.keys():
+        return {}
+    packs = {"pack_tokens": values.get("max_packed_tokens", 8192), "pack_units": values.get("num_images_expected", 12)}
+    checkpointed = {"checkpoint_vision": True, "checkpoint_language": values.get("grad_checkpoint", False)}
+    return checkpointed | (packs if Given(values).look("use_packed_ds", flag) else {})

@@ -1,14 +1,19 @@
 """The plan that trainings use now, with which a search is compared."""
 
+import logging
+
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.plan_file import read_plan
+from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared, check_plan
 from trials import plugins
 from trials.data.packers import PACKERS
-from trials.errors import InvalidPlan, UnknownName
+from trials.errors import DataError, InvalidPlan, UnknownName
 from trials.plan import Padded, Plan
 from trials.units import number_of
+
+_log = logging.getLogger(__name__)
 
 
 def current_plan(prepared: Prepared) -> Plan | None:
@@ -48,3 +53,19 @@ def current_plan(prepared: Prepared) -> Plan | None:
             f"data.oversize: {workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
         )
     return plan
+
+
+def warn_of_batch(prepared: Prepared, plan: Plan) -> None:
+    """Log a warning where a step of the plan has other samples than the job asks for: it would learn otherwise."""
+    try:
+        epoch = prepared.epoch(plan.packing, plan.layout.data)
+    except (InvalidPlan, DataError):  # its trial is rejected for the same reason
+        return
+    if epoch.batch_deviation > MOST_BATCH_DEVIATION:
+        _log.warning(
+            "search.current_plan: a step of %s has about %.0f samples, where training.global_batch_samples is %d; set "
+            "that to the samples of your steps, so that all plans learn alike",
+            prepared.job.search.current_plan,
+            epoch.batch_samples,
+            prepared.job.training.global_batch_samples,
+        )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import JobError
-from autotune.search.space.current_plan import current_plan
+from autotune.search.space.current_plan import current_plan, warn_of_batch
 from autotune.workload import Prepared
 from tests.values.search import prepared_of
 from trials import wire
@@ -66,3 +66,15 @@ def test_a_plan_that_would_train_on_fewer_samples_is_refused(tmp_path: Path, ove
     )
     with pytest.raises(JobError, match=f"too small for {lost} samples, which data.oversize: {oversize} does not"):
         current_plan(prepared)
+
+
+def test_a_plan_whose_steps_have_other_samples_is_named_with_their_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_batch(prepared_of(tmp_path), PLAN)
+    assert not caplog.records
+    large = replace(PLAN, packing=replace(PACKED, qv=90, qt=4800, qv_min=90, qt_min=4800))
+    prepared = prepared_of(tmp_path)
+    samples = prepared.epoch(large.packing, 1).batch_samples
+    warn_of_batch(prepared, large)
+    assert f"has about {samples:.0f} samples, where training.global_batch_samples is 16" in caplog.text
