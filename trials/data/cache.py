@@ -1,4 +1,4 @@
-"""A cache of measured lengths, one file per chunk, named by a digest of all that they depend on."""
+"""A cache of measured lengths and of tokens, two files per chunk, named by a digest of all that they depend on."""
 
 import json
 import logging
@@ -16,6 +16,7 @@ import numpy as np
 from trials import data, wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk
+from trials.data.kept.files import TokenFile, has_room
 from trials.data.lengths import COLUMNS, ChunkLengths
 from trials.data.records.sample import Measurer
 from trials.data.source_code import code_digest
@@ -32,6 +33,7 @@ class LengthsCache:
 
     folder: Path | None
     _may_write: bool = field(default=True, init=False)
+    _may_keep_tokens: bool = field(default=True, init=False)
     _code: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,25 +53,76 @@ class LengthsCache:
         return sha256(json.dumps(facts).encode()).hexdigest()
 
     def find(self, key: str) -> ChunkLengths | None:
-        """Return the chunk, without its images, if none of these has changed; None if it has to be measured."""
+        """Return the chunk, without its images, if none of these has changed; None if it has to be measured.
+
+        A chunk whose tokens are not there is measured again where there is room for them.
+        """
         if self.folder is None:
             return None
         try:
-            found = _decoded((self.folder / f"{key}.npz").read_bytes())
+            found = _decoded((self.folder / f"{key}.npz").read_bytes(), self.folder)
         except FileNotFoundError:
             return None
         except _DAMAGE as error:
             logger.info("cached lengths %s cannot be read (%s); they are measured again", key, error)
             return None
-        return replace(found, images=()) if found.holds() else None
+        file = found.token_file
+        if not found.holds():
+            if file is not None:  # no other chunk names it
+                file.path.unlink(missing_ok=True)
+            return None
+        lacks_tokens = file is not None and not file.is_there()
+        if file is not None and lacks_tokens and has_room(self.folder, file.size):
+            return None
+        return replace(found, images=())
 
-    def keep(self, key: str, lengths: ChunkLengths) -> None:
-        """Write one file atomically, readable by this user only. Warn once of a folder that cannot be written."""
-        if self.folder is None or not self._may_write:
-            return
+    def keep(self, key: str, lengths: ChunkLengths) -> ChunkLengths:
+        """Write two files atomically, readable by this user only; return the lengths with their file of tokens.
+
+        Warn once of a folder that cannot be written, and of a disk without room for tokens.
+        """
+        if self.folder is None:
+            return replace(lengths, tokens=b"")
+        if lengths.tokens:
+            name = f"{key}-{sha256(lengths.tokens).hexdigest()[:16]}.tokens"
+            file = TokenFile(path=self.folder / name, size=len(lengths.tokens))
+            kept = self._keep_tokens(file, lengths.tokens)
+            lengths = replace(lengths, tokens=b"", token_file=file if kept else None)
+        if self._may_write:
+            self._keep_lengths(self.folder, key, lengths)
+        return lengths
+
+    def _keep_tokens(self, file: TokenFile, tokens: bytes) -> bool:
+        """Write the file where there is room; return whether it is there, or may be made again once there is room."""
+        if not has_room(file.path.parent, file.size):
+            self._warn_of_tokens("the disk would have too little space left", "free some space")
+            return True
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with whole_file(self.folder / f"{key}.npz", mode=0o600) as stream:
+            file.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Not durable: what a power cut leaves is seen by its size and its digests.
+            with whole_file(file.path, mode=0o600, durable=False) as stream:
+                stream.write(tokens)
+        except OSError as error:
+            # Without a file that can be written, lengths that name one would be measured again by each command.
+            self._warn_of_tokens(str(error.strerror), "free some space and delete the folder")
+            return False
+        return True
+
+    def _warn_of_tokens(self, why: str, remedy: str) -> None:
+        if self._may_keep_tokens:
+            logger.warning(
+                "tokens cannot be kept in %s (%s), so each step makes them again; %s, or set XDG_CACHE_HOME to another "
+                "one",
+                self.folder,
+                why,
+                remedy,
+            )
+        self._may_keep_tokens = False
+
+    def _keep_lengths(self, folder: Path, key: str, lengths: ChunkLengths) -> None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with whole_file(folder / f"{key}.npz", mode=0o600) as stream:
                 stream.write(_encoded(lengths))
         except OSError as error:
             # Warned once, not for each of thousands of chunks.
@@ -77,7 +130,7 @@ class LengthsCache:
             logger.warning(
                 "lengths cannot be kept in %s (%s), so the next run measures them again; make it writable, or set "
                 "XDG_CACHE_HOME to another folder",
-                self.folder,
+                folder,
                 error.strerror,
             )
 
@@ -88,6 +141,7 @@ def _encoded(lengths: ChunkLengths) -> bytes:
         "wrong_sizes": lengths.wrong_sizes,
         "bad": lengths.bad,
         "unused": lengths.unused,
+        "tokens": lengths.token_file and [lengths.token_file.path.name, lengths.token_file.size],
     }
     paths = "\0".join(path for path, _ in lengths.images)
     stream = BytesIO()
@@ -101,12 +155,13 @@ def _encoded(lengths: ChunkLengths) -> bytes:
     return stream.getvalue()
 
 
-def _decoded(content: bytes) -> ChunkLengths:
+def _decoded(content: bytes, folder: Path) -> ChunkLengths:
     with np.load(BytesIO(content), allow_pickle=False) as stored:
         facts = json.loads(stored["facts"].tobytes())
         paths = os.fsdecode(stored["images"].tobytes()).split("\0")
         image_facts = [(int(size), int(time)) for size, time in stored["image_facts"]]
         columns = stored["columns"]
+    name, size = facts["tokens"] or ("", 0)
     return ChunkLengths(
         columns=dict(zip(COLUMNS, columns, strict=True)),
         records=facts["records"],
@@ -114,6 +169,7 @@ def _decoded(content: bytes) -> ChunkLengths:
         wrong_sizes=facts["wrong_sizes"],
         images=tuple(zip(paths, image_facts, strict=True)) if image_facts else (),
         unused={what: (count, (offset, line)) for what, (count, (offset, line)) in facts["unused"].items()},
+        token_file=TokenFile(path=folder / name, size=int(size)) if name else None,
     )
 
 

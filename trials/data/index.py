@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from trials import wire
 from trials.data import formats
 from trials.data.formats import AnnotationFile
+from trials.data.kept.files import KeptTokens, TokenFile
 from trials.data.records.file_chunk import where
 from trials.data.records.sample import Ints, Lengths, Sample
 from trials.errors import DataError, WireError
@@ -28,7 +29,8 @@ COLUMNS = {
     "target_tokens": np.int32,
 }
 """Type of each column of a DatasetIndex."""
-_LAYOUT = 2
+_KEPT_FILES, _KEPT_PLACES = "kept_files", "kept_places"
+_LAYOUT = 3
 """Raised when saved indexes of before can no longer be read."""
 _BIN_TOKENS = 64
 
@@ -50,6 +52,8 @@ class DatasetIndex:
     text_tokens: NDArray[np.int32]
     """Image tokens included."""
     target_tokens: NDArray[np.int32]
+    kept: KeptTokens | None = None
+    """Tokens that were made when the samples were measured; None where none are kept."""
 
     def __len__(self) -> int:
         return len(self.file)
@@ -76,7 +80,7 @@ class DatasetIndex:
     def keep(self, rows: Ints | NDArray[np.bool_]) -> "DatasetIndex":
         """Return an index of these rows alone: ascending numbers, or a mask [samples]."""
         columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in COLUMNS}
-        return DatasetIndex(files=self.files, **columns)
+        return DatasetIndex(files=self.files, kept=self.kept and self.kept.keep(rows), **columns)
 
     @property
     def each_once(self) -> "DatasetIndex":
@@ -95,9 +99,13 @@ class DatasetIndex:
             return found
         raise DataError(f"{self.where(row)}: {found.reason}; the file has changed since it was indexed, index it again")
 
+    def sealed(self, row: int) -> bytes:
+        """Return the kept tokens of a sample, sealed; empty where there are none."""
+        return self.kept.sealed(row) if self.kept else b""
+
     def save(self, path: Path) -> None:
         """Write one npz file without pickle, atomically, also where several processes do."""
-        columns = {f"{name}_column": getattr(self, name) for name in COLUMNS}
+        columns = {f"{name}_column": getattr(self, name) for name in COLUMNS} | self._encoded_kept
         with whole_file(path, mode=0o600) as stream:
             np.savez(stream, layout=np.array(_LAYOUT), files=self._encoded_files, **columns)
 
@@ -107,11 +115,20 @@ class DatasetIndex:
         digest = hashlib.sha256(self._encoded_files.tobytes())
         for name in COLUMNS:
             digest.update(getattr(self, name).tobytes())
+        for column in self._encoded_kept.values():
+            digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
     @property
     def _encoded_files(self) -> NDArray[np.uint8]:
         return np.frombuffer(wire.encode(self.files, tuple[AnnotationFile, ...]).encode(), dtype=np.uint8)
+
+    @property
+    def _encoded_kept(self) -> dict[str, Any]:
+        if self.kept is None:
+            return {}
+        files = wire.encode(self.kept.files, tuple[TokenFile, ...]).encode()
+        return {_KEPT_FILES: np.frombuffer(files, dtype=np.uint8), _KEPT_PLACES: self.kept.places}
 
     @classmethod
     def load(cls, path: Path) -> "DatasetIndex":
@@ -121,6 +138,9 @@ class DatasetIndex:
                 layout = int(stored["layout"])
                 files = wire.decode(tuple[AnnotationFile, ...], stored["files"].tobytes())
                 columns: dict[str, Any] = {name: stored[f"{name}_column"] for name in COLUMNS}
+                if _KEPT_FILES in stored:
+                    kept_files = wire.decode(tuple[TokenFile, ...], stored[_KEPT_FILES].tobytes())
+                    columns["kept"] = KeptTokens(files=kept_files, places=stored[_KEPT_PLACES])
         except (OSError, EOFError, ValueError, TypeError, KeyError, BadZipFile, WireError) as error:
             raise DataError(f"index {path} cannot be read ({error}); index the dataset again") from error
         if layout != _LAYOUT:

@@ -13,11 +13,12 @@ from trials.data import formats
 from trials.data.cache import LengthsCache
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.lengths import ChunkLengths, kind_of, placed
+from trials.data.kept.files import KeptTokens, TokenFile
+from trials.data.lengths import TOKENS, ChunkLengths, kind_of, placed
 from trials.data.measuring import cores, measured
 from trials.data.reading import Reading
 from trials.data.records.file_chunk import where
-from trials.data.records.sample import BadLine, Measurer
+from trials.data.records.sample import BadLine, Ints, Measurer
 from trials.data.records.watched import METADATA
 from trials.errors import DataError
 from trials.job import DataSection
@@ -119,9 +120,8 @@ def build_index(
     known_records = sum(part.known.records for part in parts if part.known)
     with closing(measured(missing, measurer, max_tokens, workers or cores())) as fresh:
         for done, part in enumerate(parts, 1):
-            lengths = part.known or next(fresh)
+            lengths = part.known or store.keep(part.key, next(fresh))
             if not part.known:
-                store.keep(part.key, lengths)
                 tally.measured += lengths.records
             tally.add(part, lengths)
             show(Reading(records=known_records + tally.measured, share=done / len(parts)))
@@ -167,6 +167,9 @@ class _Tally:
     wrong_sizes: int = 0
     measured: int = 0
     unused: dict[str, Unused] = field(default_factory=dict)
+    token_files: list[TokenFile] = field(default_factory=list)
+    token_places: list[Ints] = field(default_factory=list)
+    token_bytes: int = 0
 
     def add(self, part: _Part, found: ChunkLengths) -> None:
         """Add a chunk. Raise DataError for a bad line under `on_error: fail`."""
@@ -188,6 +191,7 @@ class _Tally:
         for name, kind in COLUMNS.items():
             column = moved[name] if name in moved else columns[name]
             self.columns[name].append(column.astype(kind))
+        self._add_tokens(columns[TOKENS], found.token_file)
         self.records += found.records
         self.bad += len(found.bad)
         self.wrong_sizes += found.wrong_sizes
@@ -197,11 +201,22 @@ class _Tally:
             first = known.first if known else where(part.file.path, placed(place, part.chunk))
             self.unused[what] = Unused(what=what, records=count + (known.records if known else 0), first=first)
 
+    def _add_tokens(self, places: Ints, file: TokenFile | None) -> None:
+        if file is None:
+            self.token_places.append(np.full_like(places, -1))
+            return
+        self.token_places.append(np.where(places < 0, -1, places + self.token_bytes))
+        self.token_files.append(file)
+        self.token_bytes += file.size
+
     def index(self, files: tuple[AnnotationFile, ...]) -> DatasetIndex:
         columns: dict[str, Any] = {
             name: np.concatenate([np.empty(0, dtype=kind), *self.columns[name]]) for name, kind in COLUMNS.items()
         }
-        return DatasetIndex(files=files, **columns)
+        kept = KeptTokens(
+            files=tuple(self.token_files), places=np.concatenate([np.empty(0, dtype=np.int64), *self.token_places])
+        )
+        return DatasetIndex(files=files, kept=kept if self.token_files else None, **columns)
 
     def report(self, max_tokens: int | None, cut: int) -> IndexReport:
         return IndexReport(

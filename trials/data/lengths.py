@@ -10,13 +10,16 @@ import numpy as np
 
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
+from trials.data.kept.files import TokenFile, framed
 from trials.data.records.images import image_size
 from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
 from trials.data.records.watched import OTHERS
 from trials.errors import DataError, in_one_line
 
-COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens")
+TOKENS = "tokens"
+"""Column of the place of a sample's sealed tokens, -1 for none."""
+COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens", TOKENS)
 MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
 Fact: TypeAlias = tuple[int, int]
@@ -39,6 +42,9 @@ class ChunkLengths:
     """Every image file and video that was asked for its size; one that is not there counts, too."""
     unused: dict[str, tuple[int, Place]]
     """What usable records hold and training does not use: for each kind, the number of records and the first place."""
+    tokens: bytes = b""
+    """The samples' sealed tokens, framed, as they are written to `token_file`."""
+    token_file: TokenFile | None = None
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
         """Yield its unusable records with their places in the file."""
@@ -66,6 +72,7 @@ def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_t
         wrong_sizes=work.wrong_sizes,
         images=tuple(work.images.items()),
         unused=work.unused,
+        tokens=bytes(work.tokens),
     )
 
 
@@ -85,6 +92,7 @@ class _Work:
     measurer: Measurer | None
     max_tokens: int | None
     rows: list[tuple[int, ...]] = field(default_factory=list)
+    tokens: bytearray = field(default_factory=bytearray)
     records: int = 0
     bad: list[tuple[Place, str]] = field(default_factory=list)
     wrong_sizes: int = 0
@@ -97,28 +105,31 @@ class _Work:
     def take(self, place: Place, record: Sample | Measured | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
         try:
-            lengths, unused = self._lengths(record)
+            found = self._measured(record)
         except DataError as error:
             self.bad.append(((offset, line), in_one_line(str(error))))
         else:
+            lengths = found.lengths
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
-            self.rows.append((offset, line, self.records, *sizes))
-            for what in dict.fromkeys(kind_of(what, self.unused) for what in unused):
+            self.rows.append((offset, line, self.records, *sizes, len(self.tokens) if found.tokens else -1))
+            if found.tokens:
+                self.tokens += framed(found.tokens)
+            for what in dict.fromkeys(kind_of(what, self.unused) for what in found.unused):
                 count, first = self.unused.get(what, (0, (offset, line)))
                 self.unused[what] = count + 1, first
         self.records += 1
 
-    def _lengths(self, record: Sample | Measured | BadLine) -> tuple[Lengths, tuple[str, ...]]:
+    def _measured(self, record: Sample | Measured | BadLine) -> Measured:
         """Return the lengths of a record, and what it says that training does not use. Raise DataError."""
         match record:
             case BadLine():
                 raise DataError(record.reason)
             case Measured():
-                return _cut(record.lengths, self.max_tokens), record.unused
+                return replace(record, lengths=_cut(record.lengths, self.max_tokens))
             case Sample():
-                return self._measured(record)
+                return self._of_sample(record)
 
-    def _measured(self, sample: Sample) -> tuple[Lengths, tuple[str, ...]]:
+    def _of_sample(self, sample: Sample) -> Measured:
         if self.measurer is None:
             raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
         if sample.videos and self.measurer.no_videos:
@@ -134,7 +145,7 @@ class _Work:
             raise DataError("no target tokens: no assistant turn to learn from")
         stated = zip(sample.image_sizes, sizes, strict=True)
         self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
-        return lengths, (*sample.unused, *found.unused)
+        return replace(found, unused=(*sample.unused, *found.unused))
 
     def _size(self, image: Image) -> tuple[int, int]:
         if isinstance(image, bytes):

@@ -205,7 +205,7 @@ def encode(index: DatasetIndex, row: int, encoder: Encoder, *, pixels: bool) -> 
     """
     sample = index.sample(row)
     try:
-        encoded = encoder.encode(sample, pixels=pixels)
+        encoded = encoder.encode(sample, pixels=pixels, kept=index.sealed(row))
         # `encode` has decoded them already where pixels were asked for.
         for image in sample.images if not pixels else ():
             image_pixels(image)

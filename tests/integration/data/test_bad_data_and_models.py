@@ -86,7 +86,7 @@ def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeyp
         code, reported = refusal("tune", job.spoil(search__sampler="nope"))
         assert (code, "'nope' is not one of the samplers" in reported) == (2, True)
         monkeypatch.setattr(measuring, "measure", None)
-    assert [path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()] == [".npz"]
+    assert {path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()} == {".npz", ".tokens"}
 
 
 @pytest.mark.parametrize(

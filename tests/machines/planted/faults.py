@@ -93,8 +93,8 @@ class ChangedEncoder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._encoder, name)
 
-    def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
-        return self._change(self._encoder.encode(sample, pixels=pixels))
+    def encode(self, sample: Sample, *, pixels: bool, kept: bytes = b"") -> Encoded:
+        return self._change(self._encoder.encode(sample, pixels=pixels, kept=kept))
 
 
 def wrong_labels() -> AbstractContextManager[Any]:

@@ -125,6 +125,8 @@ class Measured:
     lengths: Lengths
     unused: tuple[str, ...] = ()
     """What the record says that the model is not trained on; one text for each kind, as in `Sample.unused`."""
+    tokens: bytes = b""
+    """Its tokens, sealed (`trials.data.kept.sealed`); empty where they are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -186,8 +188,10 @@ class Encoder(Measurer, Protocol):
     def no_template(self) -> str | None:
         """What takes the place of a chat template that the model folder does not have; None where it has one."""
 
-    def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
+    def encode(self, sample: Sample, *, pixels: bool, kept: bytes = b"") -> Encoded:
         """Return the sample's tokens and labels, and its pixels with their positions when `pixels`.
+
+        `kept` are the `tokens` that `measure` returned, whole; they are used if they were made of this sample.
 
         Raise DataError like `measure`, and for an image that cannot be read, or a video, whose frames are decoded also
         without `pixels`.

@@ -1,6 +1,7 @@
 """Lengths of conversations for any model with a chat template: its tokenizer, and its processor if it takes images."""
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers.processors import ByteLevel
 from transformers import PretrainedConfig
 
+from trials.data.kept.sealed import seal, unseal
 from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.answers import Answer, find_answers
@@ -203,12 +205,20 @@ class ChatMeasurer:
             text_tokens=text.kept,
             target_tokens=int(np.count_nonzero(text.is_target & (text.ends <= text.kept))),
         )
-        return Measured(lengths=lengths, unused=text.unused)
+        tokens = seal(self._source(sample, text.videos), text.ids, text.is_target)
+        return Measured(lengths=lengths, unused=text.unused, tokens=tokens)
 
     def tokens_of(
-        self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
+        self,
+        sample: Sample,
+        image_sizes: tuple[tuple[int, int], ...],
+        clips: tuple[Clip, ...] = (),
+        kept: bytes = b"",
     ) -> "Tokenised":
-        """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does."""
+        """Return the tokens of a conversation with images of these sizes. Raise DataError as `measure` does.
+
+        `kept` is that of `Encoder.encode`.
+        """
         if image_sizes and not self._placeholders:
             raise DataError(
                 "the conversation shows images, but the model takes text alone; take the record out, or train a model "
@@ -220,6 +230,8 @@ class ChatMeasurer:
             raise DataError("the conversation begins with an answer; begin it with a question, or remove that answer")
         counts = self._count(image_sizes, sample.image_options)
         videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
+        if kept and (found := unseal(kept, self._source(sample, videos))) is not None:
+            return self._placed(*found, counts, videos)
         try:
             rendered = self.template.rendered(sample.turns, videos=bool(videos))
             self._check_spelled(rendered, sample)
@@ -260,7 +272,28 @@ class ChatMeasurer:
         tokens = self._tokenizer(
             text, add_special_tokens=self._adds_special_tokens(text), return_offsets_mapping=True, verbose=False
         )
-        ids = np.array(tokens["input_ids"], dtype=np.int64)
+        return self._placed(
+            np.array(tokens["input_ids"], dtype=np.int64),
+            _targets(np.array(tokens["offset_mapping"]), answers),
+            counts,
+            videos,
+            tuple(answer.unused for answer in answers if answer.unused),
+        )
+
+    def _source(self, sample: Sample, videos: tuple[VideoCount, ...]) -> bytes:
+        """Return all that ids and targets of a conversation depend on, in which each image has one token."""
+        turns = [(turn.role, turn.text, turn.is_learnt) for turn in sample.turns]
+        return json.dumps([self._digest, turns, len(sample.images), [video.text for video in videos]]).encode()
+
+    def _placed(
+        self,
+        ids: Ints,
+        is_target: NDArray[np.bool_],
+        counts: tuple[ImageCount, ...],
+        videos: tuple[VideoCount, ...],
+        unused: tuple[str, ...] = (),
+    ) -> "Tokenised":
+        """Return the tokens with what those of images and videos stand for."""
         marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
         is_image = np.isin(ids, self._tokenizer.convert_tokens_to_ids(marks))
         shown = tuple(self._shown(ids[is_image], counts, videos))
@@ -269,14 +302,14 @@ class ChatMeasurer:
         ends = np.cumsum(width)
         return Tokenised(
             ids=ids,
-            is_target=_targets(np.array(tokens["offset_mapping"]), answers),
+            is_target=is_target,
             is_image=is_image,
             ends=ends,
             shown=shown,
             counts=counts,
             videos=videos,
             kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
-            unused=tuple(answer.unused for answer in answers if answer.unused),
+            unused=unused,
         )
 
     def _adds_special_tokens(self, text: str) -> bool:

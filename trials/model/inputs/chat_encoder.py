@@ -153,10 +153,10 @@ class ChatEncoder:
     ) -> Measured:
         return self.measurer.measure(sample, image_sizes, clips)
 
-    def encode(self, sample: Sample, *, pixels: bool) -> Encoded:
+    def encode(self, sample: Sample, *, pixels: bool, kept: bytes = b"") -> Encoded:
         sizes = tuple(image_size(image) for image in sample.images)
         clips = tuple(clip_of(video, image_size) for video in sample.videos if not self.no_videos)
-        text = self.measurer.tokens_of(sample, sizes, clips)
+        text = self.measurer.tokens_of(sample, sizes, clips, kept)
         shown = [self._tokens(each, sizes) for each in text.shown]
         input_ids = text.expanded(text.ids, shown)[: text.kept]
         is_target = text.expanded(text.is_target, [[False] * len(each) for each in shown])[: text.kept]
