@@ -76,10 +76,7 @@ class LoadCost(_Measurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
-    """One kind of layer. Each cost is four coefficients: of units, tokens, sum of squared lengths, and a constant.
-
-    Tokens of the head are targets, on which alone it runs.
-    """
+    """One kind of layer. Costs have coefficients of units, tokens (the head: of targets), squared lengths, and 1."""
 
     forward_seconds: Coefficients
     backward_seconds: Coefficients
@@ -105,6 +102,8 @@ class LayerCost:
     """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
     dealt_parameters: int = 0
     """Those of `parameters` of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
+    tied_parameters: int = 0
+    """Those of the head's `parameters` that are the word embedding's too, which a stage with both ends holds once."""
     gathered_parameters: int = 0
     """Most of `parameters` that ZeRO 3 gathers at once."""
     lingering_parameters: int = 0

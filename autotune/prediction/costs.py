@@ -86,6 +86,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     gathers = [*zip(*(report.gathers for report in reports), strict=True)]
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     layers["language"] = replace(layers["language"], dealt_parameters=reports[0].dealt_parameters)
+    layers["head"] = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
     for first, *_ in gathers:
         layers[first.layer] = replace(
             layers[first.layer],

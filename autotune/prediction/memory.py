@@ -8,6 +8,7 @@ import numpy as np
 
 from autotune.prediction.costs import Array
 from autotune.prediction.layer_bytes import LayerBytes
+from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
 from trials.data.records.sample import Ints
@@ -66,9 +67,7 @@ class StageMemory:
         self._static_factor, kept = factors
         self._bytes = cache(lambda degree, layout: LayerBytes.of(costs, degree, layout, kept, element_bytes))
         self._errors = np.array([layer.bytes_error for layer in layers])
-        self._parameters = np.array([layer.parameters for layer in layers])
-        self._frozen = np.array([layer.frozen_parameters for layer in layers])
-        self._dealt = np.array([layer.dealt_parameters for layer in layers])
+        self._parameters = Parameters(costs)
         self._element_bytes = element_bytes
 
     def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
@@ -188,11 +187,8 @@ class StageMemory:
 
     def static(self, parts: Parts, layout: Layout) -> Array:
         """Return the bytes of weights, gradients and optimizer states, [stages]."""
-        elsewhere = self._dealt * (1 - 1 / layout.tensor)  # in the slices of other ranks
-        # A layer that is cut is frozen as a whole, or not at all.
-        whole = (self._parameters - elsewhere, self._frozen - elsewhere * (self._frozen > 0))
-        counts = (parts.layers @ of_layers for of_layers in whole)
-        static: Array = stages_static_bytes(*counts, element_bytes=self._element_bytes, layout=layout)
+        held, frozen = (count(parts, layout.tensor) for count in (self._parameters.held, self._parameters.frozen))
+        static: Array = stages_static_bytes(held, frozen, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
     def _of_layers(self, degree: int, layout: Layout) -> LayerBytes:

@@ -14,7 +14,7 @@ from trials.plan import Plan
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 """Columns of the kinds of layers that can be recomputed."""
-PROJECTOR = KINDS.index("projector")
+PROJECTOR, HEAD = KINDS.index("projector"), KINDS.index("head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ class Parts:
     @property
     def before_head(self) -> "Parts":
         """These stages without the head."""
-        return Parts(layers=self.layers * (np.arange(len(KINDS)) < KINDS.index("head")), recomputed=self.recomputed)
+        return Parts(layers=self.layers * (np.arange(len(KINDS)) < HEAD), recomputed=self.recomputed)
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -12,6 +12,7 @@ from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from autotune.prediction.freeing import Freeing
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
+from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts, numbered
 from autotune.prediction.simulation.attribution import (
     Breakdown,
@@ -103,9 +104,7 @@ class Predictor:
         self._backward = in_columns(layer.backward_seconds for layer in layers)
         self._curves, self._freeing = Curves(costs), Freeing(costs)
         self._outputs = in_columns(layer.output_bytes for layer in layers)
-        self._trained = np.array([layer.parameters - layer.frozen_parameters for layer in layers])
-        # A layer that is cut is frozen as a whole, or not at all.
-        self._dealt = np.array([layer.dealt_parameters for layer in layers]) * (self._trained > 0)
+        self._parameters = Parameters(costs)
         self._has_backward = np.array([layer.has_backward for layer in layers])
         self._element_bytes = element_bytes
         alone = lru_cache(maxsize=kept_epochs)(lambda packing, data: sizes(epoch_of(packing, data)))
@@ -177,7 +176,7 @@ class Predictor:
 
         ZeRO 2 and 3 reduce in each backward pass. With `bucket_bytes` a mean backward pass hides a share of it.
         """
-        parameters = parts.layers @ (self._trained - self._dealt * (1 - 1 / layout.tensor))  # own slices alone
+        parameters = self._parameters.trained(parts, layout.tensor)
         reduction = np.zeros(len(parts))
         if layout.data > 1 and not layout.shares_gradients:
             cost = self.costs.communication(layout)
@@ -186,7 +185,7 @@ class Predictor:
                 _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
                 reduction -= cost.hidden_share * np.minimum(reduction, backward[0])
         if layout.tensor > 1:  # of what its ranks hold whole, as if they were data ranks
-            replicas = parts.layers @ (self._trained - self._dealt)
+            replicas = self._parameters.replicated(parts)
             alike = self.costs.communication(replace(layout, data=layout.tensor, tensor=1, reduce_within=1))
             reduction += replicas * GRADIENT_BYTES * alike.reduce_seconds_per_byte
         return UpdateSeconds(
@@ -317,7 +316,7 @@ class Predictor:
         the sums of gradients; a layer that is recomputed for its backward pass is gathered once for both.
         """
         forward, backward = np.zeros((2, len(parts)))
-        gradients = GRADIENT_BYTES * (parts.layers @ self._trained)
+        gradients = GRADIENT_BYTES * self._parameters.trained(parts)
         if layout.shares_gradients and not layout.shares_weights:
             backward = gradients * self.costs.communication(layout).reduce_seconds_per_byte
         elif layout.shares_weights:

@@ -52,6 +52,8 @@ class LanguageShape:
     heads: int
     key_heads: int
     vocabulary: int
+    tied: bool = False
+    """Whether the output projection is the word embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +116,13 @@ def analytic_costs(
     al. 2022, section 4, less what flash attention saves). Times of operations, memory and exchange add up.
     """
     share = _Share(device, tensor_degree)
-    layer = _language_layer(language, share)
+    layer, head = _language_layer(language, share), _head(language, share)
     layers: list[tuple[LayerKind, LayerCost]] = [
         ("vision_embedding", _vision_embedding(vision, share)),
         ("vision", _vision_layer(vision, share)),
         ("projector", _projector(vision, language, share)),
         ("language", replace(layer, dealt_parameters=layer.parameters if tensor_degrees else 0)),
-        ("head", _head(language, share)),
+        ("head", replace(head, tied_parameters=head.parameters if language.tied else 0)),
     ]
     words = {"projector": language.vocabulary * language.hidden}
     return LayerCosts(

@@ -83,5 +83,10 @@ def _bytes_of(file: Path) -> dict[str, int]:
         with closing(session.batches(epoch, [0, 1])) as batches:
             for number in (0, 1):
                 session.step(batches, epoch.step(number))
-        expected = module_static_bytes(session.engine.stage, request.plan.layout)
-        return {"held": probe.held_bytes, "expected": expected}
+        stage = session.engine.stage
+        trained = (each for each in stage.parameters() if each.requires_grad)
+        return {
+            "held": probe.held_bytes,
+            "expected": module_static_bytes(stage, request.plan.layout),
+            "trained": sum(getattr(each, "ds_numel", each.numel()) for each in trained),
+        }

@@ -167,6 +167,8 @@ class ProfileReport:
     """Several sizes for each tensor degree that divides the ranks and is possible for the model."""
     dealt_parameters: int = 0
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
+    tied_parameters: int = 0
+    """Parameters of the head that are the word embedding's too."""
     gathers: tuple[GatherTiming, ...] = ()
     """Every kind of layer."""
     scatter_seconds_per_byte: float = 0.0

@@ -114,6 +114,11 @@ def test_exact_timings_give_back_their_coefficients(costs: LayerCosts) -> None:
     assert fitted.residual < 1e-6
 
 
+def test_the_parameters_of_tied_ends_are_those_of_the_head() -> None:
+    fitted = fit_costs([replace(report, tied_parameters=7) for report in reports_of(COSTS, noise=0.0)])
+    assert [fitted[kind].tied_parameters for kind in KINDS] == [0, 0, 0, 0, 7]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_noisy_timings_are_predicted_within_their_noise(kind: LayerKind) -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.03, ranks=4))

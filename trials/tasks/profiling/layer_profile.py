@@ -72,6 +72,8 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
             for kind, of_kind in parameters_of.items()
         ),
         dealt_parameters=dealt_parameters(stage),
+        # The layers are timed apart, so their stage is not tied.
+        tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,
         compiled_shares=() if compile_seconds is None else profiler.shares_of(build(), task.sizes),
     )

@@ -1,0 +1,43 @@
+"""Numbers of parameters of pipeline stages, which decide their static bytes, averages of gradients and updates."""
+
+import numpy as np
+
+from autotune.prediction.costs import Array
+from autotune.prediction.parts import HEAD, PROJECTOR, Parts
+from trials.layer_costs import KINDS, LayerCosts
+
+
+class Parameters:
+    """Numbers of parameters that each of several ranks holds of a copy of a stage, [stages]."""
+
+    def __init__(self, costs: LayerCosts) -> None:
+        layers = [costs[kind] for kind in KINDS]
+        self._every = np.array([layer.parameters for layer in layers])
+        self._frozen = np.array([layer.frozen_parameters for layer in layers])
+        self._dealt = np.array([layer.dealt_parameters for layer in layers])
+        self._tied = costs["head"].tied_parameters
+
+    def held(self, parts: Parts, tensor: int = 1) -> Array:
+        """Return all that one of `tensor` ranks holds."""
+        return self._of_stages(parts, self._every, 1 - 1 / tensor)
+
+    def frozen(self, parts: Parts, tensor: int = 1) -> Array:
+        """Return those of `held` that do not train."""
+        return self._of_stages(parts, self._frozen, 1 - 1 / tensor)
+
+    def trained(self, parts: Parts, tensor: int = 1) -> Array:
+        """Return those of `held` that train."""
+        return self._of_stages(parts, self._every - self._frozen, 1 - 1 / tensor)
+
+    def replicated(self, parts: Parts) -> Array:
+        """Return those that train and that each tensor rank holds whole."""
+        return self._of_stages(parts, self._every - self._frozen, 1.0)
+
+    def _of_stages(self, parts: Parts, of_kinds: Array, elsewhere: float) -> Array:
+        """Return the sums of what is counted in layers of each kind, without a share of what tensor ranks divide."""
+        # A layer that is cut is frozen as a whole, or not at all, and so are the ends of the language model.
+        counted = of_kinds > 0
+        is_once = parts.layers[:, [PROJECTOR, HEAD]].all(axis=1)
+        counts: Array = parts.layers @ (of_kinds - self._dealt * elsewhere * counted)
+        counts -= is_once * counted[HEAD] * self._tied
+        return counts

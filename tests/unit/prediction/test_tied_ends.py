@@ -1,0 +1,74 @@
+"""Averages and updates of a model whose output projection is its word embedding."""
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from tests.values.search import COSTS, predictor_of
+from tests.values.training import plan_of
+from trials.layer_costs import GatherCost, LayerCost, LayerCosts
+from trials.model.cut import cut
+from trials.plan import Plan, ZeroStage
+
+TIED = 30_000
+
+
+def with_head(costs: LayerCosts, head: LayerCost) -> LayerCosts:
+    return replace(costs, layers=tuple((kind, head if kind == "head" else cost) for kind, cost in costs.layers))
+
+
+GATHERED = replace(COSTS, gathers=(GatherCost(data=2, seconds=(0.0,) * 5, scatter_seconds_per_byte=1e-9),))
+HEAD = GATHERED["head"]
+PROFILED = with_head(GATHERED, replace(HEAD, tied_parameters=TIED))
+ONCE = with_head(GATHERED, replace(HEAD, parameters=HEAD.parameters - TIED))
+"""The costs of a model whose head has only the other parameters."""
+
+
+def after_passes(predictor: Predictor, plan: Plan) -> list[list[float]]:
+    """Return the seconds of each stage's averages, update and exchanges in a step of the plan, and its static bytes."""
+    sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
+    update = predictor.update_parts(plan.layout, parts, sizes)
+    exchanges = predictor.exchange_seconds(parts, plan.layout, sizes.mean, sizes.degrees[:1])
+    static = predictor.static_bytes(parts, plan.layout)
+    return [each.ravel().tolist() for each in (update.reduction, update.optimizer, *exchanges, static)]
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_stage_with_both_ends_averages_and_updates_a_tied_weight_once(zero: ZeroStage) -> None:
+    plan = plan_of("5+4", data=2, zero=zero)
+    tied, once, twice = (after_passes(predictor_of(costs), plan) for costs in (PROFILED, ONCE, GATHERED))
+    assert tied == once
+    assert sum(of_stages[0] for of_stages in tied) < sum(of_stages[0] for of_stages in twice)
+
+
+def test_of_two_stages_with_an_end_each_both_have_the_tied_weight() -> None:
+    apart, last = plan_of("5+2", "0+2", data=2, zero=1), plan_of("4+0", "1+4", data=2, zero=1)
+    tied, once, twice = (predictor_of(costs) for costs in (PROFILED, ONCE, GATHERED))
+    assert after_passes(tied, apart) == after_passes(twice, apart)
+    assert after_passes(tied, last) == after_passes(once, last)
+
+
+def test_a_frozen_tied_weight_is_neither_averaged_nor_updated() -> None:
+    layers = tuple(
+        (kind, replace(cost, frozen_parameters=cost.parameters if kind in ("language", "head") else 0))
+        for kind, cost in GATHERED.layers
+    )
+    frozen = replace(GATHERED, layers=layers)
+    tied = with_head(frozen, replace(frozen["head"], tied_parameters=TIED))
+    plan = plan_of("5+4", data=2, zero=1)
+    *seconds, static = after_passes(predictor_of(tied), plan)
+    *usual, twice = after_passes(predictor_of(frozen), plan)
+    assert seconds == usual
+    assert static == [twice[0] - 4 * TIED]
+
+
+def test_analytic_costs_of_a_tied_model_have_its_words_once() -> None:
+    vision = VisionShape(layers=2, hidden=64, mlp=128, tokens=17, image_tokens=4)
+    language = LanguageShape(layers=2, hidden=96, mlp=128, heads=4, key_heads=4, vocabulary=1000)
+    untied, tied = (analytic_costs(vision, replace(language, tied=each), A100) for each in (False, True))
+    plan = plan_of("2+2")
+    twice, once = (after_passes(predictor_of(costs), plan)[-1][0] for costs in (untied, tied))
+    assert twice - once == 16 * 96 * 1000  # weights, gradients and moments in float32
