@@ -125,7 +125,7 @@ class StageMemory:
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
             [
-                sizes.table @ self._of_layers(degree, layout).of_packs(parts, len(KINDS)).T
+                sizes.table @ self.of_layers(degree, layout).of_packs(parts, len(KINDS)).T
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
@@ -140,7 +140,7 @@ class StageMemory:
             _largest_alone(packs, of_layers.on_host(parts), of_layers.columns)
             for packs, parts in zip(sizes.of_levels, of_levels, strict=True)
             if len(packs.table)  # a level may have none
-            for of_layers in [self._of_layers(packs.degree, layout)]
+            for of_layers in [self.of_layers(packs.degree, layout)]
         ]
         on_host: Array = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)
         return on_host
@@ -159,7 +159,7 @@ class StageMemory:
 
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
-        of_layers = self._of_layers(sizes.degree, layout)
+        of_layers = self.of_layers(sizes.degree, layout)
         columns = of_layers.columns
         kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)), columns)
         running = kept + _largest_alone(sizes, of_layers.beginning(parts), columns)
@@ -175,7 +175,7 @@ class StageMemory:
         They are those of a further vision layer and of a further language layer, and what the last one of either kind
         saves in addition.
         """
-        of_layers = self._of_layers(sizes.degree, layout)
+        of_layers = self.of_layers(sizes.degree, layout)
         both, columns = [VISION, LANGUAGE], of_layers.columns
         rows = np.concatenate([of_layers.freed()[both], of_layers.shared[both]])
         # The pack that runs need not be next to the others that are heaviest.
@@ -191,7 +191,8 @@ class StageMemory:
         static: Array = stages_static_bytes(held, frozen, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
-    def _of_layers(self, degree: int, layout: Layout) -> LayerBytes:
+    def of_layers(self, degree: int, layout: Layout) -> LayerBytes:
+        """Return the bytes of each kind of layer, for packs that `degree` data ranks share."""
         return self._bytes(degree, layout)
 
     # --- one level ---
@@ -199,7 +200,7 @@ class StageMemory:
     def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
-        of_layers = self._of_layers(sizes.degree, layout)
+        of_layers = self.of_layers(sizes.degree, layout)
         kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
         waiting = _largest(sizes, in_flight, kept, columns)
         waiting += _largest_alone(sizes, of_layers.beginning(parts), columns)
@@ -214,7 +215,7 @@ class StageMemory:
     def _bounds(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
         """Return the sums of `_most` for one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        of_layers = self._of_layers(sizes.degree, layout)
+        of_layers = self.of_layers(sizes.degree, layout)
         coefficients = of_layers.split(part, len(KINDS))
         beginning = *_heaviest(sizes, in_flight, *coefficients), *_heaviest(sizes, 1, of_layers.beginning(part))
         others = np.array([*_heaviest(sizes, in_flight - 1, *coefficients), 0.0]) if in_flight > 1 else np.zeros(3)
@@ -236,7 +237,7 @@ class StageMemory:
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         waiting, beginning, *later = np.zeros((2 + len(KINDS), len(sizes.table), 3))
         for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
-            part, of_layers = stages[number : number + 1], self._of_layers(degree, layout)
+            part, of_layers = stages[number : number + 1], self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
             kept = of_layers.split(part, len(KINDS))
             # A pack has transient bytes, the third part, only while its backward pass runs.

@@ -98,6 +98,7 @@ class Predictor:
         """
         self.costs = costs
         self._memory = StageMemory(costs, element_bytes, byte_factors)
+        self.layer_bytes = self._memory.of_layers  # (degree, layout) -> LayerBytes
         # One row of coefficients per kind of layer.
         layers = [costs[kind] for kind in KINDS]
         self._forward = in_columns(layer.forward_seconds for layer in layers)

@@ -1,6 +1,6 @@
 """The splitting problem of one packing and layout: what fits each stage, in what time, and the best plans."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
@@ -13,13 +13,8 @@ from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Cuts, Holdings, cuts
 from autotune.search.solver.limits import Limits
-from autotune.search.solver.recompute import (
-    Excess,
-    LayerSeconds,
-    Level,
-    least_of_alternatives,
-    mean_seconds,
-)
+from autotune.search.solver.mixtures import Counts, Mixtures
+from autotune.search.solver.recompute import LayerSeconds, Level, Recomputes, least_recomputes, mean_seconds
 from autotune.search.solver.splits import (
     Choices,
     Split,
@@ -41,8 +36,6 @@ _NEXT_BOUND = 1.6
 _OUTER_PACKS = 0.6
 """Size of the first and the last pack of a step over that of the mean pack: on 15 simulated workloads at least 0.67."""
 _ROUNDING = 1 + 1e-9
-SHARES = (1.0, 0.95, 0.9, 0.75, 0.5, 0.25, 0.125)
-"""Shares of the memory of a pack in flight that packs of several levels may keep, so that they fit together."""
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
 _EACH_LAYER = Parts(
@@ -57,14 +50,14 @@ class _Fitting:
 
     choices: Choices
     held: Holdings
-    recomputed: tuple[tuple[Ints, Ints], ...]
-    """(vision, language) layers that are recomputed at each level."""
+    counts: Callable[[int], Counts]
+    """Layers that are recomputed at each level, by row."""
     stages: dict[int, Stage] = field(default_factory=dict)
     """Stages of plans by row, which many plans share."""
 
     def stage(self, row: int) -> Stage:
         if row not in self.stages:
-            self.stages[row] = _stage(self.held, row, self.recomputed)
+            self.stages[row] = _stage(self.held, row, self.counts(row))
         return self.stages[row]
 
 
@@ -87,22 +80,21 @@ class Problem:
         return mean_seconds(self._of_levels, [sizes.row_share for sizes in self.sizes.of_levels])
 
     @property
-    def _alternatives(self) -> list[list[Level]]:
-        """The levels with conditions that are enough to fit together; those of any alternative are."""
-        # Not kept: the conditions hold the problem, which would hold its sizes until the next collection of garbage.
-        return [
-            [
-                Level(excess=excess, freed=of_bytes, seconds=seconds, row_share=sizes.row_share)
-                for excess, of_bytes, seconds, sizes in zip(
-                    of_levels, self._freed_by_level, self._of_levels, self.sizes.of_levels, strict=True
-                )
-            ]
-            for of_levels in self._conditions
-        ]
+    def _level(self) -> Level:
+        # Not kept: the condition holds the problem, which would hold its sizes until the next collection of garbage.
+        return Level(excess=self._excess, freed=self._freed, seconds=self._seconds)
 
     @cached_property
-    def _freed_by_level(self) -> list[Array]:
-        return [self._freed(sizes) for sizes in self.sizes.of_levels]
+    def _freed(self) -> Array:
+        in_flight = self._behind(np.arange(self._layout.pipeline)) + 1
+        return self._predictor.freed_bytes(in_flight, self._layout, self.sizes)
+
+    @cached_property
+    def _mixtures(self) -> Mixtures | None:
+        """Packs of several levels; None where there is one."""
+        if len(self.sizes.of_levels) == 1:
+            return None
+        return Mixtures(self._predictor, self._limits.usable_bytes, self._layout, self.sizes, self._of_levels)
 
     @property
     def freeing_seconds(self) -> Array:
@@ -184,13 +176,10 @@ class Problem:
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
         bound, over = _FIRST_BOUND * fastest.slowest, np.inf
-        # Several levels have several conditions, which would all be searched in vain where no split meets any of them.
-        known_to_fit, is_raised = len(self.sizes.of_levels) > 1, False
-        if known_to_fit and not self._any_fits():
-            return []
+        known_to_fit, is_raised = False, False
         while True:
             fitting = self._fitting(kept, bound, over)
-            found = best_splits([stage.choices for stage in fitting], self._limits.layers, others + 1, wanted)
+            found = self._best_splits(fitting, wanted)
             # The bound may be too low for stages that recompute, which is seen sooner than whether any fit.
             known_to_fit = known_to_fit or bool(found)
             if not known_to_fit and is_raised and not (known_to_fit := self._any_fits()):
@@ -212,6 +201,21 @@ class Problem:
     def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
         return self._plan(tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True)))
 
+    def _best_splits(self, fitting: list[_Fitting], wanted: Wanted) -> tuple[Split, ...]:
+        """Return the best splits of what fits. With several levels, the seconds of stages in none of them may be less.
+
+        No other split is better then: the seconds that are not those of the best counts are at most those.
+        """
+        while True:
+            choices = [stage.choices for stage in fitting]
+            found = best_splits(choices, self._limits.layers, self.sizes.epoch.micro_batches, wanted)
+            if self._mixtures is None:
+                return found
+            of_stages = [sorted({split.rows[number] for split in found}) for number in range(len(fitting))]
+            raised = [_raised(stage, rows, self._mixtures) for stage, rows in zip(fitting, of_stages, strict=True)]
+            if not any(raised):
+                return found
+
     def _kept(self) -> list[Choices]:
         """Return all parts of the chain by stage, with nothing recomputed, whether they fit or not."""
         return self.cuts.choices(self._seconds.of(self.cuts.kept))
@@ -232,60 +236,44 @@ class Problem:
     def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Array) -> list[_Fitting]:
         """Return what fits of the parts, whose stages ascend, by stage."""
         alike, first, which = held.distinct()
-        found, seconds = least_of_alternatives(alike, self._alternatives, bounds[first])
-        fits = seconds[which] < np.inf
+        found = self._least(alike, bounds[first])
+        fits = found.seconds[which] < np.inf
         stages = []
         for places in np.split(np.flatnonzero(fits), np.searchsorted(held.numbers[fits], np.arange(1, held.stages))):
             rows = which[places]
             stages.append(
                 _Fitting(
-                    choices=Choices(starts=starts[places], ends=ends[places], seconds=seconds[rows]),
+                    choices=Choices(starts=starts[places], ends=ends[places], seconds=found.seconds[rows]),
                     held=alike[rows],
-                    recomputed=tuple((each.vision[rows], each.language[rows]) for each in found),
+                    counts=partial(self._counts, alike[rows], found.vision[rows], found.language[rows]),
                 )
             )
         return stages
 
-    @property
-    def _conditions(self) -> list[list[Excess]]:
-        """Conditions for the packs of each level, of which those of any row are enough."""
-        if len(self.sizes.of_levels) == 1:
-            return [[self._excess]]
-        return [[partial(self._excess_beside, sizes, share) for sizes in self.sizes.of_levels] for share in SHARES]
+    def _counts(self, held: Holdings, vision: Ints, language: Ints, row: int) -> Counts:
+        if self._mixtures is None:
+            return ((int(vision[row]), int(language[row])),)
+        solved = self._mixtures.least(held[np.array([row])])
+        assert solved is not None  # it is in a split
+        return solved[0]
+
+    def _least(self, held: Holdings, bounds: Array) -> Recomputes:
+        """Return what least makes the parts fit; of several levels, not the counts and at most the seconds."""
+        if self._mixtures is None:
+            return least_recomputes(held, self._level, bounds)
+        seconds, nothing = self._mixtures.least_seconds(held), np.zeros_like(held.vision)
+        within = np.where(seconds <= bounds * _ROUNDING, seconds, np.inf)
+        return Recomputes(vision=nothing, language=nothing, seconds=within)
 
     def _excess(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
         excess: Array = self.stage_bytes(held, recompute_vision, recompute_language) - self._limits.usable_bytes
         return excess
 
-    def _excess_beside(
-        self, sizes: EpochSizes, share: float, held: Holdings, recompute_vision: Ints, recompute_language: Ints
-    ) -> Array:
-        """Return the excess of the packs of one level, with packs of other levels in flight that meet the same limits.
-
-        Each keeps at most a share of what there is for a pack in flight, so that the one that runs has the rest.
-        """
-        parts = held.parts(recompute_vision, recompute_language)
-        kept, running = self._predictor.heaviest_bytes(parts, self._layout, sizes)
-        usable, behind = (
-            self._limits.usable_bytes - self._predictor.static_bytes(parts, self._layout),
-            self._behind(held.numbers),
-        )
-        most_kept = share * usable / (behind + 1)
-        # Where only one pack is in flight, none waits while another runs, so its share is no limit.
-        excess: Array = np.maximum(
-            running + behind * most_kept - usable, np.where(behind == 0, -np.inf, kept - most_kept)
-        )
-        return excess
-
-    def _freed(self, sizes: EpochSizes) -> Array:
-        """Return `Level.freed` of the packs of a level."""
-        numbers = np.arange(self._layout.pipeline)
-        # Of several levels, the conditions are those of a single pack.
-        in_flight = self._behind(numbers) + 1 if len(self.sizes.of_levels) == 1 else np.ones_like(numbers)
-        return self._predictor.freed_bytes(in_flight, self._layout, sizes)
-
     def _any_fits(self) -> bool:
         """Return whether any split fits."""
+        if self._mixtures:
+            everything = self.cuts.choices(self._mixtures.least_seconds(self.cuts.different))
+            return least_slowest(everything, self._limits.layers) < np.inf
         # A stage that begins later needs less, so for each end the latest start that can be reached decides.
         reached = np.array([0])
         for number in range(self._layout.pipeline):
@@ -296,11 +284,7 @@ class Problem:
             held = self._held(np.full(4 * len(starts), number), np.tile(starts, 4), np.tile(ends, 4))
             vision, language = held.vision - fewer_vision, held.language - fewer_language
             fewer = np.maximum(vision, 0), np.maximum(language, 0)
-            fits = [
-                [level.fits(held, *fewer).reshape(4, -1).any(axis=0) for level in levels]
-                for levels in self._alternatives
-            ]
-            reached = ends[np.all(fits, axis=1).any(axis=0)]
+            reached = ends[self._level.fits(held, *fewer).reshape(4, -1).any(axis=0)]
             if not len(reached):
                 return False
         return bool(reached[-1] == self._limits.layers)
@@ -314,46 +298,70 @@ class Problem:
         numbers = np.tile(np.arange(boundaries.shape[1]), len(boundaries))
         held = self._held(numbers, starts.ravel(), boundaries.ravel())
         alike, _, which = held.distinct()
-        found, seconds = least_of_alternatives(alike, self._alternatives, np.full(len(alike), np.inf))
-        recomputed = tuple((each.vision, each.language) for each in found)
-        stages = [_stage(alike, row, recomputed) for row in range(len(alike))]
-        fits = np.isfinite(seconds)
-        return [
-            self._plan(tuple(stages[row] for row in rows.tolist())) if fits[rows].all() else None
-            for rows in which.reshape(boundaries.shape)
+        stages = [
+            None if counts is None else _stage(alike, row, counts) for row, counts in enumerate(self._each(alike))
         ]
+        plans: list[Plan | None] = []
+        for rows in which.reshape(boundaries.shape):
+            fitting = tuple(stage for row in rows.tolist() if (stage := stages[row]) is not None)
+            plans.append(self._plan(fitting) if len(fitting) == len(rows) else None)
+        return plans
+
+    def _each(self, held: Holdings) -> list[Counts | None]:
+        """Return the counts with which each part takes least time; None where none fit."""
+        if self._mixtures:
+            solved = [self._mixtures.least(held[np.array([row])]) for row in range(len(held))]
+            return [each and each[0] for each in solved]
+        found = least_recomputes(held, self._level, np.full(len(held), np.inf))
+        pairs = zip(found.vision.tolist(), found.language.tolist(), np.isfinite(found.seconds), strict=True)
+        return [((vision, language),) if fits else None for vision, language, fits in pairs]
 
     def fit_fewest(self, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these boundaries and the fewest recomputed layers, vision first; None if none fits."""
         stages = []
         for number, (start, end) in enumerate(pairwise((0, *boundaries))):
-            counts = np.arange(end - start + 1)
-            held = self._held(*(np.full_like(counts, each) for each in (number, start, end)))
-            vision = np.minimum(counts, held.vision)
-            language = counts - vision
-            several = ([level.fits(held, vision, language) for level in levels] for levels in self._alternatives)
-            fits = next((levels for levels in several if np.any(levels, axis=1).all()), None)
-            if fits is None:
+            held = self._held(*(np.array([each]) for each in (number, start, end)))
+            counts = self._mixtures.fewest(held) if self._mixtures else self._fewest(held)
+            if counts is None:
                 return None
-            fewest = [int(np.argmax(of_level)) for of_level in fits]
-            stages.append(_stage(held, 0, [(vision[[count]], language[[count]]) for count in fewest]))
+            stages.append(_stage(held, 0, counts))
         return self._plan(tuple(stages))
+
+    def _fewest(self, held: Holdings) -> Counts | None:
+        """Return the fewest layers, vision layers first, with which a part fits packs of one level."""
+        counts = np.arange(int(held.vision[0] + held.language[0]) + 1)
+        vision = np.minimum(counts, held.vision)
+        fits = self._level.fits(held[np.zeros_like(counts)], vision, counts - vision)
+        fewest = int(np.argmax(fits))
+        return ((int(vision[fewest]), int(counts[fewest] - vision[fewest])),) if fits.any() else None
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         return Plan(packing=self._packing, layout=self._layout, stages=stages)
 
 
-def _stage(held: Holdings, row: int, recomputed: Sequence[tuple[Ints, Ints]]) -> Stage:
-    first, *further = [
-        Recomputed(vision=int(vision[row]), language=int(language[row])) for vision, language in recomputed
-    ]
+def _stage(held: Holdings, row: int, counts: Counts) -> Stage:
+    (vision, language), *further = counts
     return Stage(
         vision=int(held.vision[row]),
         language=int(held.language[row]),
-        recompute_vision=first.vision,
-        recompute_language=first.language,
-        further_levels=tuple(further),
+        recompute_vision=vision,
+        recompute_language=language,
+        further_levels=tuple(Recomputed(vision=vision, language=language) for vision, language in further),
     )
+
+
+def _raised(stage: _Fitting, rows: Sequence[int], mixtures: Mixtures) -> bool:
+    """Set the seconds of these rows to those of their best counts, and return whether any were less."""
+    seconds, held, before = stage.choices.seconds, stage.held, stage.choices.seconds[rows]
+    for row in rows:
+        solved = mixtures.least(held[np.array([row])])
+        alike = (held.vision == held.vision[row]) & (held.language == held.language[row])
+        seconds[alike & (held.projects == held.projects[row])] = np.inf if solved is None else solved[1]
+    raised = bool((seconds[rows] > _ROUNDING * before).any())
+    if raised:
+        # By what decided these, the others may be known to take longer, too.
+        np.maximum(seconds, mixtures.least_seconds(held), out=seconds)
+    return raised
 
 
 def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:

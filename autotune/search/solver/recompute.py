@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,16 +46,13 @@ class LayerSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """The packs of one level, to which recompute counts of their own belong."""
+    """The packs of an epoch with one level."""
 
     excess: Excess
-    """Not above 0 where packs of the level surely fit with those of other levels."""
     freed: Array
     """Most bytes of the excess that recomputing a vision layer, a language layer, and all of either kind in addition to
     its layers saves on each stage, [4, stages]."""
     seconds: LayerSeconds
-    row_share: float
-    """Share of the rows of the epoch."""
 
     def fits(self, holdings: Holdings, vision: Ints, language: Ints) -> Bools:
         """Return which holdings fit with these numbers of layers recomputed."""
@@ -92,49 +89,6 @@ class Recomputes:
     language: Ints
     seconds: Array
     """Seconds of the stage; infinite where it does not fit within its bound."""
-
-
-def least_of_alternatives(
-    holdings: Holdings, alternatives: Sequence[Sequence[Level]], bounds: Array
-) -> tuple[tuple[Recomputes, ...], Array]:
-    """Return (the counts for packs of each level, seconds of each holding for the mean row within its bound).
-
-    Each holding has those of the alternative with the least time.
-    """
-    found = [_least_of_levels(holdings, levels, bounds) for levels in alternatives]
-    if len(found) == 1:
-        return found[0]
-    best, every = np.argmin([seconds for _, seconds in found], axis=0), np.arange(len(holdings))
-
-    def chosen(of_alternatives: Sequence[Ints | Array]) -> Any:
-        return np.stack(of_alternatives)[best, every]
-
-    counts = tuple(
-        Recomputes(
-            **{side: chosen([getattr(each, side) for each in of_level]) for side in ("vision", "language", "seconds")}
-        )
-        for of_level in zip(*(of_levels for of_levels, _ in found), strict=True)
-    )
-    return counts, chosen([seconds for _, seconds in found])
-
-
-def _least_of_levels(
-    holdings: Holdings, levels: Sequence[Level], bounds: Array
-) -> tuple[tuple[Recomputes, ...], Array]:
-    """Return the same of one alternative, in which the levels are independent of each other."""
-    if len(levels) == 1:
-        found = least_recomputes(holdings, levels[0], bounds)
-        return (found,), found.seconds
-    nothing = _nothing(holdings)
-    least = np.stack([level.row_share * level.seconds.of(holdings.parts(nothing, nothing)) for level in levels])
-    # One level may take all that the bound leaves while the others recompute nothing; the sum is checked below.
-    spare = bounds - least.sum(axis=0)
-    several = tuple(
-        least_recomputes(holdings, level, _ROUNDED * (of_level + spare) / level.row_share)
-        for level, of_level in zip(levels, least, strict=True)
-    )
-    seconds = np.sum([level.row_share * found.seconds for level, found in zip(levels, several, strict=True)], axis=0)
-    return several, np.where(seconds <= _ROUNDED * bounds, seconds, np.inf)
 
 
 def least_recomputes(holdings: Holdings, level: Level, bounds: Array) -> Recomputes:

@@ -14,7 +14,7 @@ def test_no_stage_fits_with_fewer_language_layers_recomputed_than_the_lower_boun
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
     posed = Problem(*problem)
-    level, held = posed._alternatives[0][0], posed.cuts.different
+    level, held = posed._level, posed.cuts.different
     nothing = np.zeros_like(held.vision)
     excess = level.excess(held, nothing, nothing)
     over = np.flatnonzero(excess > 0)
