@@ -89,7 +89,8 @@ def index_of(header: Header) -> DatasetIndex:
     columns = {**dict.fromkeys(COLUMNS, numbers), "file": np.zeros_like(numbers)}
     columns |= {"vision_units": units, "text_tokens": tokens, "target_tokens": targets}
     nowhere = AnnotationFile(path=Path("/nowhere"), images=Path("/nowhere"), format="internvl", repeat=1.0)
-    return DatasetIndex(files=(nowhere,), **{name: columns[name].astype(kind) for name, kind in COLUMNS.items()})
+    typed: dict[str, Any] = {name: columns[name].astype(kind) for name, kind in COLUMNS.items()}
+    return DatasetIndex(files=(nowhere,), **typed)
 
 
 class Surface:

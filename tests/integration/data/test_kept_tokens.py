@@ -20,15 +20,17 @@ from PIL import Image
 from tests import tiny_models
 from tests.values.data import write_records
 from trials import plugins
-from trials.data import cache, loader
+from trials.data import cache
+from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
-from trials.data.loader import encode
+from trials.data.loader import PackDataset, encode
 from trials.data.records import file_chunk
 from trials.data.records.sample import Encoded, Encoder
 from trials.job import DataSection, ModelSection, Source
 from trials.model.inputs.chat import ChatMeasurer
 from trials.model.inputs.encoders import load_encoder
+from trials.sharing.share import ALONE
 
 FAMILIES = [name for name in plugins.names(plugins.Plugins(tiny_models.__name__)) if name != "mistral3-inner-features"]
 FILMED = ("qwen2-vl", "qwen2-5-vl", "qwen3-vl", "llava-onevision")
@@ -290,7 +292,7 @@ def _index_until_killed(folder: Path, encoder: Encoder) -> None:
     def slow(*_: Any, **__: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    cache._encoded = slow  # type: ignore[assignment]  # the tokens are written, the lengths are not
+    cache._encoded = slow  # the tokens are written, the lengths are not
     index_of(folder, encoder)
 
 
@@ -322,7 +324,7 @@ def test_two_writers_at_once_leave_whole_tokens(folder: Path, encoder_of: Callab
 
 def test_the_loader_uses_them(folder: Path, encoder_of: Callable[[str], Encoder]) -> None:
     encoder, index = encoder_of("text"), index_of(folder, encoder_of("text"))
-    packs = [loader.PackPart(rows=np.arange(6), level=0, share=loader.ALONE)]
-    dataset = loader.PackDataset(index, packs, encoder, pixels=True, padded=False)
+    packs = [PackPart(rows=np.arange(6), level=0, share=ALONE)]
+    dataset = PackDataset(index, packs, encoder, pixels=True, padded=False)
     with nothing_written():
         assert dataset[0].faults == ()
