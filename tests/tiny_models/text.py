@@ -33,13 +33,9 @@ KINDS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Settings of each kind beyond TEXT, by its model type and what is special."""
 DIFFERENT: dict[str, Mapping[str, Any]] = {
-    "gemma2 capped attention": {"head_dim": 16},
+    "gemma2 capped attention": {"head_dim": 16, "final_logit_softcapping": None},
     "gpt_oss attention sinks": {**EXPERTS, "head_dim": 16},
     "granite multipliers": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
-    "minicpm3 states divided by a ratio of widths that is 1 in a small copy": {
-        "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-        "scale_emb": 1, "dim_model_base": 16,
-    },
 }  # fmt: skip
 """Settings of models that cannot be run in stages."""
 

@@ -22,6 +22,7 @@ from trials.model.paths import parameters_at
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
 from trials.model.refusals.kept_types import check_kept_types
+from trials.model.refusals.output_head import check_output_head
 from trials.model.refusals.refusal import reason, refusing
 from trials.model.refusals.unsupported import check_code, check_dropout, check_quantized
 from trials.workload import Part
@@ -127,6 +128,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
+        check_output_head(model)
         embed_by_matrix(model)
         chain = _find_chain(model, family)
     claimed = {name for path in (*chain.parts, *chain.unused) for name, _ in parameters_at(model, path)}
