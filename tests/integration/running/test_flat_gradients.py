@@ -50,6 +50,17 @@ def test_clipping_is_that_of_torch(share: float) -> None:
         torch.testing.assert_close(found.grad, wanted.grad)
 
 
+def test_the_norm_of_many_parameters_is_exact() -> None:
+    layers = nn.ParameterList([nn.Parameter(torch.zeros(100_000)) for _ in range(50)])
+    flat = FlatGradients(list(layers))
+    torch.manual_seed(0)
+    for each in layers:
+        assert each.grad is not None
+        each.grad.normal_()
+    exact = float(torch.cat([each.grad.double() for each in layers if each.grad is not None]).norm())
+    assert flat.clip(1.0) == pytest.approx(exact, rel=1e-5)
+
+
 def test_neighbours_in_a_buffer_are_one_view_and_others_are_not() -> None:
     layers = module()
     flat = FlatGradients(list(layers.parameters()))

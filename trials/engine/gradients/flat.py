@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from deepspeed import comm
 from torch import nn
+from torch.nn.utils import get_total_norm
 
 from trials.engine.gradients.messages import in_buckets
 
@@ -30,7 +31,8 @@ class FlatGradients:
 
     def clip(self, most: float) -> float:
         """Scale them so that their norm is at most `most`; return the norm before."""
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(buffer) for buffer in self._buffers]))
+        # Of each parameter by itself: over a whole buffer, torch's float32 sum on a CPU is off by some 1e-4.
+        norm = get_total_norm([each.grad for each in self._parameters if each.grad is not None])
         scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's and DeepSpeed's clipping
         for buffer in self._buffers:
             buffer.mul_(scale)
