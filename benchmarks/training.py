@@ -1,7 +1,7 @@
 """Full trainings: promised speed, comparison with trainings without autotune, and kills. Prints one JSON object.
 
     python -m benchmarks.training [--part promises rival loops kills] [--families internvl qwen2_5_vl llava]
-        [--cases example unlimited pages tiles] [--scale 1.0]
+        [--cases example unlimited pages tiles] [--rounds 3] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
@@ -29,7 +29,7 @@ from benchmarks.output.result import Check, at_least, at_most, finish, show
 Row: TypeAlias = Mapping[str, Any]
 STEPS, SHORT_STEPS = 200, 60
 SAMPLES, HELD_OUT, SEEDS = 800, 200, 3
-LOOP_SAMPLES, LOOP_ROUNDS = 400, 3
+LOOP_SAMPLES = 400
 KILLS = 20
 LOSS_TOLERANCE = 1e-5
 """Relative difference that counts as the same loss: the last bits of a sum may differ between processes."""
@@ -80,7 +80,7 @@ def _rival(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
 
 def _loops(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     scale = arguments.scale
-    samples, rounds = max(96, round(scale * LOOP_SAMPLES)), max(1, round(scale * LOOP_ROUNDS))
+    samples, rounds = max(96, round(scale * LOOP_SAMPLES)), arguments.rounds
     search = {"trials": max(2, round(scale * 14)), "time_limit": max(20.0, scale * 180)}
     return loops(folder / "loops", samples=samples, rounds=rounds, search=search, cases=arguments.cases)
 
@@ -161,6 +161,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", nargs="+", choices=_PARTS, default=list(_PARTS))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of the part promises")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the part loops")
+    parser.add_argument("--rounds", type=int, default=3, help="of the part loops")
     parser.add_argument("--scale", type=float, default=1.0)
     return parser.parse_args()
 

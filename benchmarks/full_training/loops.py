@@ -179,7 +179,8 @@ def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[s
     sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
     sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
     sides["engine, loop's plan"] = partial(_launch, case, plan=hand)
-    if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1:
+    # Packs of several levels recompute layers by their level, which the loop does not.
+    if case.plan.layout.data == RANKS and case.plan.packing.degrees == (1,):
         packs = _packs(case)
         freed = [case.plan.stages[0].recompute_vision, case.plan.stages[0].recompute_language]
         sides["loop with our packs"] = partial(_loop, case, packs=str(packs), recomputed=freed)
