@@ -54,7 +54,7 @@ class JobFile:
         return load_job(self.path, self.changes)
 
 
-def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
+def load_job(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Job:
     """Return the job that the file describes; relative paths are made absolute against the file's folder.
 
     `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
@@ -62,6 +62,11 @@ def load_job(path: Path, changes: Iterable[str] = ()) -> Job:
     a model in the hub's cache it becomes the folder there.
     Raise JobError, which lists every mistake with its line or change, the key, the value and the remedy.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise JobError(f"load_job takes the path of a job file, not {_shown(path)}; give one")
+    if isinstance(changes, str):  # its characters would be taken for changes
+        raise JobError(f"load_job takes a list of changes, not the text {_shown(changes)}; put it in a list")
+    path = Path(path)
     document = _read(_content(path), path)
     for change in changes:
         _apply(document, change)
@@ -84,7 +89,7 @@ def as_job(job: JobLike) -> Job:
         case Mapping():
             return _absolute(_checked(_document(job)), Path.cwd())
         case str() | os.PathLike():
-            return load_job(Path(job))
+            return load_job(job)
     raise JobError(
         f"a job is the path of a job file, a mapping with the sections of one, or a Job, not {_shown(job)}; give one"
     )

@@ -35,6 +35,8 @@ def parse(url: str) -> URL:
 
     Raise BadUrl for anything but a SQLite file or a PostgreSQL database.
     """
+    if not isinstance(url, str):
+        raise BadUrl(f"a database is named by the text of its URL, not by a {type(url).__name__}; {_EXAMPLES}")
     if not url.strip():
         raise BadUrl(f"the database URL is empty; {_EXAMPLES}")
     parsed = _split(url)

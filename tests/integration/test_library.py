@@ -21,7 +21,7 @@ from autotune import best_plan, launch, load_job, pack, predict, tune
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
 from autotune.workload import look_at, workload_of
-from storage.errors import UnknownPlan
+from storage.errors import BadUrl, UnknownPlan
 from storage.records import BestPlan
 from storage.store import open_store
 from tests.programs.users import JobFile, databases
@@ -29,7 +29,7 @@ from tests.unit.repository.test_docs import rows
 from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of
 from trials.data.records.sample import Ints
-from trials.errors import ModelError
+from trials.errors import AutotuneError, ModelError
 
 HEAVY = {"torch", "transformers", "deepspeed", "numpy", "optuna", "scipy", "sqlalchemy", "pydantic", "click"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "library.md"
@@ -96,13 +96,54 @@ def test_a_path_a_mapping_and_a_job_are_the_same_job(job: JobFile, monkeypatch: 
     document["training"]["output"] = "relative"
     monkeypatch.chdir(job.path.parent)
     job.spoil(training__output="relative")
-    found = [known_samples(each) for each in (job.path, str(job.path), document, load_job(job.path))]
-    assert found == [48] * 4
+    known = [job.path, str(job.path), document, load_job(job.path), load_job(str(job.path))]
+    assert [known_samples(each) for each in known] == [48] * 5
 
 
 def known_samples(job: Any) -> int:
     """Samples of the job that a function of the library takes, by its packs."""
     return len(pack(job, qv=10, qt=500).after.epoch.packs.samples)
+
+
+def _first_parameter(name: str) -> str:
+    return next(iter(inspect.signature(getattr(autotune, name)).parameters), "")
+
+
+TAKE_A_FILE = [name for name in autotune.__all__ if _first_parameter(name) in {"path", "job", "data"}]
+
+
+def test_every_function_that_takes_a_file_is_among_those_called_here() -> None:
+    functions = {name.strip("`").partition("(")[0] for name, _ in rows(DOCUMENT, "function", "what it returns")}
+    assert set(TAKE_A_FILE) == functions | {"load_job", "SampleDataset"}
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize("name", TAKE_A_FILE)
+def test_the_path_of_a_job_is_a_text_or_a_path(name: str, kind: Callable[[str], object]) -> None:
+    with pytest.raises(AutotuneError, match=r"^nowhere.yaml: no such file"):
+        getattr(autotune, name)(kind("nowhere.yaml"))
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+@pytest.mark.parametrize(
+    ("function", "option", "path"),
+    [
+        (predict, "plan", "nowhere.yaml"),
+        (predict, "device_profile", "nowhere.json"),
+        (pack, "out", "nowhere/packs.jsonl"),
+    ],
+)
+def test_the_path_in_an_option_is_a_text_or_a_path(
+    function: Callable[..., object], option: str, path: str, kind: Callable[[str], object], job: JobFile
+) -> None:
+    with pytest.raises(AutotuneError, match="nowhere"):
+        function(job.path, **{option: kind(path)})
+
+
+@pytest.mark.parametrize("function", [tune, best_plan, predict, launch])
+def test_a_database_is_named_by_a_url_alone(function: Callable[..., object], job: JobFile, home: Path) -> None:
+    with pytest.raises(BadUrl, match=r"by the text of its URL, not by a PosixPath; use sqlite:///FILE"):
+        function(job.path, database=home / "results.db")
 
 
 @pytest.mark.parametrize(

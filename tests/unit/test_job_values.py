@@ -68,3 +68,21 @@ def test_values_that_no_file_can_hold_are_refused() -> None:
             as_job(values)
     with pytest.raises(JobError, match=r"the job: model.path: must be a text; put quotes around it, not 3\nthe job: "):
         as_job({"model": {"path": 3}, "data": {"sources": []}})
+
+
+def test_the_path_of_a_file_may_be_a_text(job: Job, tmp_path: Path) -> None:
+    assert load_job(str(tmp_path / "job.yaml")) == job
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None,), "load_job takes the path of a job file, not empty; give one"),
+        (({"model": {}},), "load_job takes the path of a job file, not a section; give one"),
+        (("job.yaml", "training.epochs=2"), "a list of changes, not the text 'training.epochs=2'; put it in a list"),
+    ],
+    ids=["nothing", "a mapping", "one change"],
+)
+def test_what_is_no_path_and_no_list_of_changes_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        load_job(*arguments)
