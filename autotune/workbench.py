@@ -47,7 +47,7 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     """
     folder = work_folder(database_url)
     outline = look_at(job)
-    check_devices(outline.hardware, job.search.parallel)
+    check_devices(outline.hardware, job.search.parallel, job.hardware.memory_limit)
     if job.training.compiles:
         check_compiler(outline.hardware.accelerator)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)

@@ -13,8 +13,8 @@ import torch
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
-from autotune.machine.device_problems import Finding, held_bytes, warn_of
-from autotune.machine.hardware import default_memory_limit, default_workers, software
+from autotune.machine.device_problems import Finding, memory_limit, warn_of
+from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
@@ -209,8 +209,7 @@ def _read(
         software=software(),
         oversize=job.data.oversize,
         global_batch_samples=job.training.global_batch_samples,
-        memory_limit_bytes=job.hardware.memory_limit
-        or default_memory_limit(hardware, job.search.parallel, held_bytes=held_bytes(hardware, job.search.parallel)),
+        memory_limit_bytes=memory_limit(hardware, job.search.parallel, job.hardware.memory_limit),
     )
     prepared = Prepared(
         job=job,

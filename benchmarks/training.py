@@ -25,6 +25,7 @@ from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
 from benchmarks.output.result import Check, at_least, at_most, finish, show
+from trials.units import time_setting
 
 Row: TypeAlias = Mapping[str, Any]
 STEPS, SHORT_STEPS = 200, 60
@@ -81,7 +82,7 @@ def _rival(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
 def _loops(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     scale = arguments.scale
     samples, rounds = max(96, round(scale * LOOP_SAMPLES)), arguments.rounds
-    search = {"trials": max(2, round(scale * 14)), "time_limit": max(20.0, scale * 180)}
+    search = {"trials": max(2, round(scale * 14)), "time_limit": time_setting(max(20.0, scale * 180))}
     return loops(folder / "loops", samples=samples, rounds=rounds, search=search, cases=arguments.cases)
 
 
@@ -91,7 +92,7 @@ def _kills(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _search(scale: float) -> Mapping[str, Any]:
-    return {"trials": max(2, round(scale * 10)), "time_limit": max(20.0, scale * 75)}
+    return {"trials": max(2, round(scale * 10)), "time_limit": time_setting(max(20.0, scale * 75))}
 
 
 def check_promises(rows: Sequence[Row]) -> list[Check]:

@@ -47,7 +47,7 @@ def main() -> None:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prepared = example(folder, arguments.samples, search={"trials": arguments.trials, "time_limit": 3600.0})
+        prepared = example(folder, arguments.samples, search={"trials": arguments.trials, "time_limit": "1h"})
         with open_store(f"sqlite:///{folder}/tuning.db") as store:
             with WarmPool(LocalLauncher(folder / "profile", 2, "cpu")) as pool:
                 store.add_workload(prepared.workload)

@@ -2,12 +2,16 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from trials.units import parse_bytes, parse_seconds
+from trials.units import parse_bytes, parse_seconds, size_setting, time_setting
 
-Bytes = Annotated[int, BeforeValidator(parse_bytes, json_schema_input_type=int | str), Field(gt=0)]
-Seconds = Annotated[float, BeforeValidator(parse_seconds, json_schema_input_type=float | str), Field(gt=0)]
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes, json_schema_input_type=str), Field(gt=0), PlainSerializer(size_setting)
+]
+Seconds = Annotated[
+    float, BeforeValidator(parse_seconds, json_schema_input_type=str), Field(gt=0), PlainSerializer(time_setting)
+]
 
 
 class Section(BaseModel):

@@ -2,20 +2,22 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import fields
+from decimal import Decimal
+from fractions import Fraction
 
 _BYTES = {
     "B": 1,
     **{f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)},
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
-_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([A-Za-z]+)\s*", re.ASCII)
-_MOST = 1 << 63  # above it, infinities included, no quantity makes sense
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
+_QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def parse_bytes(value: object) -> int:
-    """Return the bytes of a whole number or a text such as `400MiB` or `1.5 GB`; case does not matter.
+    """Return the bytes of a text such as `400MiB` or `1.5 GB`; case does not matter. Of numbers, 0 needs no unit.
 
     Raise ValueError with the value and the known units.
     """
@@ -23,8 +25,8 @@ def parse_bytes(value: object) -> int:
 
 
 def parse_seconds(value: object) -> float:
-    """Return the seconds of a number or a text such as `90s` or `1.5h`. Raise ValueError like `parse_bytes`."""
-    return _parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h")
+    """Return the seconds of a text such as `90s` or `1.5h`, or of 0. Raise ValueError like `parse_bytes`."""
+    return float(_parse(value, _SECONDS, "a time such as 90s, 10min or 1.5h"))
 
 
 def probability_text(probability: float) -> str:
@@ -33,9 +35,14 @@ def probability_text(probability: float) -> str:
 
 
 def time_setting(seconds: float) -> str:
-    """Return a time as people write it into a job file, in the largest unit of which it is a multiple: `10min`."""
-    unit, scale = next((each for each in reversed(_SECONDS.items()) if seconds % each[1] == 0), ("s", 1.0))
-    return f"{seconds / scale:g}{unit}"
+    """Return a time as a job file has it, in the largest unit of which it is a multiple: `10min`."""
+    # Through the shortest decimals that give the number back: a job has the same value again.
+    return _setting(seconds, _SECONDS) if seconds % 1 == 0 else f"{Decimal(repr(seconds)):f}s"
+
+
+def size_setting(size: int) -> str:
+    """Return a size as a job file has it, in the largest unit of which it is a multiple: `400MiB`."""
+    return _setting(size, _BYTES)
 
 
 def duration_text(seconds: float) -> str:
@@ -53,14 +60,25 @@ def number_of(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-def _parse(value: object, units: dict[str, float] | dict[str, int], example: str) -> float:
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MOST:
-        return float(value)
+def _setting(quantity: float, units: Mapping[str, int]) -> str:
+    unit, scale = max((each for each in units.items() if quantity % each[1] == 0), key=lambda each: each[1])
+    return f"{int(quantity) // scale}{unit}"
+
+
+def _parse(value: object, units: Mapping[str, int], example: str) -> Fraction:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    number = value if is_number else match and float(match[1])
+    if number == 0 and (is_number or (match and not match[2])):
+        return Fraction(0)
+    known = ", ".join(units)
+    # A number alone may be meant in any unit: 80 of an 80GiB device would be 80 bytes.
+    if is_number or (match and not match[2]):
+        raise ValueError(f"{value!r} has no unit; write {example}; units are {known}")
     scale = {name.lower(): factor for name, factor in units.items()}.get(match[2].lower()) if match else None
     if match is None or scale is None:
-        raise ValueError(f"{value!r} is not {example}; units are {', '.join(units)}")
-    return float(match[1]) * scale
+        raise ValueError(f"{value!r} is not {example}; units are {known}")
+    return Fraction(match[1]) * scale
 
 
 def check_measured(measured: object) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
+from autotune.errors import HardwareError
 from autotune.folders import spool_folder, work_folder
 from autotune.machine import device_problems
 from autotune.machine.agent import has_died
-from autotune.machine.device_problems import Finding, situation
+from autotune.machine.device_problems import Finding, memory_limit, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
 from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
@@ -21,7 +22,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import wire
 from trials.model.refusals.compiling import INSTALL, missing_tool
-from trials.units import number_of
+from trials.units import number_of, size_setting
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ def examine(options: Options, file: "JobFile | None") -> None:
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
     groups, folder = job.search.parallel if job else 1, work_folder(url)
+    wanted = job.hardware.memory_limit if job else None
     findings = [
-        *device_problems.findings(situation(hardware, groups)),
+        *device_problems.findings(situation(hardware, groups, wanted)),
         *_spool_findings(spool_folder(folder)),
         *_work_findings(folder),
     ]
@@ -76,15 +78,17 @@ def examine(options: Options, file: "JobFile | None") -> None:
         findings += [*_data_findings(report), *outline.findings]
         if job.training.compile == AUTO:
             compiling = _compiling(job, work, setting)
+    memory = _memory(hardware, groups, wanted)
     document = {
         "hardware": wire.to_document(hardware),
+        "memory": memory,
         "software": wire.to_document(software()),
         "database": database,
         "data": data,
         "compile": compiling,
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
-    options.give(lambda: document, lambda: _text(hardware, database, data, compiling, findings))
+    options.give(lambda: document, lambda: _text(_hardware_text(hardware, memory), database, data, compiling, findings))
     if problem:
         raise problem
 
@@ -195,11 +199,37 @@ def _compiling(job: "Job", work: Workload, setting: CompileSetting | None) -> st
     )
 
 
-def _text(hardware: Hardware, database: _Part, data: _Part, compiling: str | None, findings: list[Finding]) -> str:
-    versions = software()
+def _memory(hardware: Hardware, groups: int, wanted: int | None) -> _Part:
+    """Return the limit of a rank and what its device has; None where others leave nothing, which a finding says."""
+    try:
+        limit = memory_limit(hardware, groups, wanted)
+    except HardwareError:
+        return None
+    is_shared = hardware.accelerator == "cpu"
+    return {
+        "limit_bytes": limit,
+        "is_default": wanted is None,
+        "device_bytes": hardware.device_memory_bytes,
+        "ranks": hardware.of_node * groups if is_shared else 1,
+    }
+
+
+def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     link = f", {hardware.link} between them" if hardware.link else ""
+    text = f"Hardware  {hardware}{link}; {number_of(hardware.cpu_cores, 'core')}"
+    if memory is None:
+        return text
+    origin = f"{memory['limit_bytes'] / 2**30:.1f} GiB (default)"
+    if not memory["is_default"]:
+        origin = f"{size_setting(memory['limit_bytes'])} (of the job)"
+    owner = f"the machine, which {memory['ranks']} ranks share" if memory["ranks"] > 1 else "its device"
+    return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
+
+
+def _text(hardware: str, database: _Part, data: _Part, compiling: str | None, findings: list[Finding]) -> str:
+    versions = software()
     lines = [
-        f"Hardware  {hardware}{link}; {number_of(hardware.cpu_cores, 'core')}",
+        hardware,
         f"Software  python {versions.python}, torch {versions.torch}, deepspeed {versions.deepspeed}, "
         f"transformers {versions.transformers}",
     ]

@@ -27,19 +27,19 @@ class DefaultGroup(click.Group):
         return super().parse_args(ctx, args)
 
 
-class Time(click.ParamType[float]):
-    """A time with its unit, as in the job file."""
+class Time(click.ParamType[str]):
+    """A time with its unit, as in the job file, which stays a text."""
 
     name = "time"
 
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             seconds = parse_seconds(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds <= 0:
             self.fail(f"{value!r} leaves no time to search; give more than 0s", param, ctx)
-        return seconds
+        return value
 
 
 class Size(click.ParamType[int]):

@@ -59,7 +59,7 @@ def tune_job(
     launcher: str | None,
     submit: bool,
     trials: int | None,
-    time_limit: float | None,
+    time_limit: str | None,
     fresh: bool,
 ) -> None:
     job = with_values(file.load(), "search", {"trials": trials, "time_limit": time_limit})

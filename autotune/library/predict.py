@@ -18,7 +18,7 @@ def predict(
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
     devices: int | None = None,
-    memory_limit: int | str | None = None,
+    memory_limit: str | None = None,
     device_profile: str | os.PathLike[str] | None = None,
     top: int = 5,
     database: str | None = None,
@@ -26,8 +26,8 @@ def predict(
 ) -> tuple[Forecast, ...]:
     """Predict time and memory of a plan, or of the `top` best plans that the solver finds, without running them.
 
-    `plan` is a plan, a plan file, or the id of a tried plan. `devices` and `memory_limit`, bytes per rank or a text
-    such as `80GiB`, override the job. `device_profile` is a profile file or a part of a device's name.
+    `plan` is a plan, a plan file, or the id of a tried plan. `devices` and `memory_limit` of a rank, such as `80GiB`,
+    override the job. `device_profile` is a profile file or a part of a device's name.
 
     Raise PredictError, ProfileError, NoProfile and NoFeasiblePlan.
     """

@@ -32,7 +32,7 @@ def tune(
     job: JobLike,
     *,
     trials: int | None = None,
-    time_limit: float | str | None = None,
+    time_limit: str | None = None,
     launcher: str | None = None,
     fresh: bool = False,
     database: str | None = None,
@@ -40,8 +40,8 @@ def tune(
 ) -> BestPlan:
     """Search the best plan of a job with short, real training steps, and certify it.
 
-    `trials`, `time_limit` in seconds or as in a job file, and `launcher` override the job. A search that is finished is
-    not repeated unless `fresh`; an unfinished one is resumed. A certificate that does not hold is logged as a warning.
+    `trials`, `time_limit` such as `20min`, and `launcher` override the job. A search that is finished is not repeated
+    unless `fresh`; an unfinished one is resumed. A certificate that does not hold is logged as a warning.
 
     Raise JobError, DeviceBusy, NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
     """

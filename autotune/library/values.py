@@ -23,7 +23,7 @@ def text_of(error: type[_Error], name: str, value: object) -> str:
     return os.fspath(value)
 
 
-def bytes_of(value: int | str) -> int:
+def bytes_of(value: str) -> int:
     """Return a size in bytes. Raise PredictError for what is none."""
     try:
         size = parse_bytes(value)

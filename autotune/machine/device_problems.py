@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import HardwareError
-from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of
+from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of, default_memory_limit
 from autotune.machine.occupancy import Driver, Occupancy, driver, occupancies
 from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
 from trials.machine.shared_memory import MORE, shared_memory_bytes
+from trials.units import number_of, size_setting
 from trials.workload import Hardware
 
 _log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ class Finding:
     what: str
     remedy: str
     prevents: bool = False
-    """Whether no rank can run."""
+    """Whether no rank can run as the job says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,13 @@ class Situation:
     """The accelerators that ranks use."""
     shared_bytes: int
     """Size of /dev/shm."""
+    groups: int = 1
+    """Groups of ranks that run at the same time."""
+    limit_bytes: int | None = None
+    """Limit of a rank that the job names."""
 
 
-def situation(hardware: Hardware, groups: int = 1) -> Situation:
+def situation(hardware: Hardware, groups: int = 1, limit_bytes: int | None = None) -> Situation:
     """Look at the devices that `groups` groups of ranks use, at the driver, and at the build of torch."""
     devices = _devices(hardware, groups)
     return Situation(
@@ -46,6 +51,8 @@ def situation(hardware: Hardware, groups: int = 1) -> Situation:
         build=torch_build(architectures=bool(devices)),
         devices=devices,
         shared_bytes=shared_memory_bytes(),
+        groups=groups,
+        limit_bytes=limit_bytes,
     )
 
 
@@ -55,9 +62,17 @@ def held_bytes(hardware: Hardware, groups: int = 1) -> int:
     return max(0, hardware.device_memory_bytes - min(free, default=hardware.device_memory_bytes))
 
 
-def check_devices(hardware: Hardware, groups: int = 1) -> None:
+def memory_limit(hardware: Hardware, groups: int = 1, wanted: int | None = None) -> int:
+    """Return the bytes of a rank: those that the job names, or the default less what others hold.
+
+    Raise HardwareError where nothing is left.
+    """
+    return wanted or default_memory_limit(hardware, groups, held_bytes=held_bytes(hardware, groups))
+
+
+def check_devices(hardware: Hardware, groups: int = 1, limit_bytes: int | None = None) -> None:
     """Log the findings as warnings. Raise HardwareError for the first one with which no rank can run."""
-    for finding in findings(situation(hardware, groups)):
+    for finding in findings(situation(hardware, groups, limit_bytes)):
         if finding.prevents:
             raise HardwareError(f"{finding.what}; {finding.remedy}")
         warn_of([finding])
@@ -70,6 +85,7 @@ def warn_of(found: Iterable[Finding]) -> None:
 
 def findings(found: Situation) -> Iterator[Finding]:
     """Yield what is wrong in a situation."""
+    yield from _of_limit(found)
     if found.hardware.accelerator == "cpu":
         yield from _without_devices(found)
         return
@@ -116,6 +132,26 @@ def _without_devices(found: Situation) -> Iterator[Finding]:
             what=f"torch {build.version} is built for CUDA, but there is no driver of NVIDIA, so ranks run on the CPU",
             remedy="install the driver, or start the container with `--gpus all`; without a GPU, install torch's CPU "
             "build",
+        )
+
+
+def _of_limit(found: Situation) -> Iterator[Finding]:
+    here, limit = found.hardware, found.limit_bytes
+    if limit is None:
+        return
+    remedy = "lower it, or remove it for a default that leaves a reserve"
+    if limit > here.device_memory_bytes:
+        yield Finding(
+            what=f"hardware.memory_limit is {size_setting(limit)}, but {here.device_name} has "
+            f"{_gib(here.device_memory_bytes)}, so plans would run out of memory within the limit",
+            remedy=remedy,
+            prevents=True,
+        )
+    elif here.accelerator == "cpu" and limit * (ranks := here.of_node * found.groups) > here.device_memory_bytes:
+        yield Finding(
+            what=f"hardware.memory_limit allows {number_of(ranks, 'rank')} {_gib(limit * ranks)} in all, but this "
+            f"machine has {_gib(here.device_memory_bytes)}",
+            remedy=remedy,
         )
 
 

@@ -172,7 +172,7 @@ class SimulatedWorkload:
             model=ModelSection(path=self.name),
             data=DataSection(sources=(Source(path=Path("lengths")),)),
             training=TrainingSection(global_batch_samples=self.batch),
-            search=SearchSection.model_validate({"time_limit": 10**9, **search}),
+            search=SearchSection.model_validate({"time_limit": "300000h", **search}),
         )
         return Prepared(
             job=job, workload=self.workload, index=self.index, index_file=Path("index.npz"), weights=WEIGHTS

@@ -94,7 +94,7 @@ class PlantedJob:
             model=ModelSection(path="planted"),
             data=DataSection(sources=(Source(path=Path("lengths")),), workers=0),
             training=TrainingSection(global_batch_samples=self.batch),
-            search=SearchSection.model_validate({"time_limit": 10**9, "trials": 8, "timed_steps": 4}),
+            search=SearchSection.model_validate({"time_limit": "300000h", "trials": 8, "timed_steps": 4}),
         )
         return Prepared(job=job, workload=workload, index=index, index_file=Path("index.npz"), weights=weights)
 

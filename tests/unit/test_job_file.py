@@ -105,7 +105,7 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("hardware: {devices: 2.5}", "hardware.devices: must be a whole number, not 2.5"),
         ("hardware: {devices: '2'}", "hardware.devices: must be a whole number, not '2'"),
         ("hardware: {devices: 0}", "hardware.devices: must be greater than 0, not 0"),
-        ("hardware: {memory_limit: -5}", "hardware.memory_limit: must be greater than 0, not -5"),
+        ("hardware: {memory_limit: 0}", "hardware.memory_limit: must be greater than 0, not 0"),
         ("hardware: 2", "hardware: must be a section with the keys devices, memory_limit, launcher, "),
         ("hardware:", "hardware: must be a section with the keys devices, memory_limit, launcher, "),
         ("training: {keep_checkpoints: 0}", "training.keep_checkpoints: must be greater than 0, not 0"),

@@ -29,6 +29,7 @@ from trials.outcome import (
     Timeout,
 )
 from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage
+from trials.units import size_setting, time_setting
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 counts = st.integers(min_value=0, max_value=2**40)
@@ -204,7 +205,9 @@ jobs = st.builds(
         every=st.none() | positive,
         seed=st.integers(0, 9),
     ),
-    hardware=st.builds(HardwareSection, devices=st.none() | positive, memory_limit=st.none() | positive),
+    hardware=st.builds(
+        HardwareSection, devices=st.none() | positive, memory_limit=st.none() | positive.map(size_setting)
+    ),
     training=st.builds(
         TrainingSection,
         global_batch_samples=positive,
@@ -224,11 +227,11 @@ jobs = st.builds(
     search=st.builds(
         SearchSection,
         trials=positive,
-        time_limit=seconds,
+        time_limit=seconds.map(time_setting),
         sampler=texts,
         warmup_steps=counts,
         timed_steps=positive,
-        trial_timeout=seconds,
+        trial_timeout=seconds.map(time_setting),
         workers=st.sampled_from(["warm", "fresh"]),
     ),
     database=st.none() | texts,

@@ -15,7 +15,8 @@ from autotune.cli import main
 from autotune.errors import HardwareError
 from autotune.machine import device_problems, hardware
 from autotune.machine.device_problems import check_devices, findings, held_bytes, situation
-from autotune.machine.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.hardware import choose, default_memory_limit, probe_hardware, software
+from autotune.machine.host import Machine
 from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
 from tests.machines.simulated_nvml import refuse, simulate
 
@@ -137,6 +138,31 @@ def test_memory_that_others_hold_is_told_and_taken_off_the_limit(
     assert default_memory_limit(here, held_bytes=held_bytes(here)) == 10 * GIB
     # A job on the first device alone does not have less.
     assert held_bytes(probe_hardware(1)) == 0
+
+
+def test_a_limit_above_the_memory_of_a_device_is_refused(devices: Change) -> None:
+    here = probe_hardware(2)
+    check_devices(here, 1, 16 * GIB)
+    with pytest.raises(
+        HardwareError, match=r"hardware.memory_limit is 80GiB, but NVIDIA H200 has 16.0 GiB, .* lower it, or remove it"
+    ):
+        check_devices(here, 1, 80 * GIB)
+
+
+def test_a_limit_that_the_ranks_of_one_cpu_cannot_all_have_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    machine = Machine(cpu_name="Xeon", cpu_cores=8, ram_bytes=16 * GIB)
+    here = choose(2, machine=machine, found=())
+    check_devices(here, 2, 4 * GIB)
+    assert "memory_limit" not in caplog.text
+    check_devices(here, 2, 5 * GIB)
+    assert "hardware.memory_limit allows 4 ranks 20.0 GiB in all, but this machine has 16.0 GiB" in caplog.text
+    with pytest.raises(HardwareError, match=r"hardware.memory_limit is 17GiB, but Xeon has 16.0 GiB"):
+        check_devices(here, 2, 17 * GIB)
+
+
+def test_doctor_shows_the_limit_of_a_rank_beside_the_memory_of_its_device(devices: Change) -> None:
+    answer = CliRunner().invoke(main, ["doctor"])
+    assert "Memory    a rank may use 15.0 GiB (default) of the 16.0 GiB of its device\n" in answer.stdout
 
 
 def test_no_memory_left_is_refused(devices: Change) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.units import duration_text, number_of, parse_bytes, parse_seconds, time_setting
+from trials.units import duration_text, number_of, parse_bytes, parse_seconds, size_setting, time_setting
 
 
 @pytest.mark.parametrize(
@@ -14,14 +14,15 @@ from trials.units import duration_text, number_of, parse_bytes, parse_seconds, t
         ("1.5 GB", 1_500_000_000),
         (" 2 gib ", 2 * 1024**3),
         ("7B", 7),
-        (4096, 4096),
+        (0, 0),
+        ("0", 0),
     ],
 )
 def test_sizes_are_bytes(written: object, expected: int) -> None:
     assert parse_bytes(written) == expected
 
 
-@pytest.mark.parametrize(("written", "expected"), [("90s", 90), ("10min", 600), ("1.5h", 5400), (2.5, 2.5)])
+@pytest.mark.parametrize(("written", "expected"), [("90s", 90), ("10min", 600), ("1.5h", 5400), ("2.5s", 2.5), (0, 0)])
 def test_times_are_seconds(written: object, expected: float) -> None:
     assert parse_seconds(written) == expected
 
@@ -32,6 +33,29 @@ def test_times_are_seconds(written: object, expected: float) -> None:
 def test_a_time_of_a_job_is_written_with_its_unit(seconds: float, written: str) -> None:
     assert time_setting(seconds) == written
     assert parse_seconds(written) == seconds
+
+
+@given(st.floats(1e-6, 1e12) | st.integers(1, 10**12).map(float), st.integers(1, 10**14))
+def test_a_written_time_or_size_is_read_as_it_was(seconds: float, size: int) -> None:
+    assert parse_seconds(time_setting(seconds)) == seconds
+    assert parse_bytes(size_setting(size)) == size
+
+
+def test_a_size_of_a_job_is_written_with_its_unit() -> None:
+    assert [size_setting(size) for size in (400 << 20, 80 << 30, 1_500_000_000, 7)] == [
+        "400MiB",
+        "80GiB",
+        "1500MB",
+        "7B",
+    ]
+
+
+@pytest.mark.parametrize("written", [80, 80.0, -5, "80", " 80 ", "1.5", 10**400, math.inf, math.nan], ids=repr)
+def test_a_size_or_time_without_a_unit_is_refused(written: object) -> None:
+    with pytest.raises(ValueError, match=r"has no unit; write a size such as 400MiB or 1.5GB; units are B, KB"):
+        parse_bytes(written)
+    with pytest.raises(ValueError, match=r"has no unit; write a time such as 90s, 10min or 1.5h; units are s, min, h"):
+        parse_seconds(written)
 
 
 @pytest.mark.parametrize(

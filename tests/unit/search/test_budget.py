@@ -11,6 +11,7 @@ from storage.records import FinishedTrial
 from tests.machines.simulated import SimulatedLauncher, SimulatedLedger
 from tests.values.search import completed, padded_plan, predictor_of
 from trials.job import SearchSection
+from trials.units import time_setting
 
 SECONDS = 10.0
 """Of each trial."""
@@ -35,7 +36,7 @@ def test_time_is_kept_for_a_trial_its_repeats_and_those_of_the_baselines_that_ra
 
     def allows(seconds_left: float) -> bool:
         limit = len(roles) * SECONDS + seconds_left
-        settings = SearchSection(time_limit=limit, final_steps=0)
+        settings = SearchSection.model_validate({"time_limit": time_setting(limit), "final_steps": 0})
         return Budget(settings=settings, ledger=ledger, clock=lambda: 0.0).allows_trial()
 
     assert allows(kept * SECONDS + 1)

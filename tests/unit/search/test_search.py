@@ -172,7 +172,7 @@ def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench
 
 @pytest.mark.long
 def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit="0.000001s")
     counts = Counter(roles(ledger.trials))
     assert [counts[role] for role in ALWAYS] == [1, 1, 1]
     assert set(counts) == {*ALWAYS, Role.CONFIRM}
@@ -257,7 +257,7 @@ def test_the_current_plan_of_another_search_is_not_that_of_this_one(bench: Bench
 
 def test_the_reason_why_a_search_ends_is_reported(bench: Bench) -> None:
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=4)
-    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit=1e-6)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit="0.000001s")
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=60)
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
     assert [said.split(" ")[0] for said in bench.said] == ["The", "The", "Another", "Every"]

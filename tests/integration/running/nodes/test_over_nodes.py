@@ -60,7 +60,7 @@ def job(shallow: Path, tmp_path: Path) -> Callable[..., Job]:
     """A job with two ranks, and further settings of its hardware."""
 
     def make(name: str, **hardware: Any) -> Job:
-        hardware = {"devices": 2, "memory_limit": "2GiB", "start_timeout": 120, **hardware}
+        hardware = {"devices": 2, "memory_limit": "2GiB", "start_timeout": "2min", **hardware}
         source = {"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}
         return job_of(shallow, tmp_path / name, hardware=hardware, search=SHORT, data={"sources": [source]})
 

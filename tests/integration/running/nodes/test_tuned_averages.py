@@ -64,7 +64,7 @@ def test_a_search_tries_both_averages_on_real_ranks_and_shows_their_times_side_b
         "space": SPACE,
         "current_plan": str(plan_file(BY_NODES)),
     }
-    hosts = {"launcher": "torchrun", "hosts": [joined.here, joined.there], "devices": 4, "start_timeout": 200}
+    hosts = {"launcher": "torchrun", "hosts": [joined.here, joined.there], "devices": 4, "start_timeout": "200s"}
     batch = {"global_batch_samples": 24}
     job = job_of(shallow, tmp_path / "output", hardware=hosts, search=search, training=batch)
     with postgres.database(postgres_server) as team:
