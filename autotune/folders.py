@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from storage.database.url import default_url, masked, parse
+from storage.database.url import default_url, masked, parse, sqlite_path
 from storage.user_folders import cache_folder, data_folder
 
 
@@ -32,3 +32,10 @@ def lengths_folder() -> Path:
 def architectures_folder() -> Path:
     """Return the folder that records which architectures were found equal to transformers' own."""
     return cache_folder() / "architectures"
+
+
+def database_name(database_url: str | None) -> str:
+    """Return the URL of a database for messages, and whether its file is not there yet."""
+    url = parse(default_url() if database_url is None else database_url)
+    path = sqlite_path(url)
+    return masked(url) if path is None or path.exists() else f"{masked(url)}, which is not there yet"

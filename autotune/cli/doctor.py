@@ -9,7 +9,7 @@ from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
 from autotune.errors import HardwareError
-from autotune.folders import spool_folder, work_folder
+from autotune.folders import database_name, spool_folder, work_folder
 from autotune.machine import device_problems
 from autotune.machine.agent import has_died
 from autotune.machine.device_problems import Finding, memory_limit, situation
@@ -19,7 +19,7 @@ from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, settin
 from autotune.search.study_settings import MODEL
 from storage.errors import StorageError
 from storage.spool import Spool
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 from trials import wire
 from trials.model.refusals.compiling import INSTALL, missing_tool
 from trials.units import number_of, size_setting
@@ -52,12 +52,12 @@ def examine(options: Options, file: "JobFile | None") -> None:
     work, report = survey(options, job, outline) if job and outline else (None, None)
     database, problem, setting = None, None, None
     try:
-        with open_store(url) as store:
+        with read_store(url) as store:
             if job and work and job.training.compile == AUTO:
                 setting = setting_of(store, job, work)
             studies = store.studies(archived=True)
             database = {
-                "name": store.masked_url,
+                "name": database_name(url),
                 "revision": store.revision,
                 "studies": len(studies),
                 "unfinished_studies": sum(study.finished is None for study in studies),

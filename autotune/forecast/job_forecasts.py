@@ -9,7 +9,7 @@ from autotune.forecast.profile_file import read_profile
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
 from autotune.search.compile_setting import AUTO, setting_of, with_compile
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 from trials.job import Job
 from trials.model.identity import path_digest
 from trials.model.shape import model_shape
@@ -36,10 +36,10 @@ def forecaster_of(
         cluster = cluster_of_file(job, shape, profile, options)
         return Forecaster(job, shape, cluster, _data_of(job, listener))
     # Not held while the data are read, for minutes perhaps: it is opened again for the trials.
-    with open_store(database_url) as store:
+    with read_store(database_url) as store:
         shape, cluster = _stored(job, options, store)
     data = _data_of(job, listener)
-    with open_store(database_url) as store:
+    with read_store(database_url) as store:
         if job.training.compile == AUTO:
             setting = setting_of(store, job, workload_on(cluster, job, shape, data))
             listener(Note(text=setting.text))
@@ -87,7 +87,7 @@ def named_plan(text: str, database_url: str | None, listener: Listener = unheard
     """
     if is_plan_file(text):
         return read_plan(Path(text))
-    with open_store(database_url) as store:
+    with read_store(database_url) as store:
         tried = store.find_plan(text)
     listener(Note(text=known_text(tried)))
     return tried.plan

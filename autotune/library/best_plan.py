@@ -6,7 +6,7 @@ from autotune.plan_choice import known_winner
 from autotune.search.compile_setting import settled_workload
 from autotune.workload import look_at, workload_of
 from storage.records import BestPlan
-from storage.store import open_store
+from storage.store import read_store
 
 
 def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
@@ -18,6 +18,6 @@ def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
     job = as_job(job)
     outline = look_at(job)
     now = workload_of(job, outline)
-    with open_store(chosen_database(database, job.database)) as store:
+    with read_store(chosen_database(database, job.database)) as store:
         store.adopt_model(outline.shape, outline.path_digest)
         return known_winner(store, settled_workload(store, job, now))

@@ -21,7 +21,7 @@ from autotune import best_plan, launch, load_job, pack, predict, tune
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
 from autotune.workload import look_at, workload_of
-from storage.errors import BadUrl, UnknownPlan
+from storage.errors import BadUrl, DatabaseUnavailable, UnknownPlan
 from storage.records import BestPlan
 from storage.store import open_store
 from tests.programs.users import JobFile, databases
@@ -217,7 +217,7 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
     assert capfd.readouterr() == ("", "")
     with pytest.raises(PlanNotValid, match=f"no plan is known for this job here; .*nearest by `--plan {PLAN.id}`"):
         best_plan(job.spoil(hardware__memory_limit="3GiB"))
-    with pytest.raises(PlanNotValid, match="no plan is known for this job here"):
+    with pytest.raises(DatabaseUnavailable, match=r"empty.db does not exist; check --db"):
         best_plan(job.path, database=f"sqlite:///{job.path.parent}/empty.db")
 
 

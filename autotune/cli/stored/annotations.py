@@ -6,7 +6,7 @@ import click
 
 from autotune.cli.context import Options
 from storage.annotation import Annotation, Subject
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 from trials import wire
 
 
@@ -14,7 +14,7 @@ def note(options: Options, name: str, text: str | None, *, is_removed: bool) -> 
     """Set, remove or show the note of a study or plan."""
     if is_removed and text is not None:
         raise click.UsageError("give either a text or --remove")
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         subject = store.find_subject(name)
         if is_removed or text is not None:
             store.set_note(subject, text)
@@ -24,7 +24,7 @@ def note(options: Options, name: str, text: str | None, *, is_removed: bool) -> 
 
 def tag(options: Options, name: str, added: Sequence[str], removed: Sequence[str]) -> None:
     """Add, remove or show the tags of a study or plan."""
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         subject = store.find_subject(name)
         found = store.change_tags(subject, added, removed) if added or removed else _annotation(store, subject)
     _give(options, subject, found, f"{subject}: {', '.join(found.tags) or 'no tags'}")

@@ -7,11 +7,11 @@ from autotune.results.evidence import trials_behind
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from storage.errors import UnknownPlan, UnknownRecord
 from storage.records import TriedPlan
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 
 
 def compare_plans(options: Options, first: str, second: str) -> None:
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         one, other = _together(store, first, second)
         ran = {tried.study.id: trials_behind(tried.won, store) for tried in (one, other) if tried.won}
     compared = PlanComparison(first=one, second=other, ran=ran)

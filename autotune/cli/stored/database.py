@@ -13,7 +13,7 @@ from autotune.cli.context import Options
 from autotune.errors import DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
-from storage.store import Store, open_store
+from storage.store import Store, open_store, read_store
 from trials import wire
 from trials.errors import AutotuneError
 from trials.units import number_of
@@ -30,7 +30,7 @@ def upgrade_database(options: Options) -> None:
 
 def check_database(options: Options) -> None:
     """Print the problems, then raise DatabaseFaulty if there are any."""
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         found = list(store.problems())
     lines = [str(problem) for problem in found]
     text = "\n".join((*lines[:_SHOWN], *([f"... {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])))
@@ -58,7 +58,7 @@ def repair_database(options: Options) -> None:
 def vacuum_database(options: Options) -> None:
     """Free unused space. Raise DeviceBusy while another process works with a SQLite file."""
     url = options.database_url()
-    with open_store(url) as store:
+    with read_store(url) as store:
         done, name = store.vacuum(lambda: _check_unused(url, "vacuum")), store.masked_url
     before, after = done.bytes_before / _MEBI, done.bytes_after / _MEBI
     options.give(lambda: wire.to_document(done), lambda: f"{name}: {before:.1f} MiB before, {after:.1f} MiB now.")
@@ -69,7 +69,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
         raise click.UsageError("name what to export: --study STUDY, or --hardware NAME")
     if out:
         output_file.check_output_file(out, (".jsonl",))
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         ids = dict.fromkeys(store.find_study(name).id for name in names)
         if hardware is not None:
             found = store.best_plans(hardware_name=hardware)

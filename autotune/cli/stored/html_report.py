@@ -6,7 +6,7 @@ from autotune.cli.context import Options
 from autotune.cli.visible import visible
 from autotune.report.source import find_study, read_source
 from autotune.report.writing import check_report, write_report
-from storage.store import open_store
+from storage.store import read_store
 
 _DIGITS = 8
 
@@ -15,7 +15,7 @@ def report_study(options: Options, name: str | None, out: Path | None) -> None:
     # At once where it is given; the usual name is known only with the study.
     if out is not None:
         check_report(out)
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         study = find_study(store, name)
         path = out or Path(f"report-{study.id[:_DIGITS]}.html")
         check_report(path)

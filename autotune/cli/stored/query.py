@@ -17,7 +17,7 @@ from autotune.search.compile_setting import decisions_of, settled_workload
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.records import BestPlan, TriedPlan
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.workload import Hardware, Workload
@@ -54,7 +54,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     """List plans; without a machine or a job to compare with, the latest search comes first."""
     job, outline = outline_of(wanted.like) if wanted.like else (None, None)
     now = survey(options, job, outline)[0] if job and outline else None
-    with open_store(options.database_url(job.database if job else None)) as store:
+    with read_store(options.database_url(job.database if job else None)) as store:
         if outline:
             store.adopt_model(outline.shape, outline.path_digest)
         now = settled_workload(store, job, now) if job and now else None
@@ -141,7 +141,7 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.folders import certificates_folder, work_folder
     from autotune.results.known_plan import known_text
 
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         tried = store.find_plan(plan)
         launches = store.launches(tried.plan.id)
         ran = trials_behind(tried.won, store) if tried.won else ()

@@ -16,14 +16,14 @@ from storage.annotation import Annotation
 from storage.deletion import Deletion, Use
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
 from storage.records import StudyRecord
-from storage.store import Store, open_store
+from storage.store import Store, read_store
 from trials import wire
 
 _log = logging.getLogger(__name__)
 
 
 def list_studies(options: Options, *, model: str | None, tag: str | None, archived: bool, top: int | None) -> None:
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         winners = {best.study_id: best for best in store.best_plans(model_name=model, archived=archived)}
         annotations = store.annotations("study")
         found = [
@@ -46,7 +46,7 @@ def show_study(options: Options, name: str, **of_list: object) -> None:
     """Show one study; refuse the options `of_list`, unless they are absent."""
     if given := [f"--{option}" for option, value in of_list.items() if value not in (None, False)]:
         raise click.UsageError(f"STUDY names one study; remove it, or {', '.join(given)}, which list several")
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         study = store.find_study(name)
         work, trials = study.named(store.workload(study.workload_fingerprint)), store.trials(study.id)
         annotation = store.annotations("study", [study.id]).get(study.id, Annotation())
@@ -65,7 +65,7 @@ def show_study(options: Options, name: str, **of_list: object) -> None:
 
 def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool) -> None:
     """Delete studies, after a question on a terminal unless `is_confirmed`. Raise StudyInUse."""
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         ids = [study.id for study in _found(store, names)]
         planned = store.deletion(ids)
         gone = _gone(store, planned.uses)
@@ -82,7 +82,7 @@ def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool
 
 def archive_studies(options: Options, names: Sequence[str], *, is_undone: bool) -> None:
     """Archive studies, or undo it. Raise StudyInUse."""
-    with open_store(options.database_url()) as store:
+    with read_store(options.database_url()) as store:
         found = _found(store, names)
         ids = [study.id for study in found]
         if is_undone:

@@ -1,0 +1,73 @@
+"""Commands that read what is known create no database."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from storage.errors import DatabaseUnavailable
+from storage.store import open_store, read_store
+from tests.programs.users import databases, refusal
+
+READING = [
+    "plans",
+    "plans --here",
+    "studies",
+    "studies abc",
+    "studies delete abc --yes",
+    "studies archive abc",
+    "show abc",
+    "compare abc def",
+    "note abc",
+    "tag abc",
+    "report",
+    "db check",
+    "db vacuum",
+    "db export --study abc",
+]
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("command", READING)
+def test_a_database_that_does_not_exist_is_refused_and_not_created(command: str, tmp_path: Path) -> None:
+    code, message = refusal(*command.split(), "--db", f"sqlite:///{tmp_path}/wrong/results.db")
+    assert code == 4
+    assert f"the database sqlite:///{tmp_path}/wrong/results.db does not exist; check --db" in message
+    assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize(("command", "known"), [("plans", "plans"), ("studies", "studies"), ("db check", "problems")])
+def test_a_new_user_knows_nothing_yet_and_gets_no_database(command: str, known: str, home: Path) -> None:
+    answer = CliRunner().invoke(main, [*command.split(), "--json"])
+    assert (answer.exit_code, json.loads(answer.stdout)) == (0, {known: []})
+    assert not databases(home)
+
+
+def test_doctor_says_that_the_database_is_not_there_yet(home: Path) -> None:
+    answer = CliRunner().invoke(main, ["doctor"])
+    assert (answer.exit_code, "autotune.db, which is not there yet" in answer.stdout) == (0, True)
+    assert not databases(home)
+
+
+def test_reading_makes_no_tables(database_url: str) -> None:
+    with (
+        pytest.raises(DatabaseUnavailable, match=r"does not exist|has no tables of autotune"),
+        read_store(database_url),
+    ):
+        pass
+    with open_store(database_url):
+        pass
+    with read_store(database_url) as store:
+        assert store.studies() == ()
+
+
+def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.db").touch()
+    with (
+        pytest.raises(DatabaseUnavailable, match="has no tables of autotune"),
+        read_store(f"sqlite:///{tmp_path}/other.db"),
+    ):
+        pass
+    assert not (tmp_path / "other.db").stat().st_size
