@@ -227,9 +227,13 @@ def first_signal_noted() -> Iterator[NotedSignal]:
 
 
 def _configure_logging(options: Options) -> None:
-    level = logging.ERROR if options.quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
+    # Warnings that -q does not show are still counted by `doctor`.
+    level = (
+        logging.WARNING if options.quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(options.verbose, 2)]
+    )
     handler = _StderrHandler()
     handler.setFormatter(VisibleFormatter("%(levelname)s: %(message)s"))
+    handler.setLevel(logging.ERROR if options.quiet else logging.NOTSET)
     # Other libraries keep WARNING, so that -vv shows the messages of this project only.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in ("autotune", "storage", "trials"):

@@ -1,6 +1,7 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,14 +32,36 @@ if TYPE_CHECKING:
     from trials.job import Job
 
 _Part = dict[str, Any] | None
+_OWN = ("autotune", "storage", "trials")
 _SHOWN_KINDS = 5
 """Kinds of unused things that have a row each."""
 _MUCH_BYTES = 1 << 30
 """Size of the work folder from which it is worth a look."""
 
 
+class _Warnings(logging.Handler):
+    """Handler that keeps the warnings of this project, which are problems too."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.partition(".")[0] in _OWN:
+            self.texts.append(record.getMessage())
+
+
 def examine(options: Options, file: "JobFile | None") -> None:
     """Report everything, then raise the error that kept the database from being read, if any."""
+    warnings = _Warnings()
+    logging.getLogger().addHandler(warnings)
+    try:
+        _examine(options, file, warnings.texts)
+    finally:
+        logging.getLogger().removeHandler(warnings)
+
+
+def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) -> None:
     job, outline = outline_of(file) if file else (None, None)
     hardware = outline.hardware if outline else probe_hardware()
     url = options.database_url(job.database if job else None)
@@ -86,9 +109,13 @@ def examine(options: Options, file: "JobFile | None") -> None:
         "database": database,
         "data": data,
         "compile": compiling,
+        "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
-    options.give(lambda: document, lambda: _text(_hardware_text(hardware, memory), database, data, compiling, findings))
+    options.give(
+        lambda: document,
+        lambda: _text(_hardware_text(hardware, memory), database, data, compiling, findings, warned=bool(warnings)),
+    )
     if problem:
         raise problem
 
@@ -226,7 +253,9 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _text(hardware: str, database: _Part, data: _Part, compiling: str | None, findings: list[Finding]) -> str:
+def _text(
+    hardware: str, database: _Part, data: _Part, compiling: str | None, findings: list[Finding], *, warned: bool
+) -> str:
     versions = software()
     lines = [
         hardware,
@@ -251,6 +280,7 @@ def _text(hardware: str, database: _Part, data: _Part, compiling: str | None, fi
     if compiling:
         lines.append(f"Layers    {compiling}")
     if not findings:
-        return "\n".join((*lines, "", "No problems found.") if database else lines)
+        found = "No problems found besides the warnings." if warned else "No problems found."
+        return "\n".join((*lines, "", found) if database else lines)
     rows = [(finding.what, finding.remedy) for finding in findings]
     return "\n".join((*lines, "", table(("problem", "remedy"), rows)))

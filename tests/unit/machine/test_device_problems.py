@@ -165,6 +165,16 @@ def test_doctor_shows_the_limit_of_a_rank_beside_the_memory_of_its_device(device
     assert "Memory    a rank may use 15.0 GiB (default) of the 16.0 GiB of its device\n" in answer.stdout
 
 
+@pytest.mark.parametrize("quiet", [[], ["-q"]])
+def test_doctor_counts_a_warning_as_a_problem(
+    quiet: list[str], devices: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "software", lambda: replace(software(), torch="2.13.0+cpu"))
+    answer = CliRunner().invoke(main, ["doctor", "--json", *quiet])
+    assert "torch 2.13.0+cpu cannot use" in json.loads(answer.stdout)["warnings"][0]
+    assert "No problems found.\n" not in CliRunner().invoke(main, ["doctor", *quiet]).stdout
+
+
 def test_no_memory_left_is_refused(devices: Change) -> None:
     devices("nvmlDeviceGetMemoryInfo", lambda *_: memory(15 * GIB))
     here = probe_hardware(2)
