@@ -72,13 +72,20 @@ def read(text: bytes) -> Document:
             document.value = _Builder(document).value(root, ())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise NotYaml(Mistake(line=line, text=", ".join(filter(None, (error.context, error.problem))))) from error
+        what = ", ".join(filter(None, (error.context, error.problem)))
+        raise NotYaml(Mistake(line=line, text=f"{what}; {_remedy(error.problem or '')}")) from error
     except yaml.reader.ReaderError as error:
         line = text.count(b"\n", 0, error.position) + 1
         raise NotYaml(Mistake(line=line, text=f"not a text file in UTF-8: {error.reason}")) from error
     except RecursionError as error:
         raise NotYaml(Mistake(line=1, text="lists or sections are nested too deeply")) from error
     return document
+
+
+def _remedy(problem: str) -> str:
+    if r"'\t'" in problem:
+        return "YAML is indented by spaces alone: replace the tabs"
+    return "check indentation, colons, brackets and quotes there and in the line before"
 
 
 class _Loader(yaml.BaseLoader):

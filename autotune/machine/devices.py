@@ -6,14 +6,17 @@ other agents of the database, including those of other users and containers that
 
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from autotune.errors import DeviceBusy
 from autotune.machine.agent import machine
 from autotune.machine.hardware import accelerators_of
+from storage.database.url import masked
 from storage.user_folders import state_folder
 from trials.errors import AutotuneError
 from trials.workload import Hardware
@@ -51,12 +54,31 @@ def locked(names: Sequence[str]) -> Iterator[None]:
                 lock.acquire(timeout=0)
             except Timeout:
                 raise DeviceBusy(
-                    f"another autotune process uses the devices of this machine (it holds {path}); wait for it"
+                    f"another autotune process uses the devices of this machine ({holder(path)} holds {path}); wait "
+                    "for it, or end it"
                 ) from None
             except OSError as error:
                 raise AutotuneError(_unwritable(path, error, "XDG_STATE_HOME")) from error
             stack.callback(lock.release)
         yield
+
+
+def holder(path: Path) -> str:
+    """Return the process that locks a file, with its command and start, as far as the kernel tells.
+
+    Locks are listed in /proc/locks as `NUMBER: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END` (proc(5)).
+    """
+    with suppress(OSError, psutil.Error, ValueError):
+        inode = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+                process = psutil.Process(int(fields[4]))
+                # A URL may hold a password.
+                command = " ".join(masked(word) if "://" in word else word for word in process.cmdline())
+                began = datetime.fromtimestamp(process.create_time(), UTC)
+                return f"process {process.pid}, `{command}`, begun {began:%Y-%m-%d %H:%M} UTC"
+    return "a process that is not seen from here"
 
 
 def make_folder(folder: Path, variable: str = "XDG_DATA_HOME") -> None:

@@ -25,6 +25,14 @@ _OTHER_TABLES = "its tables are not those of this version: restore it from a bac
 _MORE_CONNECTIONS = "wait, end other programs that use it, or have more connections allowed (max_connections)"
 _PRIMARY = "name its primary server where this is a standby, else have default_transaction_read_only switched off"
 _REMEDIES = (
+    ("password authentication failed", "check user and password in the URL; write special characters as %XX"),
+    ("no password supplied", "write the password into the URL, or into ~/.pgpass"),
+    ("no pg_hba.conf entry", "have the server admit this user from this host (pg_hba.conf)"),
+    ('role "" does not exist', "check the user in the URL"),
+    ('database "" does not exist', "check its name in the URL, or create it"),
+    ("connection refused", "check host and port in the URL, and that the server runs"),
+    ("resolve host", "check the host in the URL"),
+    ("translate host name", "check the host in the URL"),
     ("locked", "another program holds it: close that program, or wait and try again"),
     ("could not be acquired", "another process is creating its tables: wait and try again"),
     ("lock timeout", "another program holds it: close that program, or wait and try again"),

@@ -250,7 +250,8 @@ def test_devices_in_use_exit_with_6(job: JobFile, home: Path) -> None:
     with FileLock(lock):
         code, reported = refusal("run", job.path, "--json")
     assert code == 6
-    assert f"another autotune process uses the devices of this machine (it holds {lock}); wait for it" in reported
+    assert f"uses the devices of this machine (process {os.getpid()}, `" in reported
+    assert f" UTC holds {lock}); wait for it, or end it" in reported
     assert not databases(home)
 
 
