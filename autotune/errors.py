@@ -74,7 +74,7 @@ class PlanFailed(LaunchFailed):
 
 
 class PackError(AutotuneError):
-    """The input of `autotune pack` cannot be used with these options, or a file cannot be written."""
+    """The input of `autotune pack INPUT` cannot be used with these options, or a file cannot be written."""
 
 
 class PredictError(AutotuneError):

@@ -29,7 +29,7 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
-            "no plan is known for this job here; run `autotune tune` or `autotune run` first"
+            "no plan is known for this job here; run `autotune tune JOB` or `autotune run JOB` first"
             + _or_nearest(store, now, output)
         )
     return winner
@@ -62,7 +62,7 @@ def choose_plan(
         changes = "; ".join(map(str, found.changes))
         listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions: {changes}"))
     if found.verdict is Verdict.INVALID:
-        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune`")
+        raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
     listener(Note(text=known_text(tried)))
     return of_tried(tried)
 
@@ -79,12 +79,12 @@ def check_new(store: Store, now: Workload, output: Path) -> None:
     if reason := _obstacle(store, now, own, record.plan):
         raise JobError(
             f"training.output {output} holds a training with plan {own}, which cannot run here: {reason}; run "
-            "`autotune tune` and continue from its last checkpoint by `autotune launch --resume-with` with the winner"
-            f"{_or_nearest(store, now, output)}; or name another folder"
+            "`autotune tune JOB` and continue from its last checkpoint by `autotune launch JOB --resume-with PLAN` "
+            f"with the winner{_or_nearest(store, now, output)}; or name another folder"
         )
     raise JobError(
         f"training.output {output} holds a training with plan {own}, and no plan is known for this job here; "
-        f"continue with `autotune launch --plan {own}`, or name another folder"
+        f"continue with `autotune launch JOB --plan {own}`, or name another folder"
     )
 
 
@@ -133,7 +133,7 @@ def _or_nearest(store: Store, now: Workload, output: Path | None) -> str:
             if is_begun:
                 how = (
                     f"continue the training in {output} from its last checkpoint with the nearest by "
-                    f"`autotune launch --resume-with {best.plan.id}`"
+                    f"`autotune launch JOB --resume-with {best.plan.id}`"
                 )
             return f", or {how}, which was not measured here: {changes}"
     return ""

@@ -102,7 +102,7 @@ def look_at(job: Job) -> Outline:
             if file.format == _LENGTHS:
                 raise DataError(
                     f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
-                    "annotation file that they were measured from, or look at its packs with `autotune pack`"
+                    "annotation file that they were measured from, or look at its packs with `autotune pack INPUT`"
                 )
     hardware = hardware_of(job)
     shape = model_shape(job.model, job.training)
@@ -335,7 +335,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
     if plan.layout.world_size > devices:
         raise PlanNotValid(
             f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
-            "hardware.devices, or run `autotune tune` for a plan that fits"
+            "hardware.devices, or run `autotune tune JOB` for a plan that fits"
         )
     settings, shape = prepared.job.model, prepared.workload.model
     try:

@@ -170,7 +170,7 @@ def _scratch(prepared: Prepared, plan: Plan, folder: Path, *, whole: bool) -> Pa
     size = model.parameters * model.element_bytes
     shown = f"{size / (1 << 30):.1f} GiB"
     if size > _SAVED_BYTES and not whole:
-        return f"since they are {shown}; `autotune launch --certify` compares them"
+        return f"since they are {shown}; `autotune launch JOB --certify` compares them"
     place.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(place).free < _SPARE * size:
         return f"since {place} has no room for {shown}"

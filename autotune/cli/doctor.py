@@ -130,7 +130,7 @@ def _database_findings(store: Store) -> Iterator[Finding]:
         elif silent_minutes(agent):
             yield Finding(
                 what=f"{place(agent)}: this host cannot check whether it still runs",
-                remedy="check on that host; if it has ended, `autotune tune` or `launch` with its job replaces it",
+                remedy="check on that host; if it has ended, `autotune tune JOB` or `launch` with its job replaces it",
             )
     for trial in store.running_trials():
         owner = agents.get(trial.agent_id or "")
@@ -141,14 +141,14 @@ def _database_findings(store: Store) -> Iterator[Finding]:
             yield Finding(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
-                remedy=f"`autotune tune` with its job{of_model} gives up the trial and continues",
+                remedy=f"`autotune tune JOB` with its job{of_model} gives up the trial and continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:
             yield Finding(
                 what=f"the training with plan {launch.plan_id}, begun {launch.started:%Y-%m-%d %H:%M} UTC, has no "
                 "recorded end, and its process is gone",
-                remedy="`autotune launch` with its job continues from its last checkpoint",
+                remedy="`autotune launch JOB` with its job continues from its last checkpoint",
             )
 
 
@@ -221,8 +221,8 @@ def _compiling(job: "Job", work: Workload, setting: CompileSetting | None) -> st
     if (missing := missing_tool(work.hardware.accelerator)) is not None:
         return f"training.compile: auto: compiling needs {missing}, so layers stay as they are"
     return (
-        f"training.compile: auto: `autotune tune` will profile the layers both ways and compile them if that is repaid "
-        f"{MARGIN} times within the {steps_of(job.training, work.data.samples):,} steps of the training"
+        f"training.compile: auto: `autotune tune JOB` will profile the layers both ways and compile them if that is "
+        f"repaid {MARGIN} times within the {steps_of(job.training, work.data.samples):,} steps of the training"
     )
 
 

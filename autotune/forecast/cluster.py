@@ -84,7 +84,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
     if difference := _difference(profiled.model, shape):
         raise ProfileError(
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "
-            "`autotune profile JOB --out`"
+            "`autotune profile JOB --out FILE`"
         )
     return _cluster_of_profile(job, profiled, options, f", read from {path}")
 

@@ -1,4 +1,4 @@
-"""Layer costs with the model and hardware that they were measured on, as `autotune profile --out` writes them."""
+"""Layer costs with the model and hardware that they were measured on, as `profile --out` writes them."""
 
 from dataclasses import dataclass
 from datetime import UTC
@@ -15,7 +15,7 @@ from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 
 _MOST_BYTES = 1 << 20  # a real one has a few KiB
-_AGAIN = "write it again with `autotune profile JOB --out`"
+_AGAIN = "write it again with `autotune profile JOB --out FILE`"
 _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")
 
 
@@ -55,13 +55,13 @@ def stored_costs(profile: LayerProfile) -> ProfiledCosts:
 
 
 def read_profile(path: Path) -> ProfiledCosts:
-    """Read a file that `autotune profile --out` wrote. Raise ProfileError for anything else."""
+    """Read a file that `autotune profile JOB --out FILE` wrote. Raise ProfileError for anything else."""
     try:
         return wire.decode(ProfiledCosts, read_regular(path, _MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror or error if isinstance(error, OSError) else "it is not a text file"
         raise ProfileError(
-            f"{path} cannot be read ({why}); give a file that `autotune profile JOB --out` wrote"
+            f"{path} cannot be read ({why}); give a file that `autotune profile JOB --out FILE` wrote"
         ) from error
     except WireError as error:
         raise ProfileError(f"{path}: {error}; {_AGAIN}") from error

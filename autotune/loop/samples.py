@@ -70,7 +70,7 @@ class SampleDataset(Dataset[Encoded]):
             if self.index.sample(row).videos:
                 raise _VideoShown(
                     f"{self.index.where(row)}: shows a video, whose inputs transformers makes in its own processor; "
-                    "train on videos with `autotune launch`"
+                    "train on videos with `autotune launch JOB`"
                 )
             return encode(self.index, row, self.encoder, pixels=True)
         except DataError as error:

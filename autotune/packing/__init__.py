@@ -1,1 +1,1 @@
-"""The library behind `autotune pack`: pack a job or lengths, measure the balance, and write the packs."""
+"""The library behind `autotune pack INPUT`: pack a job or lengths, measure the balance, and write the packs."""

@@ -1,4 +1,4 @@
-"""The balance of the data before and after packing, as `autotune pack` shows it."""
+"""The balance of the data before and after packing, as `autotune pack INPUT` shows it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The input of `autotune pack`: lengths of a job's data or of a file, and the settings to pack them."""
+"""The input of `autotune pack INPUT`: lengths of a job's data or of a file, and the settings to pack them."""
 
 from dataclasses import dataclass
 from pathlib import Path

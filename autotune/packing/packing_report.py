@@ -1,4 +1,4 @@
-"""Result of `autotune pack`, as a table for people and as a document for programs."""
+"""Result of `autotune pack INPUT`, as a table for people and as a document for programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -78,7 +78,7 @@ def pack_text(found: Balanced) -> str:
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
     summary = (
         f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} forward FLOP than before.\n"
-        "`autotune tune` measures memory and the fixed cost of a micro-batch"
+        "`autotune tune JOB` measures memory and the fixed cost of a micro-batch"
     )
     sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *_problems(found))
     return "\n\n".join(sections)

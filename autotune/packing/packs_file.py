@@ -100,4 +100,4 @@ def _parquet() -> Any:
     try:
         return importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise PackError("Parquet needs pyarrow; pip install 'vlm-autotune[tables]', or write .jsonl") from error
+        raise PackError("Parquet needs pyarrow; pip install pyarrow, or write .jsonl") from error

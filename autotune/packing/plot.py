@@ -54,7 +54,7 @@ def check_plot(path: Path) -> None:
     try:
         importlib.import_module("matplotlib")
     except ImportError as error:
-        raise PackError("a plot needs matplotlib; pip install 'vlm-autotune[plot]'") from error
+        raise PackError("a plot needs matplotlib; pip install matplotlib") from error
 
 
 def plot(found: Balanced, path: Path) -> None:

@@ -32,7 +32,7 @@ def check_report(path: Path) -> None:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise PackError(f"a report needs {package}; pip install 'vlm-autotune[report]'") from error
+            raise PackError(f"a report needs {package}; pip install {package}") from error
     if path.exists() and not _is_report(path):
         raise PackError(
             f"{path} is there already and is no report of autotune; remove it, or name another file by --out"

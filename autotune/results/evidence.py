@@ -92,8 +92,8 @@ class Evidence:
             yield Doubt(
                 summary=f"{self.disturbed_runs} of {self.runs} runs disturbed",
                 text=f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
-                f"{self.winner_runs} of the winner ({self.disturbance}); measure again with `autotune tune --fresh` on "
-                "an idle machine",
+                f"{self.winner_runs} of the winner ({self.disturbance}); measure again with "
+                "`autotune tune JOB --fresh` on an idle machine",
             )
         if self.faster:
             roles = ", ".join(self.faster)

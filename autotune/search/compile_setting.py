@@ -42,13 +42,13 @@ def setting_of(store: Store, job: "Job", now: Workload) -> CompileSetting:
     decision = next((each for each in found if each.steps == steps), found[0] if found else None)
     if decision is None:
         text = (
-            "training.compile: auto is not decided for this job yet, so layers are not compiled; `autotune tune` "
+            "training.compile: auto is not decided for this job yet, so layers are not compiled; `autotune tune JOB` "
             "decides it"
         )
         return CompileSetting(compiled=False, text=text, is_open=True)
     text = decision_text(decision)
     if decision.steps != steps:
-        text = f"{text} (for {decision.steps:,} steps; `autotune tune` decides it for {steps:,})"
+        text = f"{text} (for {decision.steps:,} steps; `autotune tune JOB` decides it for {steps:,})"
     return CompileSetting(compiled=decision.compiler is not None, text=text)
 
 

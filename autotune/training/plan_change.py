@@ -55,7 +55,7 @@ def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None
     if record is None:
         raise PlanNotValid(
             f"training.output {output} holds no training that plan {plan.id} could continue; start one with "
-            f"`autotune launch --plan {plan.id}`"
+            f"`autotune launch JOB --plan {plan.id}`"
         )
     if record.settings.plan == plan.id:
         return None

@@ -30,7 +30,7 @@ def check_loggers(job: Job) -> None:
         if importlib.util.find_spec(name) is None:
             raise JobError(
                 f"training.loggers: {name} needs a package that is not installed; install it with `pip install "
-                f"'vlm-autotune[{name}]'`, or remove {name}"
+                f"{name}`, or remove {name}"
             )
 
 

@@ -239,8 +239,8 @@ class _Drifts:
         self.last = drift
         if not self.options.retunes:
             _log.warning(
-                "%s; launch with --retune-on-drift, or stop it, `autotune tune --fresh`, and go on with the new winner "
-                "by --resume-with",
+                "%s; launch with --retune-on-drift, or stop it, `autotune tune JOB --fresh`, and go on with the new "
+                "winner by --resume-with",
                 drift,
             )
             return

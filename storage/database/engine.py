@@ -50,7 +50,7 @@ _REMEDIES = (
     ("privilege", "grant the user the right to create tables, or name another database"),
     ("permission denied", "grant the right to write there, or name another database"),
     ("not a database", "move the file away, or name another database"),
-    ("no module named", "run `pip install vlm-autotune[postgres]`, or name another database"),
+    ("no module named", "run `pip install 'psycopg[binary]'`, or name another database"),
     ("no longer compatible", "use the version of Optuna that made them, or name another database"),
     ("can't decode", "run `autotune db repair`, or restore the file from a backup"),
     ("replaced", "try again"),

@@ -141,7 +141,7 @@ def find(connection: Connection, name: str) -> StudyRecord:
 def check_finished(connection: Connection, study_id: str) -> None:
     row = rows.get(connection, STUDY, study_id)
     if row["finished"] is None:
-        raise UnfinishedStudy(f"study {row['name']} has no winner yet; run `autotune tune` until its end first")
+        raise UnfinishedStudy(f"study {row['name']} has no winner yet; run `autotune tune JOB` until its end first")
 
 
 def _own(workload_fingerprint: str) -> Select[Any]:

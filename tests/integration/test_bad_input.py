@@ -268,7 +268,7 @@ def test_devices_in_use_are_known_from_another_data_folder(
 def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:
     code, reported = refusal("launch", job.path, "--dry-run", "--json")
     assert code == 3
-    assert "no plan is known for this job here; run `autotune tune`" in reported
+    assert "no plan is known for this job here; run `autotune tune JOB`" in reported
     code, reported = refusal("launch", job.path, "--plan", "abc")
     assert code == 2
     assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in reported
@@ -314,7 +314,7 @@ def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job
     open_output(job.output, settings, plan)
     code, reported = refusal("run", job.path)
     assert code == 2
-    assert f"continue with `autotune launch --plan {plan.id}`, or name another folder" in reported
+    assert f"continue with `autotune launch JOB --plan {plan.id}`, or name another folder" in reported
     offered = CliRunner().invoke(main, ["launch", str(job.path), "--plan", plan.id[:10], "--dry-run"])
     assert offered.exit_code == 0, offered.stderr
     code, reported = refusal("launch", job.path, "--plan", plan_of("12+5", "0+3").id, "--dry-run")
@@ -334,8 +334,8 @@ def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_of
     assert code == 2
     assert (
         f"holds a training with plan {old.id}, which cannot run here: it needs 8 devices, and the job has 2; run "
-        "`autotune tune` and continue from its last checkpoint by `autotune launch --resume-with` with the winner; or "
-        "name another folder" in reported
+        "`autotune tune JOB` and continue from its last checkpoint by `autotune launch JOB --resume-with PLAN` with "
+        "the winner; or name another folder" in reported
     )
     other = replace(here, memory_limit_bytes=2 * here.memory_limit_bytes)
     with open_store() as store:
@@ -346,7 +346,7 @@ def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_of
     assert code == 2
     assert (
         f"with the winner, or continue the training in {job.output} from its last checkpoint with the nearest by "
-        f"`autotune launch --resume-with {near.id}`, which was not measured here: memory_limit" in reported
+        f"`autotune launch JOB --resume-with {near.id}`, which was not measured here: memory_limit" in reported
     )
     assert f"--plan {old.id}" not in reported
 

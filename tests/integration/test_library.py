@@ -222,7 +222,7 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
 
 
 def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFile) -> None:
-    with pytest.raises(PlanNotValid, match="no plan is known for this job here; run `autotune tune`"):
+    with pytest.raises(PlanNotValid, match="no plan is known for this job here; run `autotune tune JOB`"):
         launch(job.path)
     with pytest.raises(UnknownPlan, match="no plan begins with 'abc'"):
         launch(job.path, plan="abc")

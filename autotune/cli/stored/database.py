@@ -97,7 +97,7 @@ def import_bundle(options: Options, bundle: Path) -> None:
         lambda: (
             f"Imported {number_of(done.new, 'row')} from {done.source}; "
             f"{number_of(done.known, 'row was', 'rows were')} here already. Imported plans were measured elsewhere: "
-            "run `autotune tune` to measure them here."
+            "run `autotune tune JOB` to measure them here."
         ),
     )
 

@@ -99,13 +99,13 @@ def profile_layers(
     if reason := disturbance(watched.conditions, hardware):
         _log.warning(
             "while the layers were timed, %s; predictions are less certain until trials correct them; "
-            "`autotune profile --fresh` measures again",
+            "`autotune profile JOB --fresh` measures again",
             reason,
         )
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
-            "are less certain until trials correct them; `autotune profile --fresh` measures again",
+            "are less certain until trials correct them; `autotune profile JOB --fresh` measures again",
             NOISE_LIMIT * 100,
             ", ".join(f"{kind} ({costs[kind].noise:.0%})" for kind in costs.noisy_kinds),
         )

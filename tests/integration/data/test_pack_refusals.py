@@ -1,4 +1,4 @@
-"""Files and options that `autotune pack` refuses."""
+"""Files and options that `autotune pack INPUT` refuses."""
 
 import json
 import sys
@@ -101,14 +101,14 @@ def test_capacities_below_every_sample_are_refused(lengths: Path, rule: str, mes
 
 
 @pytest.mark.parametrize(
-    ("module", "option", "extra"),
-    [("matplotlib", ("--plot", "plot.png"), "plot"), ("pyarrow.parquet", ("--out", "packs.parquet"), "tables")],
+    ("module", "option", "package"),
+    [("matplotlib", ("--plot", "plot.png"), "matplotlib"), ("pyarrow.parquet", ("--out", "packs.parquet"), "pyarrow")],
 )
 def test_a_library_that_is_not_installed_is_reported_first(
-    lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], extra: str
+    lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], package: str
 ) -> None:
     monkeypatch.chdir(lengths.parent)
     monkeypatch.setitem(sys.modules, module, None)
     code, reported = refusal("pack", lengths, *option)
     assert code == 2
-    assert f"pip install 'vlm-autotune[{extra}]'" in reported
+    assert f"pip install {package}" in reported

@@ -94,7 +94,7 @@ def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
     assert code == 2
     assert str(profile) in message
     assert reason in message
-    assert "`autotune profile JOB --out`" in message
+    assert "`autotune profile JOB --out FILE`" in message
 
 
 def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:

@@ -242,4 +242,4 @@ def test_the_libraries_of_the_extra_are_named_when_they_are_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     code, message = refusal("report", "--db", study_url, "--out", tmp_path / "report.html")
-    assert (code, message) == (2, "a report needs vl-convert-python; pip install 'vlm-autotune[report]'")
+    assert (code, message) == (2, "a report needs vl-convert-python; pip install vl-convert-python")

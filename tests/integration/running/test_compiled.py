@@ -322,7 +322,7 @@ def test_doctor_says_what_auto_will_do(shallow: Path, tmp_path: Path, monkeypatc
     job = JobFile(shallow, tmp_path)
     job.spoil(training__compile="auto", training__epochs=5)
     assert examined(job.path)["compile"].endswith("that is repaid 2 times within the 30 steps of the training")
-    assert "Layers    training.compile: auto: `autotune tune` will profile" in run("doctor", str(job.path))
+    assert "Layers    training.compile: auto: `autotune tune JOB` will profile" in run("doctor", str(job.path))
     monkeypatch.setenv("CXX", "/nonexistent")
     found = examined(job.path)
     needs = "compiling needs a compiler, and CXX=/nonexistent is none, so layers stay as they are"

@@ -34,5 +34,5 @@ def test_what_disturbed_a_profile_is_named_with_the_remedy(
     assert profile_layers(prepared_of(tmp_path), Answering(), tmp_path, watch).layers
     assert caplog.messages == warned * [
         "while the layers were timed, the devices were slowed down: power brake; predictions are less certain until "
-        "trials correct them; `autotune profile --fresh` measures again"
+        "trials correct them; `autotune profile JOB --fresh` measures again"
     ]

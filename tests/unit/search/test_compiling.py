@@ -141,7 +141,7 @@ def test_work_that_measures_nothing_takes_the_last_decision_and_says_of_which_le
     give(store, bench_of().prepared.workload)
     decided(bench_of(LONG))
     assert as_decided(bench_of({"epochs": 999}), heard).prepared.job.training.compile is True
-    assert heard[1].endswith("(for 15,000 steps; `autotune tune` decides it for 14,985)")
+    assert heard[1].endswith("(for 15,000 steps; `autotune tune JOB` decides it for 14,985)")
 
 
 def check_left(bench: Workbench, why: str) -> None:

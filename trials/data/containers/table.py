@@ -124,6 +124,5 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise DataError(
-            f"tables need the package `datasets`, which cannot be imported ({error}); "
-            "run pip install 'vlm-autotune[tables]'"
+            f"tables need the package `datasets`, which cannot be imported ({error}); run pip install datasets"
         ) from error

@@ -119,7 +119,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         raise DataError(f"{_video(path)} cannot be opened: {error.strerror or error}") from error
     except ImportError as error:
         raise DataError(
-            f"{_video(path)} is a file, which needs the package av to be decoded; pip install 'vlm-autotune[video]', "
+            f"{_video(path)} is a file, which needs the package av to be decoded; pip install av, "
             "or give the video as a folder or list of frames"
         ) from error
     try:

@@ -21,7 +21,7 @@ from trials.model.shrunk import shrunk
 
 _TOLERANCE = 1e-4
 _REMEDY = (
-    "load it with another attn_implementation, or train it with `autotune launch`, which keeps samples apart itself"
+    "load it with another attn_implementation, or train it with `autotune launch JOB`, which keeps samples apart itself"
 )
 
 

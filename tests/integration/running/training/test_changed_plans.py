@@ -49,7 +49,7 @@ def prepared(example: Path, folder: Path, **training: Any) -> Prepared:
 
 
 def change(prepared: Prepared, plan: Plan, store: Store) -> None:
-    """Let the training continue with the plan, as `autotune launch --resume-with` does before its ranks start."""
+    """Let the training continue with the plan, as `launch --resume-with` does before its ranks start."""
     output = prepared.job.training.output
     settings = training_settings(prepared.request(plan, Training(output=output)), prepared.index.digest)
     open_output(output, settings, plan, instead_of=plan_to_replace(prepared, plan, store))

@@ -134,4 +134,4 @@ def test_a_logger_that_cannot_be_used_is_refused_with_the_remedy(
 
     assert refusal("tensorbord") == "training.loggers: 'tensorbord' is not a logger; known are: tensorboard, wandb"
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert "install it with `pip install 'vlm-autotune[tensorboard]'`, or remove tensorboard" in refusal("tensorboard")
+    assert "install it with `pip install tensorboard`, or remove tensorboard" in refusal("tensorboard")
