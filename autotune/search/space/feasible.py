@@ -88,16 +88,27 @@ def feasible_space(
             space = space.widened(found.layouts, solver)
         elif found.layouts:
             space = Space(replace(axes, layouts=found.layouts), solver, partial(allows, wanted))
-    if space is None:
-        raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
-    if space.is_empty:
-        raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
+    if space is None or space.is_empty:
+        # Layouts were offered for the usual packs alone; with smaller ones any is better than no plan.
+        rest = _fitting(workload, solver, [layout for layout in every if layout not in searched])
+        searched += rest
+        axes = replace(axes, layouts=tuple(searched))
+        space = Space(axes, solver, partial(allows, wanted)) if rest else space
+        if space is None:
+            raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
+        _check_left(workload, axes, space, remedy)
+        show(f"{_names(rest)} are searched too: no plan with other layouts fits the memory")
     if spread := [layout for layout in searched if solver.extrapolates(layout)]:
         show(
             f"Averages of gradients with {_names(spread)} pass between nodes as none in the profile do: their time is "
             "computed from that of all ranks"
         )
     return space
+
+
+def _check_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> None:
+    if space.is_empty:
+        raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
 
 
 def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
@@ -233,7 +244,7 @@ def _none_fits(workload: Workload, solver: Solver, chosen: Sequence[Layout], rem
     least = {layout: _least(workload, solver, layout) for layout in chosen}
     layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
     return (
-        f"no plan fits {limit / _MEBI:.0f} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
+        f"no plan fits {limit // _MEBI} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
         f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
         f"more than available; {remedy}{_or_devices(workload, solver)}"
     )
@@ -296,7 +307,7 @@ def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> 
     packing, layout, needed, stage = miss
     limit = workload.memory_limit_bytes
     return (
-        f"no plan of the search space that keeps {batch} within 10 % fits {limit / _MEBI:.0f} MiB per rank: "
+        f"no plan of the search space that keeps {batch} within 10 % fits {limit // _MEBI} MiB per rank: "
         f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
         f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than available; {remedy}, "
         "or widen search.space"

@@ -70,6 +70,8 @@ def offered_layouts(further: FurtherLayouts, solver: Solver, usual: Sequence[Pac
             if helps and (plan := solver.solve(packing, layout)):
                 solved[layout] += 1
                 seconds[layout] = min(seconds.get(layout, math.inf), *solver.epoch_seconds((plan,)))
+    if without == math.inf and not seconds:
+        return LayoutOffer(layouts=(), reason=None)  # nothing can be said to be best where nothing fits
     if asked and not helped:
         return LayoutOffer(layouts=(), reason=f"{further.usual_alone}: {further.cannot_help}")
     ordered = sorted(((takes, layout) for layout, takes in seconds.items()), key=lambda pair: pair[0])

@@ -1,10 +1,13 @@
 """ZeRO 2 and 3 in a search: the names of layouts, those that are offered, and what is said about it."""
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
@@ -155,3 +158,23 @@ def test_where_nothing_fits_at_all_the_leanest_layout_is_named() -> None:
 def test_a_split_over_several_stages_leaves_them_out() -> None:
     _, said = searched(predictor(0.0), TIGHT, split=(4, 5))
     assert not said
+
+
+# --- refusals ---
+
+
+@settings(max_examples=15)
+@given(limit=st.integers(1, 160 << 20))
+def test_a_refusal_needs_more_than_is_available_and_its_remedy_works(limit: int) -> None:
+    refused = ""
+    try:
+        searched(predictor(1.0), memory=limit, devices=2)
+    except NoFeasiblePlan as error:
+        refused = str(error)
+    assume(refused)
+    found = re.search(r"needs about (\d+) MiB on stage \d, (-?\d+) MiB more than available", refused)
+    assert found, refused
+    needed, missing = map(int, found.groups())
+    assert needed << 20 > limit
+    assert missing == needed - (limit >> 20) > 0
+    searched(predictor(1.0), memory=(needed + 1) << 20, devices=2)
