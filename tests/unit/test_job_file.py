@@ -241,7 +241,7 @@ def test_a_mistake_is_refused_with_its_key_and_the_remedy(job_file: Path, added:
         ("data:\n  sources:\n    - path: a\n      repeat: 0", "line 4: data.sources[0].repeat: must be greater than 0"),
         ("model: {weights: both}", "model.weights: must be 'random' or 'pretrained', not 'both'"),
         ("model:\n\tpath: a", "that cannot start any token; YAML is indented by spaces alone: replace the tabs"),
-        ("model: [", "line 1: while parsing a flow node, .*; check indentation, colons, brackets and quotes"),
+        ("model: [", "check indentation, colons, brackets and quotes there and in the line before"),
         ("a: 1\n---\nb: 2", "expected a single document"),
         ("a: *b", "line 1: found undefined alias 'b'"),
         ("[" * 5000, "line 1: lists or sections are nested too deeply"),

@@ -18,6 +18,7 @@ from autotune.machine.device_problems import check_devices, findings, held_bytes
 from autotune.machine.hardware import choose, default_memory_limit, probe_hardware, software
 from autotune.machine.host import Machine
 from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
+from storage.store import open_store
 from tests.machines.simulated_nvml import refuse, simulate
 
 GIB = 1 << 30
@@ -258,6 +259,7 @@ def test_the_installed_build_is_described_without_importing_torch() -> None:
 def test_doctor_reports_all_problems(devices: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("AUTOTUNE_DB_URL", f"sqlite:///{tmp_path}/autotune.db")
+    open_store(f"sqlite:///{tmp_path}/autotune.db").close()
     devices("nvmlDeviceGetComputeMode", of_second(pynvml.NVML_COMPUTEMODE_PROHIBITED, 0))
     devices("nvmlDeviceGetName", of_second("NVIDIA L4", "NVIDIA H200"))
     answer = CliRunner().invoke(main, ["doctor", "--json"])

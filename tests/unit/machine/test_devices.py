@@ -9,7 +9,11 @@ from filelock import FileLock
 
 from autotune.machine.devices import holder
 
-HOLD = "import sys; from filelock import FileLock; FileLock(sys.argv[1]).acquire(); print(flush=True); input()"
+HOLD = """
+import sys; from filelock import FileLock
+lock = FileLock(sys.argv[1])
+lock.acquire(); print(flush=True); input()
+"""
 
 
 def test_the_holder_of_a_lock_is_named_without_its_password(tmp_path: Path) -> None:
