@@ -12,9 +12,12 @@ from trials.units import check_measured
 LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
 """Kinds of layers, in the order of the chain."""
 KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
+SlowCause: TypeAlias = Literal["convolution", "dropout", "dtype", "mask", "widths"]
 Measured: TypeAlias = Annotated[float, Field(le=1e15)]
 """Seconds, bytes or a share. The bound keeps sums of products of such numbers finite; larger ones are refused."""
 Coefficients: TypeAlias = tuple[Measured, Measured, Measured, Measured]
+SlowCall: TypeAlias = tuple[LayerKind, SlowCause, Coefficients, Coefficients]
+"""(kind, convolution or what keeps attention from a fused kernel, seconds of both passes, those of a faster way)."""
 
 NOISE_LIMIT = 0.20
 """A layer's times are noisy when its repeats spread by more than this share of their median."""
@@ -179,11 +182,8 @@ class GatherCost(_Measurement):
     def times(self, factor: float) -> "GatherCost":
         """Return the costs where all exchanges take `factor` times as long."""
         embedding, vision, projector, language, head = (factor * each for each in self.seconds)
-        return replace(
-            self,
-            seconds=(embedding, vision, projector, language, head),
-            scatter_seconds_per_byte=factor * self.scatter_seconds_per_byte,
-        )
+        scatter = factor * self.scatter_seconds_per_byte
+        return replace(self, seconds=(embedding, vision, projector, language, head), scatter_seconds_per_byte=scatter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +227,7 @@ class LayerCosts:
     """Seconds in which a rank compiles layers of all kinds; None for layers as they are."""
     compiled_shares: tuple[tuple[LayerKind, Measured, Measured], ...] = ()
     """(kind, time of a compiled layer over that of one as it is, spread of that share), timed in turns."""
+    slow_calls: tuple[SlowCall, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""

@@ -1,6 +1,7 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,14 +15,15 @@ from autotune.folders import database_name, spool_folder, work_folder
 from autotune.machine import device_problems
 from autotune.machine.agent import has_died
 from autotune.machine.device_problems import Finding, memory_limit, situation
-from autotune.machine.hardware import probe_hardware, software
+from autotune.machine.hardware import default_workers, probe_hardware, software
 from autotune.results.text_table import table
-from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, steps_of
+from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, settled_workload, steps_of
 from autotune.search.study_settings import MODEL
 from storage.errors import StorageError
 from storage.spool import Spool
 from storage.store import Store, read_store
 from trials import wire
+from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.refusals.compiling import INSTALL, missing_tool
 from trials.units import number_of, size_setting
 from trials.workload import Hardware, Workload
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
     from trials.data.indexing import IndexReport
     from trials.job import Job
+    from trials.layer_costs import LayerCosts
 
 _Part = dict[str, Any] | None
 _OWN = ("autotune", "storage", "trials")
@@ -73,11 +76,13 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         *_work_findings(folder),
     ]
     work, report = survey(options, job, outline) if job and outline else (None, None)
-    database, problem, setting = None, None, None
+    database, problem, setting, costs = None, None, None, None
     try:
         with read_store(url) as store:
             if job and work and job.training.compile == AUTO:
                 setting = setting_of(store, job, work)
+            if job and work:
+                costs = _stored_costs(store, job, work)
             studies = store.studies(archived=True)
             database = {
                 "name": database_name(url),
@@ -98,7 +103,11 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     data = compiling = None
     if job and outline and work and report:
         data = _data(work, report)
-        findings += [*_data_findings(report), *outline.findings]
+        findings += [
+            *_data_findings(report),
+            *outline.findings,
+            *_trap_findings(job, work, costs, runs=not any(each.prevents for each in findings)),
+        ]
         if job.training.compile == AUTO:
             compiling = _compiling(job, work, setting)
     memory = _memory(hardware, groups, wanted)
@@ -201,6 +210,34 @@ def _data_findings(report: "IndexReport") -> Iterator[Finding]:
         yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
     if (more := len(report.surprises) - _SHOWN_KINDS) > 0:
         yield Finding(what=f"not used by a training: {more} more of these", remedy="autotune doctor --json lists all")
+
+
+def _stored_costs(store: Store, job: "Job", work: Workload) -> "LayerCosts | None":
+    from autotune.search.execution.profiling import stored_costs
+
+    return stored_costs(settled_workload(store, job, work), store)
+
+
+def _trap_findings(job: "Job", work: Workload, costs: "LayerCosts | None", *, runs: bool) -> Iterator[Finding]:
+    """Yield the traps of a job, by its profile, or by layers that are tried for some seconds where a device `runs`."""
+    import torch
+
+    from autotune.search.traps import trap_findings
+    from trials.tasks.profiling.layer_profile import quick_slow_calls
+
+    workers = job.data.workers
+    if workers is None:
+        workers = default_workers(work.hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
+    calls = costs.slow_calls if costs else ()
+    try:
+        if costs is None and runs:
+            calls = quick_slow_calls(job.model, job.training, torch.device(work.hardware.accelerator))
+    except torch.OutOfMemoryError:
+        yield Finding(
+            what="the device has no room for one layer of each kind, so no convolution or attention was tried",
+            remedy="end what holds its memory, or profile the layers with `autotune profile`",
+        )
+    yield from trap_findings(work, calls, costs, workers, os.environ)
 
 
 def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:

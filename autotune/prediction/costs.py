@@ -26,6 +26,8 @@ from trials.layer_costs import (
     LinkCost,
     LoadCost,
     SharingCost,
+    SlowCall,
+    SlowCause,
     TensorCost,
     UpdateCost,
 )
@@ -129,7 +131,15 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
             (of_ranks[0][0], fmean(share for _, share, _ in of_ranks), max(spread for *_, spread in of_ranks))
             for of_ranks in zip(*(report.compiled_shares for report in reports), strict=True)
         ),
+        slow_calls=tuple(_slowest_calls(reports).values()),
     )
+
+
+def _slowest_calls(reports: Sequence[ProfileReport]) -> dict[tuple[LayerKind, SlowCause], SlowCall]:
+    """Return the calls of the rank that loses most by them, by kind of layer and cause."""
+    calls = [call for report in reports for call in report.slow_calls]
+    calls.sort(key=lambda call: sum(call[2]) - sum(call[3]))
+    return {call[:2]: call for call in calls}
 
 
 def _slowest_compile(reports: Sequence[ProfileReport]) -> float | None:

@@ -1,5 +1,6 @@
 """The parts of a search, built and connected for one study."""
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
@@ -9,6 +10,7 @@ from optuna.storages import BaseStorage
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
+from autotune.machine.device_problems import warn_of
 from autotune.prediction.untimed import untimed
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.ledger import Ledger
@@ -25,6 +27,7 @@ from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space, holds_all
+from autotune.search.traps import trap_findings
 from autotune.workbench import Workbench
 from storage.records import StudyRecord
 from trials.layer_costs import LayerCosts
@@ -59,6 +62,7 @@ def assemble(
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search
     costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks", listener)
+    warn_of(trap_findings(workload, costs.slow_calls, costs, prepared.job.data.workers or 0, os.environ))
     if current_plan is not None:
         _check_degrees(current_plan, costs)
     if costs.compile_seconds is not None:

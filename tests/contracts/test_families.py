@@ -29,7 +29,8 @@ from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.sharing.group import SharingGroup
-from trials.tasks.profiling.layer_profile import one_of_each
+from trials.tasks.profiling import slow_calls
+from trials.tasks.profiling.layer_profile import one_of_each, quick_slow_calls
 from trials.tasks.profiling.probes import probes
 from trials.tasks.request import ProbeSizes
 
@@ -358,3 +359,9 @@ def test_weights_are_read_and_saved_as_transformers_does(
     again, report = family.AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not any(report.values()), report
     assert all(torch.equal(again.state_dict()[name], value) for name, value in expected.state_dict().items())
+
+
+def test_no_layer_has_calls_with_a_faster_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_calls, "_CLEARLY_FASTER", 0.0)  # whatever the times
+    settings = ModelSection(path=str(folder), weights="random", dtype="float32")
+    assert quick_slow_calls(settings, TrainingSection(), CPU) == ()

@@ -11,6 +11,9 @@ from trials.launchers.network import free_port, interface_of
 from trials.machine.control_groups import usable_cores
 
 _LOOPBACK = "127.0.0.1"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+"""Setting with which segments of torch's CUDA allocator grow, so that packs of changing sizes leave no gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +62,22 @@ def rank_environments(
 def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
     """Return the variables that are the same for all ranks of a machine; they share its cores."""
     threads = max(1, usable_cores() // ranks)
+    name, setting = allocator_setting(os.environ)
     return {
+        **({name: ",".join(setting)} if accelerator == "cuda" else {}),
         "DS_ACCELERATOR": accelerator,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def allocator_setting(environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the variable with the settings of torch's CUDA allocator on the ranks, and these.
+
+    The first that is set counts (c10/core/AllocatorConfig.h). Without one, ranks have `EXPANDABLE`.
+    """
+    name = next((each for each in _ALLOCATOR if each in environment), _ALLOCATOR[0])
+    return name, tuple(environment.get(name, EXPANDABLE).replace(" ", "").split(","))
 
 
 def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:

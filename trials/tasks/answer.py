@@ -10,7 +10,7 @@ from pydantic import Field
 from trials import channels
 from trials.certification import EpochCount, InputCount, Reference, SavedCount, StepReport
 from trials.channels import Channel
-from trials.layer_costs import LayerKind
+from trials.layer_costs import LayerKind, SlowCall
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
 from trials.tasks.footprint import Footprint, footprint
@@ -181,6 +181,8 @@ class ProfileReport:
     compile_seconds: float | None = None
     """Seconds in which the layers were compiled, at first passes of each kind; None for layers as they are."""
     compiled_shares: tuple[tuple[LayerKind, float, float], ...] = ()
+    """As in `LayerCosts`, on this rank."""
+    slow_calls: tuple[SlowCall, ...] = ()
     """As in `LayerCosts`, on this rank."""
     kind: Literal["profile"] = "profile"
 

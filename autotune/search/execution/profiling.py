@@ -20,7 +20,7 @@ from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport
 from trials.tasks.request import ProbeSizes, Profile
-from trials.workload import DataProfile, Hardware, ModelShape
+from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 _log = logging.getLogger(__name__)
 _REPEATS = 5
@@ -44,18 +44,27 @@ def layer_costs(
     `profile_layers` raises.
     """
     work = prepared.workload
-    keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
-    stored = None if fresh else store.layer_profile(*keys)
-    if stored is not None:
-        try:
-            return wire.decode(LayerCosts, stored.document)
-        except WireError as error:
-            _log.info("the stored profile is of another version and is measured again: %s", error)
+    if not fresh and (stored := stored_costs(work, store)) is not None:
+        return stored
     layers = "compiled layers" if prepared.job.training.compiles else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
     costs = profile_layers(prepared, pool, logs)
-    store.save_layer_profile(*keys, wire.encode(costs))
+    store.save_layer_profile(*_keys(work), wire.encode(costs))
     return costs
+
+
+def stored_costs(work: Workload, store: Store) -> LayerCosts | None:
+    """Return the stored costs of this model on this hardware and software; None for none, or another version's."""
+    stored = store.layer_profile(*_keys(work))
+    try:
+        return None if stored is None else wire.decode(LayerCosts, stored.document)
+    except WireError as error:
+        _log.info("the stored profile is of another version and is measured again: %s", error)
+        return None
+
+
+def _keys(work: Workload) -> tuple[str, str, Software]:
+    return work.hardware.fingerprint, work.model.fingerprint, work.software
 
 
 def profile_layers(

@@ -13,7 +13,7 @@ from autotune.prediction.curves import Curves, fit_curve
 from tests.values.search import COSTS, layer_costs
 from trials import wire
 from trials.errors import WireError
-from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LoadCost
+from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LoadCost, SlowCall
 from trials.plan import Layout
 from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
 from trials.tasks.profiling.layer_profile import Times, measure_until_quiet, spread
@@ -364,3 +364,13 @@ def test_quiet_times_are_not_taken_again() -> None:
 
     assert measure_until_quiet(measure, count=2, repeats=3) == [[(1.0, 2.0, 0.5)] * 3] * 2
     assert len(asked) == 3
+
+
+def test_slow_calls_are_those_of_the_rank_that_loses_most() -> None:
+    first, second = reports_of(COSTS, noise=0.0, ranks=2)
+    call: SlowCall = ("projector", "convolution", (3e-3, 0, 0, 0), (1e-3, 0, 0, 0))
+    slower: SlowCall = ("projector", "convolution", (5e-3, 0, 0, 0), (1e-3, 0, 0, 0))
+    assert fit_costs([replace(first, slow_calls=(slower,)), replace(second, slow_calls=(call,))]).slow_calls == (
+        slower,
+    )
+    assert fit_costs([replace(first, slow_calls=(call,)), second]).slow_calls == (call,)

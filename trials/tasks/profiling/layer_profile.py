@@ -10,19 +10,20 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.layer_costs import NOISE_LIMIT, LayerKind
+from trials.layer_costs import NOISE_LIMIT, LayerKind, SlowCall
 from trials.model.cut import Cut
 from trials.model.layer_kinds import usual_layer
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
-from trials.model.weights import draw_buffers, draw_weights
+from trials.model.weights import draw_buffers, draw_weights, zero_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.host import time_host
@@ -31,6 +32,7 @@ from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.sharing import time_sharing
+from trials.tasks.profiling.slow_calls import time_slow_calls
 from trials.tasks.profiling.tensor import dealt_parameters, time_tensor
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import ProbeSizes, Profile, Request
@@ -38,6 +40,10 @@ from trials.tasks.request import ProbeSizes, Profile, Request
 _COMPILED: tuple[LayerKind, ...] = ("vision", "language")
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
+_QUICK_UNITS, _QUICK_TOKENS = 4, 512
+"""Sizes at which one layer of the largest models takes less than a second on a CPU."""
+Draw: TypeAlias = Callable[[PreTrainedModel, Iterable[str], int, torch.device], None]
+"""Function that fills weights, from a seed."""
 Times: TypeAlias = tuple[float, float, float]
 """Seconds of forward, backward, and what recomputation adds to both."""
 
@@ -46,18 +52,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
     build = partial(one_of_each, request.job.model, request.job.training, device)
     stage = build()
-    chain, cut = stage.chain, stage.cut
-    paths_by_kind: dict[LayerKind, tuple[str, ...]] = {
-        "vision_embedding": chain.vision_embedding,
-        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
-        "projector": chain.projector,
-        "language": tuple(chain.language_layers[number] for number in cut.language),
-        "head": chain.head,
-    }
-    parameters_of = {
-        kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
-        for kind, paths in paths_by_kind.items()
-    }
+    paths_by_kind, parameters_of = _paths_by_kind(stage), _parameters_by_kind(stage)
     profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
     compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compiles else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
@@ -76,6 +71,8 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,
         compiled_shares=() if compile_seconds is None else profiler.shares_of(build(), task.sizes),
+        # Nobody sees a call inside of compiled layers.
+        slow_calls=(profiler if compile_seconds is None else profiler.of(build())).slow_calls(task.sizes),
     )
     if task.exchange_seconds is None:
         return layers
@@ -101,6 +98,32 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     )
 
 
+def quick_slow_calls(model: ModelSection, training: TrainingSection, device: torch.device) -> tuple[SlowCall, ...]:
+    """Return `LayerCosts.slow_calls` in seconds, of layers without weights at small sizes."""
+    stage = one_of_each(model, training, device, zero_weights)
+    units = _QUICK_UNITS if stage.cut.vision else 0
+    profiler = Profiler(stage, _takes_gradient(_parameters_by_kind(stage)), device, repeats=1)
+    return profiler.slow_calls(ProbeSizes(unit_counts=(units,), sample_shapes=((1, _QUICK_TOKENS),)))
+
+
+def _paths_by_kind(stage: StageModule) -> dict[LayerKind, tuple[str, ...]]:
+    chain, cut = stage.chain, stage.cut
+    return {
+        "vision_embedding": chain.vision_embedding,
+        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
+        "projector": chain.projector,
+        "language": tuple(chain.language_layers[number] for number in cut.language),
+        "head": chain.head,
+    }
+
+
+def _parameters_by_kind(stage: StageModule) -> dict[LayerKind, list[nn.Parameter]]:
+    return {
+        kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
+        for kind, paths in _paths_by_kind(stage).items()
+    }
+
+
 def _compile(stage: StageModule, profiler: "Profiler", task: Profile, device: torch.device) -> float:
     """Compile the layers of the stage; return the seconds until each kind has run at each size."""
     began = time.perf_counter()
@@ -119,7 +142,9 @@ def _takes_gradient(parameters_of: Mapping[LayerKind, Sequence[nn.Parameter]]) -
     return found
 
 
-def one_of_each(settings: ModelSection, training: TrainingSection, device: torch.device) -> StageModule:
+def one_of_each(
+    settings: ModelSection, training: TrainingSection, device: torch.device, draw: Draw = draw_weights
+) -> StageModule:
     """Return one layer of each kind that the model has; of layers that differ, the most frequent stands for all."""
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
@@ -139,7 +164,7 @@ def one_of_each(settings: ModelSection, training: TrainingSection, device: torch
     stage = StageModule(skeleton, cut)
     # The projector may take the states of several layers; those of the only one stand for all.
     stage.chain = replace(stage.chain, kept=tuple(vision) * len(stage.chain.kept))
-    draw_weights(stage.model, stage.paths, training.seed, device)
+    draw(stage.model, stage.paths, training.seed, device)
     draw_trained(stage.model, stage.paths, training)
     draw_buffers(stage.model, stage.chain.buffers, device)
     return stage
@@ -185,7 +210,7 @@ class Profiler:
 
         Each probe takes turns with its twin, so that a drift of the machine affects both alike.
         """
-        other = Profiler(plain, self._takes_gradient, self._device, self._repeats)
+        other = self.of(plain)
         stages = (probes(stage, sizes, self._device) for stage in (self._stage, plain))
         pairs = [pair for pair in zip(*stages, strict=True) if pair[0].layer in _COMPILED]
         other.warm_up(twin for _, twin in pairs)
@@ -198,6 +223,19 @@ class Profiler:
                 compiled, usual = map(sum, zip(*timed, strict=True))
                 shares[kind].append(compiled / usual)
         return tuple((kind, statistics.median(each), interquartile_range(each)) for kind, each in shares.items())
+
+    def of(self, stage: StageModule) -> "Profiler":
+        """Return a profiler of another stage of the same layers."""
+        return Profiler(stage, self._takes_gradient, self._device, self._repeats)
+
+    def slow_calls(self, sizes: ProbeSizes) -> tuple[SlowCall, ...]:
+        """Return `LayerCosts.slow_calls`, from the most units and the longest sample of `sizes`."""
+        largest = ProbeSizes(
+            unit_counts=(max(sizes.unit_counts),),
+            sample_shapes=(max(sizes.sample_shapes, key=lambda shape: shape[0] * shape[1] ** 2),),
+        )
+        probed = probes(self._stage, largest, self._device)
+        return time_slow_calls(probed, lambda probe: probe.run(self._states(probe)), self._device)
 
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run)
