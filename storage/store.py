@@ -1,16 +1,12 @@
 """The store: the public interface to the database of all studies."""
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Self
 
 from storage.database import url
 from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
-from storage.errors import DatabaseUnavailable
 from storage.housekeeping import Housekeeping
 from storage.nearness import Fields
 from storage.queries import agents, plans, studies, tried, workloads
@@ -51,32 +47,6 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
         database.close()
         raise
     return Store(database)
-
-
-@contextmanager
-def read_store(database_url: str | None = None) -> Iterator["Store"]:
-    """Open a store for what is known already: no database is created, and older tables are upgraded.
-
-    The user's own file is read as an empty database until it is there. Raise what `open_store` raises, and
-    DatabaseUnavailable where a named database does not exist or has no tables of autotune.
-    """
-    parsed = url.parse(url.default_url() if database_url is None else database_url)
-    path = url.sqlite_path(parsed)
-    # A file that left its log behind is lost, which `Database` refuses.
-    is_absent = path is not None and not any(os.path.exists(each) for each in (path, f"{path}-wal"))  # noqa: PTH110 - False for what cannot be a path
-    if is_absent and database_url is not None:
-        raise DatabaseUnavailable(
-            f"the database {url.masked(parsed)} does not exist; check --db, AUTOTUNE_DB_URL or `database` of the job, "
-            "or create it by `autotune db upgrade`"
-        )
-    if is_absent:
-        with TemporaryDirectory() as folder, open_store(url.of_file(Path(folder) / "autotune.db")) as store:
-            yield store
-        return
-    with closing(Database(parsed, LOCK_TIMEOUT_SECONDS)) as database:
-        schema.check_known(database)
-    with open_store(database_url) as store:
-        yield store
 
 
 class Store(Trainings, Housekeeping):

@@ -20,8 +20,9 @@ from autotune.results.text_table import table
 from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, settled_workload, steps_of
 from autotune.search.study_settings import MODEL
 from storage.errors import StorageError
+from storage.reading import read_store
 from storage.spool import Spool
-from storage.store import Store, read_store
+from storage.store import Store
 from trials import wire
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.refusals.compiling import INSTALL, missing_tool
@@ -235,7 +236,7 @@ def _trap_findings(job: "Job", work: Workload, costs: "LayerCosts | None", *, ru
     except torch.OutOfMemoryError:
         yield Finding(
             what="the device has no room for one layer of each kind, so no convolution or attention was tried",
-            remedy="end what holds its memory, or profile the layers with `autotune profile`",
+            remedy="end what holds its memory, or profile the layers with `autotune profile JOB`",
         )
     yield from trap_findings(work, calls, costs, workers, os.environ)
 

@@ -9,7 +9,8 @@ from autotune.forecast.profile_file import read_profile
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
 from autotune.search.compile_setting import AUTO, setting_of, with_compile
-from storage.store import Store, read_store
+from storage.reading import read_store
+from storage.store import Store
 from trials.job import Job
 from trials.model.identity import path_digest
 from trials.model.shape import model_shape

@@ -5,8 +5,8 @@ from autotune.job_file import JobLike, as_job
 from autotune.plan_choice import known_winner
 from autotune.search.compile_setting import settled_workload
 from autotune.workload import look_at, workload_of
+from storage.reading import read_store
 from storage.records import BestPlan
-from storage.store import read_store
 
 
 def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:

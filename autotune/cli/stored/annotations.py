@@ -6,7 +6,8 @@ import click
 
 from autotune.cli.context import Options
 from storage.annotation import Annotation, Subject
-from storage.store import Store, read_store
+from storage.reading import read_store
+from storage.store import Store
 from trials import wire
 
 

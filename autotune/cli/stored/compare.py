@@ -6,8 +6,9 @@ from autotune.cli.context import Options
 from autotune.results.evidence import trials_behind
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from storage.errors import UnknownPlan, UnknownRecord
+from storage.reading import read_store
 from storage.records import TriedPlan
-from storage.store import Store, read_store
+from storage.store import Store
 
 
 def compare_plans(options: Options, first: str, second: str) -> None:

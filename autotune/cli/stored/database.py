@@ -13,7 +13,8 @@ from autotune.cli.context import Options
 from autotune.errors import DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent
 from storage.errors import DatabaseUnavailable
-from storage.store import Store, open_store, read_store
+from storage.reading import read_store
+from storage.store import Store, open_store
 from trials import wire
 from trials.errors import AutotuneError
 from trials.units import number_of

@@ -6,7 +6,7 @@ from autotune.cli.context import Options
 from autotune.cli.visible import visible
 from autotune.report.source import find_study, read_source
 from autotune.report.writing import check_report, write_report
-from storage.store import read_store
+from storage.reading import read_store
 
 _DIGITS = 8
 

@@ -16,8 +16,9 @@ from autotune.results.study_report import Known
 from autotune.search.compile_setting import decisions_of, settled_workload
 from storage.annotation import Annotation
 from storage.nearness import Fields, fields_of, fields_of_machine
+from storage.reading import read_store
 from storage.records import BestPlan, TriedPlan
-from storage.store import Store, read_store
+from storage.store import Store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
 from trials.workload import Hardware, Workload

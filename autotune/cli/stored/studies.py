@@ -15,8 +15,9 @@ from autotune.results.evidence import trials_behind
 from storage.annotation import Annotation
 from storage.deletion import Deletion, Use
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
+from storage.reading import read_store
 from storage.records import StudyRecord
-from storage.store import Store, read_store
+from storage.store import Store
 from trials import wire
 
 _log = logging.getLogger(__name__)

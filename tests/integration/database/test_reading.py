@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from storage.errors import DatabaseUnavailable
-from storage.store import open_store, read_store
+from storage.reading import read_store
+from storage.store import open_store
 from tests.programs.users import databases, refusal
 
 READING = [

@@ -48,10 +48,11 @@ def every_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noted(function: Any, *given: Any, **options: Any) -> Call:
-    with Calls() as calls:
+    calls = Calls()
+    with calls:
         function(*given, **options)
-    (call,) = calls.noted
-    return call
+    assert len(calls.noted) == 1
+    return calls.noted[0]
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -62,10 +63,12 @@ def test_a_convolution_is_compared_with_the_product_that_has_the_same_numbers(na
     assert other is not None
     cause, way = other
     assert cause == "convolution"
-    outputs = [each.function(**each.options) for each in (call, way)]
-    gradients = [torch.autograd.grad(output.square().sum(), call.options["weight"])[0] for output in outputs]
-    assert torch.allclose(*outputs, atol=1e-5)
-    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
+    expected, found = (each.function(**each.options) for each in (call, way))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    wanted, gradient = (
+        torch.autograd.grad(output.square().sum(), call.options["weight"])[0] for output in (expected, found)
+    )
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
 
 
 def heads(width: int = 8) -> torch.Tensor:

@@ -5,6 +5,7 @@ faster in some cases (pytorch#174051). Attention without a fused kernel holds al
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -66,8 +67,11 @@ def time_slow_calls(
         for call in calls.noted:
             if (other := faster_way(call)) is not None:
                 cause, way = other
-                slow.setdefault(cause, []).append((_seconds(call, device), _seconds(way, device)))
+                with suppress(torch.OutOfMemoryError):  # a faster way for which there is no room is none
+                    slow.setdefault(cause, []).append((_seconds(call, device), _seconds(way, device)))
         for cause, timed in slow.items():
+            if not timed:
+                continue
             seconds, faster = (sum(side) for side in zip(*timed, strict=True))
             if seconds > _CLEARLY_FASTER * faster:
                 sizes = _per_size(probe, cause, seconds), _per_size(probe, cause, faster)
