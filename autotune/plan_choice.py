@@ -1,12 +1,16 @@
 """The choice of a plan to train a job with: a stored one, or that of a file."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.events import Listener, Note
 from autotune.plan_file import is_plan_file, read_plan
+from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, known_text, of_tried, of_winner
+from autotune.results.rival import Rival, rival_of
 from storage.errors import UnknownRecord
 from storage.nearness import fields_of
 from storage.records import BestPlan
@@ -16,6 +20,8 @@ from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
 from trials.workload import Workload
 
+Keeps: TypeAlias = Callable[[Rival], bool]
+"""Says whether to train with the winner although this baseline measured faster."""
 _LOOKED_AT = 50
 """Nearest winners that are considered for an offer."""
 
@@ -35,10 +41,42 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     return winner
 
 
+def unasked(rival: Rival) -> bool:
+    """Train with the baseline that measured faster where search.space has it, else with the winner."""
+    return not rival.may_win
+
+
+def trusted(
+    store: Store, best: BestPlan, listener: Listener, output: Path | None = None, keeps: Keeps = unasked
+) -> KnownPlan:
+    """Return the winner, or the baseline that measured faster in its own runs unless `keeps` the winner.
+
+    The `listener` gets which of the two it is, and why. A training that has begun in `output` goes on with its own.
+    """
+    rival = rival_of(best, trials_behind(best, store))
+    record = None if output is None else read_record(output / RECORD_FILE)
+    begun = None if record is None else record.settings.plan
+    if rival is None:
+        return of_winner(best)
+    if begun == best.plan.id or (begun != rival.plan_id and keeps(rival)):
+        listener(Note(text=f"Training with plan {best.plan.id}, not {rival.plan_id}; {rival}"))
+        return of_winner(best)
+    listener(Note(text=f"Training with plan {rival.plan_id}, not {best.plan.id}; {rival}"))
+    return of_tried(store.find_plan(rival.plan_id, best.workload))
+
+
 def choose_plan(
-    store: Store, now: Workload, wanted: Plan | str | None, listener: Listener, output: Path | None = None
+    store: Store,
+    now: Workload,
+    wanted: Plan | str | None,
+    listener: Listener,
+    output: Path | None = None,
+    *,
+    keeps: Keeps = unasked,
 ) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
+
+    In place of the last winner it may be the plan that `trusted` returns.
 
     The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
     how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold here, and what
@@ -47,7 +85,7 @@ def choose_plan(
     if wanted is None:
         winner = known_winner(store, now, output)
         listener(Note(text=known_text(store.find_plan(winner.plan.id, study_id=winner.study_id))))
-        return of_winner(winner)
+        return trusted(store, winner, listener, output, keeps)
     given = _given(wanted)
     try:
         tried = store.find_plan(given.id if isinstance(given, Plan) else given, now)

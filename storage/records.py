@@ -240,6 +240,10 @@ class Baseline:
     """The winner's speed divided by this one's."""
     gain_error: float
     """Standard error."""
+    plan_id: str | None = None
+    """None for a baseline that an earlier version stored."""
+    may_win: bool = False
+    """Whether search.space has the plan."""
 
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)

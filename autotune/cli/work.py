@@ -1,6 +1,7 @@
 """The commands that use the devices: tune, launch and run."""
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import require
 from autotune.cli import submission
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
+from autotune.cli.visible import visible
 from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan
 from autotune.library.tune import certified_winner, tuned
-from autotune.plan_choice import check_new
+from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
-from autotune.results.known_plan import KnownPlan, of_winner
+from autotune.results.known_plan import KnownPlan
+from autotune.results.rival import Rival
 from autotune.search.compiling import decided
 from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.launched_report import launched_document, launched_text
@@ -87,7 +90,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         submission.submit(options, job)
         return
     url, plan = options.database_url(job.database), wanted.resume_with or wanted.plan
-    with bench_with_plan(job, url, plan, options.display) as (bench, chosen):
+    with bench_with_plan(job, url, plan, options.display, asking(options)) as (bench, chosen):
         if wanted.dry_run:
             _give_commands(options, bench, chosen.plan, wanted.steps)
             return
@@ -118,12 +121,31 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         if certificate is not None:
             require(certificate)
         how = TrainingOptions(retunes=retune_on_drift)
-        chosen, launched = _launch(options, bench, of_winner(best), certificate, how)
+        chosen = trusted(bench.store, best, options.display, job.training.output, asking(options))
+        if certificate is not None and chosen.plan != best.plan:
+            certificate = certified(bench, chosen.plan, options.display)
+        chosen, launched = _launch(options, bench, chosen, certificate, how)
         workers = bench.prepared.job.data.workers
     options.give(
         lambda: {"best": study_report.best_document(best, ran), "launch": launched_document(chosen, launched)},
         lambda: launched_text(chosen, launched, workers),
     )
+
+
+def asking(options: Options) -> Keeps:
+    """Return the question whether to train with the winner; without a terminal, `unasked` answers it."""
+
+    def keeps(rival: Rival) -> bool:
+        kept = unasked(rival)
+        if not sys.stdin.isatty():
+            return kept
+        options.display.close()
+        click.echo(visible(f"The best plan is in doubt: {rival}"), err=True)
+        left_out = "" if rival.may_win else ", which search.space leaves out"
+        question = f"Train with {rival.role} ({rival.plan_id}){left_out}, in place of the best plan?"
+        return not click.confirm(visible(question), default=not kept, err=True)
+
+    return keeps
 
 
 def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | None) -> None:

@@ -10,7 +10,7 @@ from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
-from autotune.plan_choice import choose_plan
+from autotune.plan_choice import Keeps, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
@@ -35,6 +35,9 @@ def launch(
     stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
     """Run the full training of a job with its best plan, or with `plan`; an interrupted training resumes.
+
+    Where a baseline measured faster than the best plan in its own runs, by more than a standard error, it is taken in
+    its place if the search space has it; a note says which of the two it is.
 
     A plan is given as a value, by a plan file, or by its id if it was tried. `resume_with` continues a training of
     another plan with this one. The training stops after `steps` in all. With `certify` it starts only if the gradients
@@ -66,12 +69,13 @@ def launch(
 
 @contextmanager
 def bench_with_plan(
-    job: Job, database_url: str | None, wanted: Plan | str | None, listener: Listener
+    job: Job, database_url: str | None, wanted: Plan | str | None, listener: Listener, keeps: Keeps = unasked
 ) -> Iterator[tuple[Workbench, KnownPlan]]:
-    """Open the bench of a training, and choose the wanted plan, or the winner.
+    """Open the bench of a training, and choose the wanted plan, or the winner, or what `trusted` puts in its place.
 
     Raise what `training_bench`, `as_decided` and `choose_plan` raise.
     """
     with training_bench(job, database_url, listener) as opened:
         bench = as_decided(opened, listener)
-        yield bench, choose_plan(bench.store, bench.prepared.workload, wanted, listener, job.training.output)
+        now, output = bench.prepared.workload, job.training.output
+        yield bench, choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)

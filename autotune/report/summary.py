@@ -72,7 +72,7 @@ def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
             rate = with_error(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
             yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate} samples/s")
     if best.confidence is not None:
-        ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that were repeated"
+        ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that ran"
         yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
     yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
     disturbed = [trial for trial in source.timed if trial.result.is_disturbed]

@@ -65,6 +65,11 @@ class Evidence:
     """Roles of the baselines that were faster than the winner in their own runs."""
 
     @property
+    def all_disturbed(self) -> bool:
+        """Whether no measured run was quiet."""
+        return 0 < self.runs == self.disturbed_runs
+
+    @property
     def warnings(self) -> Sequence[str]:
         """What to keep in mind about the figures, in words."""
         return *map(str, self.doubts), *map(str, self.corrected)

@@ -10,6 +10,7 @@ from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
 from autotune.results.headline import headline_of
 from autotune.results.launch_report import launch_text
+from autotune.results.rival import rival_of
 from autotune.results.text_table import table
 from autotune.search.compile_setting import decision_text
 from storage.annotation import Annotation
@@ -62,9 +63,13 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     if (headline := headline_of(best)) is not None:
         lines.append(headline.text)
     if best.confidence is not None:
-        first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest of the finalists"
-        lines.append(f"{first} with a probability of {probability_text(best.confidence)}")
+        first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
+        lines.append(f"{first} of the plans that ran with a probability of {probability_text(best.confidence)}")
     lines += evidence_of(best, trials).warnings
+    if (rival := rival_of(best, trials)) is not None:
+        text = str(rival)
+        taken = "it" if rival.may_win else "the best plan"
+        lines.append(f"{text[0].upper()}{text[1:]}; `launch` and `run` ask, or without a terminal take {taken}")
     why = explanation_text(best, _changed_text(best)) if best.explanation else _payback_text(best)
     lines += filter(None, (why, _pareto_text(best)))
     return "\n".join(lines)
@@ -112,6 +117,8 @@ def _pareto_text(best: BestPlan) -> str:
 def best_document(best: BestPlan, trials: Sequence[TrialSummary] | None = None) -> dict[str, Any]:
     """Return the winner as JSON values; with the `trials` of its study also what the figures rest on."""
     evidence = {} if trials is None else {"evidence": _plain(evidence_of(best, trials))}
+    if trials is not None:
+        evidence["rival"] = _plain(rival_of(best, trials))
     headline = headline_of(best)
     return {"id": best.plan.id, "headline": None if headline is None else _plain(headline), **_plain(best), **evidence}
 

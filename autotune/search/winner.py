@@ -43,6 +43,8 @@ class Standing:
     peak_bytes: int
     """Peak of the fullest rank, over all trials."""
     trials: int
+    is_disturbed: bool = False
+    """Whether other programs disturbed each of them."""
     may_win: bool = True
     """False for a plan that others are only compared with, unless baselines alone completed."""
 
@@ -58,7 +60,7 @@ class Winner:
     number: int
     """Position of the plan that is most probably fastest, or of a baseline whose own runs are faster."""
     confidence: float | None
-    """Probability that no other is faster; None without another, and where baselines alone were measured."""
+    """Probability that no other that ran is faster; None without another, and where baselines alone were measured."""
     ties: tuple[int, ...]
     """Positions of the plans that may be as fast."""
     loss: float
@@ -141,6 +143,7 @@ class Standings:
         probable = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         winner = numbers.index(self._at_least_baselines(numbers[probable]))
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
+        sure = min(sure, self._sure_by_runs(numbers[winner]))
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Winner(
             number=numbers[winner],
@@ -154,6 +157,20 @@ class Standings:
         found = (self.baseline(role) for role in BASELINES)
         able = (other for other in found if other is not None and other in self.repeated)
         return min((number, *able), key=lambda other: float(self.measured.mean[other]))
+
+    def _sure_by_runs(self, winner: int) -> float:
+        """Return the probability that no compared plan or baseline is faster, by their own runs alone.
+
+        It is 1 unless these doubt the winner: all of its runs were disturbed, or a baseline ran faster by an error.
+        Predictions that are shrunk to say that it is faster after all are then no evidence.
+        """
+        found = (self.baseline(role) for role in BASELINES)
+        baselines = [number for number in found if number is not None and number != winner]
+        differences = (self.measured.difference(number, winner) for number in baselines)
+        if not (self.entries[winner].is_disturbed or any(less < -error for less, error in differences)):
+            return 1.0
+        numbers = sorted({*self.compared, *baselines, winner})
+        return float((_drawn(self.measured, numbers).argmin(axis=1) == numbers.index(winner)).mean())
 
     def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
         """Compare the winner with the `baseline` of each kind, the fastest first; `samples` are those of an epoch."""
@@ -172,6 +189,8 @@ class Standings:
             estimated_samples_per_second_error=speed * standing.epoch_seconds_error / standing.epoch_seconds,
             gain=math.exp(slower),
             gain_error=math.exp(slower) * error,
+            plan_id=standing.plan.id,
+            may_win=standing.may_win,
         )
 
 
@@ -237,6 +256,7 @@ def _standing(
             t.result.outcome.measurement.peak_bytes for t in trials if isinstance(t.result.outcome, Completed)
         ),
         trials=len(trials),
+        is_disturbed=all(each.result.is_disturbed for each in trials),
         may_win=may_win,
     )
 

@@ -16,7 +16,7 @@ def best(**fields: object) -> BestPlan:
 
 
 def test_a_sure_winner_is_named_with_its_confidence() -> None:
-    assert "Fastest of the finalists with a probability of 97%" in best_text(best(confidence=0.97, ties=()))
+    assert "Fastest of the plans that ran with a probability of 97%" in best_text(best(confidence=0.97, ties=()))
 
 
 def test_no_winner_is_said_to_be_certain() -> None:
@@ -25,7 +25,7 @@ def test_no_winner_is_said_to_be_certain() -> None:
 
 def test_a_tie_is_named() -> None:
     text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
-    assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest with a probability of 60%" in text
+    assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest of the plans that ran with a probability of 60%" in text
 
 
 def test_a_winner_without_a_rival_claims_nothing() -> None:

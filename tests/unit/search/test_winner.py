@@ -243,6 +243,38 @@ def test_no_search_ends_below_a_baseline_whose_own_runs_are_faster(may_win: bool
     assert (winner.ties == (0,)) == (wins == 1)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "is_disturbed", "least", "most"),
+    [(98, False, 0.9, 1.0), (80, False, 0.0, 0.1), (98, True, 0.0, 0.6), (150, True, 0.9, 1.0)],
+)
+def test_predictions_make_no_winner_sure_that_its_own_runs_doubt(
+    seconds: float, is_disturbed: bool, least: float, most: float
+) -> None:
+    """A baseline that cannot win ran in these seconds, the winner in 100, both with an error of 5 %."""
+    found = standings_with(100, 150, 160, error=0.01, roles=("sampled", "sampled", Role.PACKED), trials=(2, 2, 1))
+    winner, other, baseline = found.entries
+    entries = replace(winner, is_disturbed=is_disturbed), other, replace(baseline, may_win=False)
+    measured = Posterior(mean=np.log((100, 150, seconds)), covariance=0.05**2 * np.eye(3))
+    stated = replace(found, entries=entries, measured=measured).winner()
+    assert stated.number == 0
+    assert stated.confidence is not None
+    assert least <= stated.confidence <= most
+
+
+def test_a_baseline_names_its_plan_and_whether_the_space_has_it() -> None:
+    found = standings_with(100, 110, 120, error=0.01, roles=("sampled", Role.PACKED, Role.OMNIBAL), trials=(2, 2, 2))
+    entries = *found.entries[:2], replace(found.entries[2], may_win=False)
+    compared = replace(found, entries=entries).compare(0, samples=1)
+    named = {each.role: (each.plan_id, each.may_win) for each in compared}
+    assert named == {Role.PACKED: (entries[1].plan.id, True), Role.OMNIBAL: (entries[2].plan.id, False)}
+
+
+def test_a_plan_all_of_whose_runs_were_disturbed_is_marked() -> None:
+    runs = [disturbed(trial(PLANS[0], 1.0)), disturbed(trial(PLANS[1], 1.1)), trial(PLANS[1], 1.0)]
+    found = {standing.plan: standing.is_disturbed for standing in standings_after(*runs).entries}
+    assert found == {PLANS[0]: True, PLANS[1]: False}
+
+
 def test_disturbed_trials_leave_a_winner_less_sure() -> None:
     fast, slow = PLANS[:2]
     ratio = PREDICTOR.epoch_seconds(fast) / PREDICTOR.epoch_seconds(slow)

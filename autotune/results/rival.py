@@ -1,0 +1,59 @@
+"""The baseline that measured faster than the winner in its own runs, so that a training may better begin with it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.results.evidence import evidence_of
+from storage.records import BestPlan, TrialSummary
+
+MISSING = "two quiet repeats of both are missing: `autotune tune JOB --fresh` on an idle machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A baseline that measured faster than the winner."""
+
+    plan_id: str
+    role: str
+    speed: float
+    """Its speed over that of the winner, by their own runs."""
+    speed_error: float
+    """Standard error."""
+    is_disturbed: bool
+    """Whether no run of any plan was quiet."""
+    may_win: bool
+    """Whether search.space has it, so that a training takes it where nobody is asked."""
+
+    def __str__(self) -> str:
+        disturbed = "all runs were disturbed, and " if self.is_disturbed else ""
+        left_out = "" if self.may_win else ", but search.space leaves it out"
+        return (
+            f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed:.2f} +- {self.speed_error:.2f} "
+            f"times as fast as the best plan{left_out}; {MISSING}"
+        )
+
+
+def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
+    """Return the fastest baseline that ran faster by more than a standard error; one that search.space has, if any.
+
+    `trials` are those behind the winner. A baseline is no rival if none of them measured its plan; one that an earlier
+    version stored does not name it.
+    """
+    ran = {trial.plan_id for trial in trials if trial.kind == "completed"}
+    rivals = (
+        Rival(
+            plan_id=baseline.plan_id,
+            role=baseline.role,
+            speed=1 / baseline.gain,
+            speed_error=baseline.gain_error / baseline.gain**2,
+            is_disturbed=evidence_of(best, trials).all_disturbed,
+            may_win=baseline.may_win,
+        )
+        for baseline in best.baselines
+        # Of logarithms of seconds, as the search compares plans.
+        if baseline.plan_id is not None
+        and baseline.plan_id in ran
+        and -math.log(baseline.gain) > baseline.gain_error / baseline.gain
+    )
+    return max(rivals, key=lambda rival: (rival.may_win, rival.speed), default=None)

@@ -1,0 +1,47 @@
+"""The question which plan to train with, where a baseline measured faster than the winner."""
+
+import sys
+
+import click
+import pytest
+
+from autotune.cli.context import Options
+from autotune.cli.work import asking
+from autotune.results.rival import Rival
+
+OPTIONS = Options(as_json=False, database=None, verbose=0, quiet=False)
+
+
+def rival(*, may_win: bool) -> Rival:
+    return Rival(plan_id="ab", role="omnibal", speed=1.3, speed_error=0.1, is_disturbed=False, may_win=may_win)
+
+
+@pytest.mark.parametrize("may_win", [True, False])
+def test_without_a_terminal_nothing_is_asked_and_the_space_decides(
+    may_win: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    assert asking(OPTIONS)(rival(may_win=may_win)) is not may_win
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.parametrize("may_win", [True, False])
+def test_a_terminal_is_asked_and_told_what_the_space_leaves_out(
+    may_win: bool, answer: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, object]] = []
+
+    def confirm(question: str, *, default: bool, **_: object) -> bool:
+        asked.append((question, default))
+        return answer
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", confirm)
+    assert asking(OPTIONS)(rival(may_win=may_win)) is not answer
+    left_out = "" if may_win else ", which search.space leaves out"
+    # The default is what happens without a terminal.
+    assert asked == [(f"Train with omnibal (ab){left_out}, in place of the best plan?", may_win)]
+    said = capsys.readouterr().err
+    assert "The best plan is in doubt: omnibal (ab) measured faster" in said
+    assert ("search.space leaves it out" in said) is not may_win

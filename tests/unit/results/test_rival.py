@@ -1,0 +1,130 @@
+"""A baseline that measured faster than the winner, which a training takes where search.space has it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autotune.events import Event
+from autotune.plan_choice import choose_plan, trusted
+from autotune.results.rival import Rival, rival_of
+from autotune.results.study_report import best_document, best_text
+from storage.records import Baseline, BestPlan, TrialSummary
+from storage.store import Store, open_store
+from tests.values.search import completed
+from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
+from trials.plan import Padded, Plan
+
+OTHER_PLAN = replace(PADDED_PLAN, packing=Padded(samples=3))
+
+
+def baseline(gain: float, error: float, *, plan: Plan = PADDED_PLAN, may_win: bool = True) -> Baseline:
+    return Baseline(
+        role="omnibal",
+        estimated_samples_per_second=10 / gain,
+        estimated_samples_per_second_error=0.1,
+        gain=gain,
+        gain_error=error,
+        plan_id=plan.id,
+        may_win=may_win,
+    )
+
+
+def over(*baselines: Baseline) -> BestPlan:
+    """Return a winner with these gains."""
+    return best_of("5" * 32, baselines=baselines)
+
+
+def runs(disturbance: str | None = None) -> Sequence[TrialSummary]:
+    plans = {packed_plan(): "sampled", PADDED_PLAN: "omnibal", OTHER_PLAN: "packed"}
+    made = (completed(plan, 100.0, role=role) for plan, role in plans.items())
+    return [replace(each.summary, disturbance=disturbance) for each in made]
+
+
+@pytest.mark.parametrize("disturbance", [None, "other load"])
+@pytest.mark.parametrize(
+    ("gain", "error", "is_rival"),
+    [(0.75, 0.1, True), (0.75, 0.21, True), (0.75, 0.22, False), (0.98, 0.03, False), (1.2, 0.1, False)],
+)
+def test_a_baseline_is_a_rival_if_it_ran_faster_by_more_than_a_standard_error_disturbed_or_not(
+    gain: float, error: float, disturbance: str | None, is_rival: bool
+) -> None:
+    best, trials = over(baseline(gain, error)), runs(disturbance)
+    found = rival_of(best, trials)
+    assert (found is not None) is is_rival
+    assert (best_document(best, trials)["rival"] is not None) is is_rival
+    assert ("mnibal (" in best_text(best, trials) or "all runs were" in best_text(best, trials)) is is_rival
+    if found is not None:
+        assert (found.plan_id, found.is_disturbed) == (PADDED_PLAN.id, disturbance is not None)
+        assert f"{PADDED_PLAN.id}) measured faster, 1.33 +- " in str(found)
+        assert "two quiet repeats of both are missing: `autotune tune JOB --fresh`" in str(found)
+
+
+@pytest.mark.parametrize(("may_win", "taken"), [(True, "it"), (False, "the best plan")])
+def test_the_result_says_what_trains_and_whether_the_space_leaves_the_rival_out(may_win: bool, taken: str) -> None:
+    best, trials = over(baseline(0.75, 0.05, may_win=may_win)), runs()
+    text = best_text(best, trials)
+    assert f"Omnibal ({PADDED_PLAN.id}) measured faster" in text
+    assert ("times as fast as the best plan, but search.space leaves it out" in text) is not may_win
+    assert f"`launch` and `run` ask, or without a terminal take {taken}\n" in f"{text}\n"
+    assert best_document(best, trials)["rival"]["may_win"] is may_win
+
+
+def test_a_rival_that_the_space_has_comes_before_a_faster_one_that_it_leaves_out() -> None:
+    left_out, slower = baseline(0.6, 0.05, may_win=False), baseline(0.8, 0.05, plan=OTHER_PLAN)
+    found = rival_of(over(left_out, slower), runs())
+    assert found is not None
+    assert found.plan_id == OTHER_PLAN.id
+
+
+def test_a_baseline_whose_plan_no_trial_measured_is_no_rival() -> None:
+    faster = baseline(0.75, 0.01)
+    assert rival_of(over(faster), runs()[:1]) is None
+    assert rival_of(over(replace(faster, plan_id=None)), runs()) is None
+
+
+def searched(store: Store, *, may_win: bool = True) -> BestPlan:
+    """Store a study whose baseline measured faster than its winner."""
+    study = store.create_study(store.add_workload(WORKLOAD), {"fresh": True}, seed=0)
+    for plan, role, seconds in ((packed_plan(), "sampled", 100.0), (PADDED_PLAN, "omnibal", 75.0)):
+        result = result_of(store.start_trial(study.id, plan, role).id)
+        store.finish_trial(replace(result, epoch_seconds=seconds))
+    best = over(baseline(0.75, 0.05, may_win=may_win))
+    return concluded(store, replace(best, study_id=study.id, workload=WORKLOAD))
+
+
+@pytest.mark.parametrize("may_win", [True, False])
+def test_without_a_terminal_the_rival_trains_where_the_space_has_it_and_the_log_says_so(
+    tmp_path: Path, may_win: bool
+) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        best = searched(store, may_win=may_win)
+        chosen = choose_plan(store, WORKLOAD, None, heard.append)
+        assert chosen == trusted(store, best, heard.append)
+    taken, other = (PADDED_PLAN, best.plan) if may_win else (best.plan, PADDED_PLAN)
+    assert chosen.plan == taken
+    (said,) = {str(event) for event in heard if "Training with" in str(event)}
+    assert f"Training with plan {taken.id}, not {other.id}; omnibal ({PADDED_PLAN.id}) measured faster" in said
+    assert ("search.space leaves it out" in said) is not may_win
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_answer_decides_whatever_the_space_has(tmp_path: Path, kept: bool) -> None:
+    asked: list[Rival] = []
+
+    def keeps(rival: Rival) -> bool:
+        asked.append(rival)
+        return kept
+
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        best = searched(store, may_win=kept)
+        chosen = choose_plan(store, WORKLOAD, None, lambda _: None, keeps=keeps)
+    assert chosen.plan == (best.plan if kept else PADDED_PLAN)
+    assert [rival.plan_id for rival in asked] == [PADDED_PLAN.id]
+
+
+def test_a_rival_says_that_no_run_was_quiet() -> None:
+    rival = Rival(plan_id="ab", role="packed", speed=1.3, speed_error=0.1, is_disturbed=True, may_win=True)
+    assert str(rival).startswith("all runs were disturbed, and packed (ab) measured faster")
