@@ -206,13 +206,15 @@ def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measure
 # --- databases, devices and plans ---
 
 
-@pytest.mark.parametrize("command", ["tune", "plans"])
 @pytest.mark.parametrize(
-    ("place", "remedy"),
+    ("command", "place", "remedy"),
     [
-        ("a file/results.db", "a part of its path is a file: name another database"),
-        ("/proc/results.db", "name another database"),
-        ("", "name a file, also one that is not there yet"),
+        ("tune", "a file/results.db", "a part of its path is a file: name another database"),
+        ("tune", "/proc/results.db", "name another database"),
+        ("tune", "", "name a file, also one that is not there yet"),
+        ("plans", "a file/results.db", "does not exist; check --db"),
+        ("plans", "/proc/results.db", "does not exist; check --db"),
+        ("plans", "", "name a file, also one that is not there yet"),
     ],
 )
 def test_a_database_that_cannot_be_opened_exits_with_4(
@@ -303,7 +305,7 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
     assert code == 3
     assert (
         f"or continue the training in {job.output} from its last checkpoint with the nearest by `autotune launch "
-        f"--resume-with {plan.id}`, which was not measured here: memory_limit" in reported
+        f"JOB --resume-with {plan.id}`, which was not measured here: memory_limit" in reported
     )
 
 

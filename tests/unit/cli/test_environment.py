@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
+from storage.store import open_store
 
 PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 
@@ -25,5 +26,6 @@ def test_plugins_of_pydantic_stay_on_in_ranks(command: str, tmp_path: Path) -> N
 
 
 def test_a_look_up_does_without_them(tmp_path: Path) -> None:
+    open_store(f"sqlite:///{tmp_path}/a.db").close()
     assert CliRunner().invoke(main, ["studies", "--db", f"sqlite:///{tmp_path}/a.db"]).exit_code == 0
     assert os.environ[PLUGINS] == "__all__"
