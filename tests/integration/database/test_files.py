@@ -130,8 +130,23 @@ def test_a_remedy_follows_from_the_error_and_not_from_a_name(error: OSError, rem
     assert f"; {remedy}" in explain("it", error)
 
 
-@pytest.mark.parametrize("arguments", ["plans", "studies", "doctor", "db check", "db import x.jsonl", "note x y"])
-@pytest.mark.parametrize("has_database", [False, True])
+@pytest.mark.parametrize("arguments", ["plans", "studies", "doctor", "db check"])
+def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_known(
+    tmp_path: Path, arguments: str
+) -> None:
+    tmp_path.chmod(0o555)
+    answer = unprivileged.autotune(*arguments.split(), HOME=tmp_path, XDG_DATA_HOME=tmp_path, AUTOTUNE_DB_URL="")
+    assert answer.returncode == 0, answer
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_database"),
+    [
+        *((each, True) for each in ("plans", "studies", "doctor", "db check", "db import x.jsonl", "note x y")),
+        ("db import x.jsonl", False),
+    ],
+)
 def test_a_user_who_may_not_write_in_the_data_folder_is_told_so(
     tmp_path: Path, arguments: str, has_database: bool
 ) -> None:
@@ -223,10 +238,13 @@ def test_a_missing_driver_is_named_with_the_command_that_installs_it(monkeypatch
 
     monkeypatch.delitem(sys.modules, "psycopg", raising=False)
     monkeypatch.setattr(sys, "meta_path", [NotInstalled, *sys.meta_path])
-    with pytest.raises(DatabaseUnavailable, match=r"pip install vlm-autotune\[postgres\]"):
+    with pytest.raises(DatabaseUnavailable, match=r"pip install 'psycopg\[binary\]'"):
         open_store("postgresql://host/results")
 
 
 def test_a_server_that_cannot_be_reached_is_named_with_the_remedy() -> None:
-    with pytest.raises(DatabaseUnavailable, match=r"me:\*\*\*@127\.0\.0\.1:1/results.*can be reached"):
+    with pytest.raises(
+        DatabaseUnavailable,
+        match=r"me:\*\*\*@127\.0\.0\.1:1/results.*check host and port in the URL, and that the server runs",
+    ):
         open_store(f"postgresql://me:{CANARY}@127.0.0.1:1/results")

@@ -89,6 +89,7 @@ def test_a_study_that_lacks_results_has_a_report_that_says_so(kind: str, browser
 
 
 def test_without_a_study_there_is_nothing_to_report(tmp_path: Path) -> None:
+    open_store(f"sqlite:///{tmp_path}/study.db").close()
     code, message = refusal("report", "--db", f"sqlite:///{tmp_path}/study.db", "--out", tmp_path / "report.html")
     assert (code, message) == (2, "no study is stored, so there is nothing to report; run `autotune tune JOB` first")
     assert not (tmp_path / "report.html").exists()
