@@ -2,8 +2,9 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,7 +225,9 @@ def _trap_findings(job: "Job", work: Workload, costs: "LayerCosts | None", *, ru
     import torch
 
     from autotune.search.traps import trap_findings
-    from trials.tasks.profiling.layer_profile import quick_slow_calls
+
+    with redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout, which is for results
+        from trials.tasks.profiling.layer_profile import quick_slow_calls
 
     workers = job.data.workers
     if workers is None:

@@ -1,6 +1,8 @@
 """Calls that a device computes slowly: what is looked at, the faster way."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,15 @@ def test_the_doctor_tries_layers_where_no_profile_is_stored(
     assert answer.exit_code == 0, answer.output
     (found,) = (each["what"] for each in json.loads(answer.stdout)["findings"] if "of a step" in each["what"])
     assert "a convolution in the patch embedding that is slow here costs" in found
+
+
+@pytest.mark.usefixtures("home")
+def test_a_doctor_that_tries_layers_writes_json_alone(example: Path, tmp_path: Path) -> None:
+    job = JobFile(example, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", "doctor", job.path, "--json"], capture_output=True, check=True
+    )
+    assert "findings" in json.loads(done.stdout)
 
 
 @pytest.mark.usefixtures("home")
