@@ -22,7 +22,7 @@ from trials.plan import Layout
 _EXCHANGES = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2))
 """Numbers of layers of one kind that may be recomputed for less in place of others of the other kind."""
 _SLICES = 64
-"""Mixtures are tried in so many slices of their seconds, as long as none fits."""
+"""Number of ranges of cost that are searched one after the other, until one has a mixture that fits."""
 _AT_ONCE = 1 << 16
 _ROUNDING = 1 + 1e-12
 _NO_BYTES = 1.0
@@ -219,9 +219,11 @@ class Windows:
                 ],
                 axis=0,
             )
-            if whole.max() <= usable:
+            fullest = int(np.argmax(whole))
+            # A window that decided is exceeded by rounding alone.
+            if whole[fullest] <= usable or fullest in self.deciding:
                 return chosen
-            self.deciding = np.union1d(self.deciding, np.argmax(whole))
+            self.deciding = np.union1d(self.deciding, fullest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
