@@ -52,7 +52,7 @@ class _Training:
         return self._process.poll() is not None
 
     def turn(self, seconds: float, steps: int | None = None) -> None:
-        """Let it run for so long, or until it has ended so many steps."""
+        """Run it for `seconds`, or until it has completed `steps` steps."""
         self._signal(SIGCONT)
         began = last = time.perf_counter()
         while not self.has_ended and last - began < seconds and (steps is None or len(self.arrived) < steps):
