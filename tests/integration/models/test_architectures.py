@@ -104,7 +104,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "chunked attention": {"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 128},
     "attention sinks": {"model_type": "gpt_oss", "num_local_experts": 8},
     "linear attention": {"model_type": "minimax"},
-    "capped attention": {"model_type": "gemma2"},
+    "capped attention": {"model_type": "gemma2", "final_logit_softcapping": None},
 }  # fmt: skip
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
     "masks of its own": (

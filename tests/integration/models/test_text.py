@@ -202,7 +202,7 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_reason(tmp_path: Path) -
         ("granite", {"logits_scaling": 8.0}, "scaled .logits_scaling 8.,"),
         ("cohere", {"logit_scale": 0.0625}, "scaled .logit_scale 0.0625"),
         # Its ratio of widths is 1 in a small copy, which would not show it.
-        ("minicpm3", MINICPM3, "scaled .logits_scaling 2,"),
+        ("minicpm3", MINICPM3, "scaled .logits_scaling 2.,"),
     ],
 )
 def test_logits_that_are_not_those_of_a_linear_layer_are_refused(

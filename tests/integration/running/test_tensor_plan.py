@@ -80,7 +80,7 @@ def test_ranks_that_hold_layers_together_lie_on_one_node(shallow: Path, tmp_path
         ("qwen3_moe", {}, 2, "cannot cut the language layers of 'qwen3_moe': mlp.experts.gate_up_proj is in no part"),
         ("phi3", {}, 2, "cannot cut the language layers of 'phi3': self_attn.o_proj.weight is in no part"),
         ("olmo2", {}, 2, "cannot cut the language layers of 'olmo2': self_attn.q_proj.weight is in no part"),
-        ("cohere", {"use_qk_norm": True}, 2, "layers of 'cohere': self_attn.q_norm.weight is in no part"),
+        ("cohere", {"use_qk_norm": True, "logit_scale": 1.0}, 2, "'cohere': self_attn.q_norm.weight is in no part"),
     ],
 )  # fmt: skip
 def test_layers_that_cannot_be_cut_are_refused(

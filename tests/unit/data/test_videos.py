@@ -200,5 +200,5 @@ def test_damaged_files_and_playlists_are_refused(film: Path, tmp_path: Path) -> 
 def test_without_a_decoder_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "film.mp4").write_bytes(b"film")
-    with pytest.raises(DataError, match=r"pip install 'vlm-autotune\[video\]', or give the video as a folder or list"):
+    with pytest.raises(DataError, match="pip install av, or give the video as a folder or list"):
         clip_of(Video(source=tmp_path / "film.mp4"), image_size)
