@@ -23,7 +23,7 @@ class Rival:
     is_disturbed: bool
     """Whether no run of any plan was quiet."""
     may_win: bool
-    """Whether search.space has it, so that a training takes it where nobody is asked."""
+    """Whether `search.space` contains the plan. Without a terminal, only such a baseline replaces the winner."""
 
     def __str__(self) -> str:
         disturbed = "all runs were disturbed, and " if self.is_disturbed else ""

@@ -23,7 +23,7 @@ from trials import plugins
 from trials.data import cache
 from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
-from trials.data.indexing import build_index
+from trials.data.indexing import IndexReport, build_index
 from trials.data.loader import PackDataset, encode
 from trials.data.records import file_chunk
 from trials.data.records.sample import Encoded, Encoder
@@ -96,9 +96,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def index_of(folder: Path, encoder: Encoder, name: str = "a.jsonl") -> DatasetIndex:
+def indexed(folder: Path, encoder: Encoder, name: str = "a.jsonl") -> tuple[DatasetIndex, IndexReport]:
     section = DataSection(sources=(Source(path=Path(name)),))
-    return build_index(section, encoder, folder, cache=folder / "cache", workers=1)[0]
+    return build_index(section, encoder, folder, cache=folder / "cache", workers=1)
+
+
+def index_of(folder: Path, encoder: Encoder, name: str = "a.jsonl") -> DatasetIndex:
+    return indexed(folder, encoder, name)[0]
 
 
 def same(one: Encoded, other: Encoded) -> bool:
@@ -250,14 +254,7 @@ def test_a_disk_without_room_gets_no_tokens_until_it_has_some(
     (message,) = caplog.messages
     assert "tokens cannot be kept" in message
     assert "too little space left" in message
-    again = build_index(
-        DataSection(sources=(Source(path=Path("a.jsonl")),)),
-        encoder_of("text"),
-        folder,
-        cache=folder / "cache",
-        workers=1,
-    )[1]
-    assert again.measured == 0
+    assert indexed(folder, encoder_of("text"))[1].measured == 0
     assert index.sealed(0) == b""
     assert not list((folder / "cache").glob("*.tokens"))
     monkeypatch.undo()
@@ -278,14 +275,7 @@ def test_tokens_that_cannot_be_written_cost_a_warning_and_no_lengths(
     assert len([each for each in caplog.messages if "tokens cannot be kept" in each and "File too large" in each]) == 1
     assert (len(index), index.sealed(0)) == (9, b"")
     assert [path.suffix for path in (folder / "cache").iterdir()] == [".npz"]
-    known = build_index(
-        DataSection(sources=(Source(path=Path("a.jsonl")),)),
-        encoder_of("text"),
-        folder,
-        cache=folder / "cache",
-        workers=1,
-    )[1]
-    assert known.measured == 0
+    assert indexed(folder, encoder_of("text"))[1].measured == 0
 
 
 def _index_until_killed(folder: Path, encoder: Encoder) -> None:

@@ -1,4 +1,4 @@
-"""Commands that read what is known create no database."""
+"""Read-only commands create no database."""
 
 import json
 from pathlib import Path

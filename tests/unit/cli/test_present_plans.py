@@ -1,4 +1,4 @@
-"""The plan of a user's present settings, which `init --from` writes beside the job."""
+"""`init --from` writes the current settings of another trainer as a plan file next to the job."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Tokens of samples that were made once, when their lengths were measured, and are kept beside these."""
+"""A cache of the token ids of samples, written when their lengths are measured."""

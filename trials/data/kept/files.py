@@ -99,7 +99,7 @@ def framed(sealed: bytes) -> bytes:
 
 
 def has_room(folder: Path, size: int) -> bool:
-    """Return whether the disk of a folder, which need not exist, has enough free for so many bytes of tokens."""
+    """Return whether enough disk space stays free after `size` bytes are written to `folder`, which need not exist."""
     there = next((each for each in (folder, *folder.parents) if os.path.isdir(each)), Path())  # noqa: PTH112
     try:
         disk = shutil.disk_usage(there)

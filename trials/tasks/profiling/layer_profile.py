@@ -71,7 +71,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,
         compiled_shares=() if compile_seconds is None else profiler.shares_of(build(), task.sizes),
-        # Nobody sees a call inside of compiled layers.
+        # A function mode does not see the calls inside compiled layers.
         slow_calls=(profiler if compile_seconds is None else profiler.of(build())).slow_calls(task.sizes),
     )
     if task.exchange_seconds is None:
