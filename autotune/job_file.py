@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args
 
@@ -41,7 +42,7 @@ JobLike: TypeAlias = Job | str | os.PathLike[str] | Mapping[str, Any]
 """A job, the path of a job file, or the sections and keys of one as a mapping."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobFile:
     """A job file, and values of the command line that replace its own."""
 
@@ -49,8 +50,9 @@ class JobFile:
     changes: tuple[str, ...] = ()
     """Each is KEY=VALUE, as in `load_job`."""
 
-    def load(self) -> Job:
-        """Return the job. Raise JobError like `load_job`."""
+    @cached_property
+    def job(self) -> Job:
+        """Read once, since it may be a pipe. Raise JobError like `load_job`."""
         return load_job(self.path, self.changes)
 
 

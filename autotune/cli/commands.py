@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
 
 
-def _inspect(options: Options) -> None:
-    """Show that the command works: it imports torch next, which takes seconds."""
+def _inspect(options: Options, file: "JobFile") -> None:
+    """Read the job, then show that the command works: it imports torch next, which takes seconds."""
     from autotune.events import Phase, PhaseBegan
+
+    _ = file.job
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
@@ -82,7 +84,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @common_with_ranks
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
-    _inspect(options)
+    _inspect(options, job)
     from autotune.cli.work import tune_job
 
     tune_job(options, job, fresh=not resume, **wanted)
@@ -110,7 +112,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
-    _inspect(options)
+    _inspect(options, job)
     from autotune.cli.work import LaunchOptions, launch_job
 
     launch_job(options, job, LaunchOptions(**wanted))
@@ -125,7 +127,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
-    _inspect(options)
+    _inspect(options, job)
     from autotune.cli.work import run_job
 
     run_job(options, job, **wanted)
@@ -139,7 +141,7 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
-    _inspect(options)
+    _inspect(options, job)
     from autotune.cli.layer_profile import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)
@@ -169,7 +171,7 @@ def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> 
 @common
 def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wanted: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
-    _inspect(options)
+    _inspect(options, job)
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import ClusterOptions
 
@@ -366,7 +368,7 @@ def report(options: Options, study: str | None, out: Path | None) -> None:
 def doctor(options: Options, job: "JobFile | None") -> None:
     """Report on hardware, software and database, on problems to solve, and on the data of JOB."""
     if job is not None:
-        _inspect(options)
+        _inspect(options, job)
     from autotune.cli.doctor import examine
 
     examine(options, job)

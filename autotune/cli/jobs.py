@@ -16,7 +16,7 @@ def outline_of(file: "JobFile") -> "tuple[Job, Outline]":
     """Load the job and probe its model and hardware."""
     from autotune.workload import look_at
 
-    job = file.load()
+    job = file.job
     return job, look_at(job)
 
 

@@ -19,7 +19,7 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
     if out:
         output_file.check_output_file(out, (".json",))
         output_file.check_no_input(out, (file.path,))
-    job = file.load()
+    job = file.job
     listener = options.display
     with workbench(job, options.database_url(job.database), listener) as opened:
         bench = decided(opened, listener)

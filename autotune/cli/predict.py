@@ -21,7 +21,7 @@ def predict_job(
 ) -> None:
     if picture:
         check_plot(picture)
-    job = file.load()
+    job = file.job
     url = options.database_url(job.database)
     chosen = None if plan is None else named_plan(plan, url, options.display)
     forecaster = forecaster_of(job, cluster_options, url, options.display)

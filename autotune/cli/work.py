@@ -65,7 +65,7 @@ def tune_job(
     time_limit: str | None,
     fresh: bool,
 ) -> None:
-    job = with_values(file.load(), "search", {"trials": trials, "time_limit": time_limit})
+    job = with_values(file.job, "search", {"trials": trials, "time_limit": time_limit})
     job = with_values(job, "hardware", {"launcher": launcher})
     if submit:
         submission.submit(options, job)
@@ -83,7 +83,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         raise click.UsageError(
             "--dry-run prints commands that neither certify nor tune again; remove --certify and --retune-on-drift"
         )
-    job = with_values(file.load(), "hardware", {"launcher": wanted.launcher})
+    job = with_values(file.job, "hardware", {"launcher": wanted.launcher})
     if wanted.retune_on_drift:
         check_checkpoints(job)
     if wanted.submit:
@@ -104,7 +104,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
 
 
 def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:
-    job = with_values(file.load(), "hardware", {"launcher": launcher})
+    job = with_values(file.job, "hardware", {"launcher": launcher})
     if retune_on_drift:
         check_checkpoints(job)
     if submit:

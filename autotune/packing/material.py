@@ -68,7 +68,7 @@ def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unhea
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
     if path.suffix in _JOBS:
-        return job_material(file.load(), path, wanted, listener)
+        return job_material(file.job, path, wanted, listener)
     if file.changes:
         raise PackError(f"{path}: --set replaces values of a job, and this is none; remove --set {file.changes[0]}")
     if path.suffix in _LENGTHS:

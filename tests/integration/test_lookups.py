@@ -39,12 +39,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     return {**os.environ, **home, "AUTOTUNE_DB_URL": url}
 
 
-def modules_of(environment: Mapping[str, str], folder: Path, *arguments: str) -> tuple[set[str], str]:
+def modules_of(
+    environment: Mapping[str, str], folder: Path, *arguments: str, exit_code: int = 0
+) -> tuple[set[str], str]:
     """(what the command imported, what it wrote to stderr)"""
     command = [sys.executable, "-c", SCRIPT, str(folder / "modules"), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert done.returncode == exit_code, done.stderr
+    assert done.stdout or exit_code
     return {name.partition(".")[0] for name in (folder / "modules").read_text().split()}, done.stderr
 
 
@@ -72,6 +74,20 @@ def test_a_look_up_imports_neither_a_training_library_nor_the_models_of_a_job(
     imported, _ = modules_of(environment, tmp_path, *arguments.replace("STUDY", study).split())
     assert not imported & HEAVY
     assert "trials.job" not in (tmp_path / "modules").read_text().split()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["tune", *(pytest.param(each, marks=pytest.mark.long) for each in ("launch", "run", "profile", "predict"))],
+)
+def test_a_mistake_in_a_job_is_named_before_torch_is_imported(
+    command: str, environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("model: {path: m}\ndata: {sources: [{path: d}]}\ntraning: {}\n")
+    imported, written = modules_of(environment, tmp_path, command, str(job), exit_code=2)
+    assert "traning: unknown key; did you mean training?" in written
+    assert not imported & (HEAVY | {"sqlalchemy"})
 
 
 def test_a_report_imports_no_training_library(environment: Mapping[str, str], tmp_path: Path) -> None:
