@@ -135,10 +135,18 @@ def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[...
             click.echo(visible(f"Error: {os_errors.message(error)}"), err=True)
             sys.exit(os_errors.exit_code(error))
         except Terminated as request:
-            click.echo("Interrupted; what was measured is kept.", err=True)
+            click.echo(_interrupted(starts_ranks, arguments), err=True)
             sys.exit(request.exit_code)
 
     return run
+
+
+def _interrupted(starts_ranks: bool, arguments: Mapping[str, Any]) -> str:
+    if not starts_ranks:
+        return "Interrupted."
+    is_fresh = arguments.get("fresh") or not arguments.get("resume", True)
+    again = "the same command without --fresh" if is_fresh else "the same command"
+    return f"Interrupted; what was measured is kept, and {again} goes on."
 
 
 def _displayed(display: Display, command: Callable[[], None]) -> None:

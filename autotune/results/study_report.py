@@ -42,6 +42,9 @@ _ANNOTATION = ("tags", "note")
 """Columns of a table that are left out where they are empty."""
 _OPTIONAL = ("doubts", *_ANNOTATION)
 """The same of a table of plans."""
+_UNFINISHED = (
+    "An unfinished search goes on with its `autotune tune JOB`, and `autotune studies delete STUDY` removes its study."
+)
 
 
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
@@ -216,7 +219,8 @@ def studies_text(found: Sequence[Listed]) -> str:
         for listed in found
     ]
     header = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from", *_ANNOTATION)
-    return _table_of_used(header, rows, len(_ANNOTATION))
+    hint = _UNFINISHED if any(listed.study.finished is None for listed in found) else ""
+    return "\n\n".join(filter(None, (_table_of_used(header, rows, len(_ANNOTATION)), hint)))
 
 
 def _end_text(study: StudyRecord) -> str:

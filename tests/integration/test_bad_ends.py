@@ -127,7 +127,7 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
         assert process.returncode == code, before + after
         reported_trials += re.findall(r"^ +trial (\d+)  (\S+)", before, flags=re.MULTILINE)
         assert "WARNING: 3 of 43 dataset lines are skipped" in before
-        assert after.splitlines()[-1] == "Interrupted; what was measured is kept."
+        assert after.splitlines()[-1] == "Interrupted; what was measured is kept, and the same command goes on."
         assert "Traceback" not in after
     done = CliRunner().invoke(main, ["tune", str(tunings.job.path), "--json"])
     assert done.exit_code == 0, done.stderr

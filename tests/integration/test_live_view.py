@@ -138,7 +138,7 @@ def test_a_command_that_is_ended_leaves_a_clean_terminal(
     if number != signal.SIGHUP:
         assert done.screen() == [
             "Inspecting the model, the data and the hardware",
-            "Interrupted; what was measured is kept.",
+            "Interrupted; what was measured is kept, and the same command goes on.",
         ]
         assert SHOW_CURSOR in done.output.rpartition(b"\x1b[?25l")[2]
 
@@ -155,4 +155,4 @@ def test_a_database_that_does_not_answer_is_waited_for_with_a_sign_of_life(heard
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"postgresql://user@127.0.0.1:{server.getsockname()[1]}/none"
         done = record(command("plans", "--db", url), 80, folder=ROOT, environment={}, on_output=end)
-    assert (done.exit_code, done.screen()) == (130, ["Interrupted; what was measured is kept."])
+    assert (done.exit_code, done.screen()) == (130, ["Interrupted."])

@@ -220,6 +220,7 @@ def test_the_doctor_counts_what_is_stored(home: Path) -> None:
     with open_store() as store:
         store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
     assert ": 1 study (1 unfinished, 0 imported, 0 archived), 0 best plans" in text("doctor")
+    assert "An unfinished search goes on with its `autotune tune JOB`" in text("studies")
     with open_store() as store:
         best = concluded(store, best_of(new_study(store)))
         store.archive_studies([best.study_id])

@@ -60,7 +60,10 @@ def test_the_same_command_goes_on_after_a_signal_at_any_moment(shallow: Path, tm
     done = 0
     for moment in MOMENTS:
         code, text = launched(job, moment)
-        assert (code, text.splitlines()[-1]) == (143, "Interrupted; what was measured is kept."), text
+        assert (code, text.splitlines()[-1]) == (
+            143,
+            "Interrupted; what was measured is kept, and the same command goes on.",
+        ), text
         assert "Traceback" not in text
         last = steps(job)[-1]["step"]
         assert last > done

@@ -89,7 +89,7 @@ def test_a_stopped_training_goes_on_exactly(
     step = int(found[1])
     assert (int(found[2]), max(losses(parts.output))) == (step + 1, step)
     assert (parts.output / f"checkpoint-{step}" / "state.json").exists()
-    assert text.splitlines()[-1] == "Interrupted; what was measured is kept."
+    assert text.splitlines()[-1] == "Interrupted; what was measured is kept, and the same command goes on."
     with open_store() as store:
         (stopped,) = store.launches(PLAN.id)
     assert stopped.result is not None
