@@ -20,6 +20,7 @@ from trials.job import ModelSection
 from trials.model.hub import folder_of
 from trials.plan import Plan
 from trials.whole_file import whole_file
+from trials.workload import Hardware
 
 _DTYPE = ModelSection.model_fields["dtype"].default
 
@@ -31,8 +32,9 @@ def write_job(
     if out.exists():
         raise JobError(f"{out} exists and is not overwritten; name another file with --out")
     arguments = read_arguments(trainer) if trainer else None
-    devices = devices or (arguments and arguments.devices) or probe_hardware().devices
-    draft = draft_of(arguments, devices) if arguments else Draft(values={"hardware.devices": devices})
+    hardware = probe_hardware()
+    devices = devices or (arguments and arguments.devices) or hardware.devices
+    draft = draft_of(arguments, devices) if arguments else _usual(devices, hardware)
     if model is not None:
         draft.values["model.path"] = _model(model, out)
     if data:
@@ -61,6 +63,17 @@ def write_job(
         lambda: {"job": str(out), "notes": draft.notes},
         lambda: f"Wrote {out}; `autotune doctor {out}` checks the model and the data{notes}",
     )
+
+
+def _usual(devices: int, hardware: Hardware) -> Draft:
+    """Return a draft without settings of another trainer."""
+    draft = Draft(values={"hardware.devices": devices})
+    if hardware.accelerator == "cpu":  # which compute bfloat16 many times slower
+        draft.values["model.dtype"] = "float32"
+        draft.notes.append(
+            "No GPU was found here, so model.dtype is float32; set it to bfloat16 for a training on GPUs"
+        )
+    return draft
 
 
 def _name_current_plan(draft: Draft, devices: int, out: Path) -> dict[Path, bytes]:

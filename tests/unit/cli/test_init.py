@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from autotune.cli import main
+from autotune.cli import init, main
 from autotune.job_file import load_job
 from tests.programs.users import refusal
 from trials.job import Job, Source
@@ -152,7 +153,18 @@ def test_a_job_is_written_for_a_model_and_data(folder: Path) -> None:
     assert [source.path for source in job.data.sources] == [folder / "train.jsonl", folder / "more.jsonl"]
     assert job.hardware.devices == 2
     assert job.training == Job.model_validate(job.model_dump()).training
-    assert not notes
+    assert len(notes) <= 1  # of the machine
+
+
+@pytest.mark.parametrize(("accelerator", "dtype", "notes"), [("cuda", "bfloat16", 0), ("cpu", "float32", 1)])
+def test_a_machine_without_a_gpu_gets_float32_and_is_told_so(
+    accelerator: str, dtype: str, notes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hardware = replace(init.probe_hardware(), accelerator=accelerator)
+    monkeypatch.setattr(init, "probe_hardware", lambda: hardware)
+    job, told = draft("MODEL", "train.jsonl")
+    assert (job.model.dtype, len(told)) == (dtype, notes)
+    assert all("model.dtype is float32; set it to bfloat16" in note for note in told)
 
 
 def test_the_keys_of_a_source_stand_above_the_sources() -> None:
