@@ -62,12 +62,23 @@ class Budget:
             expected = [shortest.get(role, typical) if role else typical for role in runs]
             seconds = sum(map(duration_seconds, expected))
             device_seconds = sum(map(_device_seconds, (*expected, *(typical for _ in self.ledger.open))))
-        kept = _FINAL_SHARE * self.settings.time_limit if self.settings.final_steps > self.settings.timed_steps else 0.0
-        return seconds < self.seconds_left - kept and device_seconds < self._device_seconds_left
+        return seconds < self.seconds_left - self._kept_for_final and device_seconds < self._device_seconds_left
+
+    def fitting(self, seconds: float, baselines_seconds: float, groups: int, devices: int) -> int:
+        """Return how many trials of `seconds` each fit, besides the baselines and one repeat of each finalist.
+
+        `groups` of `devices` each run trials at the same time, and repeats are run on one of them.
+        """
+        left = min(self.seconds_left - self._kept_for_final, self._device_seconds_left / (devices * groups))
+        return max(0, int((groups * (left - FINALISTS * seconds) - baselines_seconds) / seconds))
 
     def trial_seconds_left(self, devices: int) -> float:
         """Return how long one trial on some devices may take."""
         return min(self.seconds_left, self._device_seconds_left / devices)
+
+    @property
+    def _kept_for_final(self) -> float:
+        return _FINAL_SHARE * self.settings.time_limit if self.settings.final_steps > self.settings.timed_steps else 0.0
 
     @property
     def _device_seconds_left(self) -> float:

@@ -1,5 +1,6 @@
 """One search: the plans predicted best, baselines, the sampler's proposals, and repeated runs of the finalists."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +26,9 @@ from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
-from trials.units import number_of
+from trials.units import duration_text, number_of
+
+_log = logging.getLogger(__name__)
 
 _PREDICTED_PLANS = 3
 _NEARLY = 1.2
@@ -149,7 +152,9 @@ class Search:
     def _seeds(self) -> Iterator[Candidate]:
         for baseline in self.baselines:
             self._to_compare.setdefault(baseline.role, []).append(baseline.plan)
-        for plan in self._predicted():
+        for number, plan in enumerate(self._predicted()):
+            if not number and not self.ledger.trials:
+                self._announce_costs(plan)
             if self._affords_seed():
                 yield from self._seed(plan, Role.PREDICTED)
         for plan in self.inherited:
@@ -159,6 +164,25 @@ class Search:
         # The first plan of each baseline runs whatever the budget is: without it there is no gain to state.
         for role, plans in self._to_compare.items():
             yield from self._seed(plans.pop(0), role)
+
+    def _announce_costs(self, plan: Plan) -> None:
+        """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
+        seconds, *of_baselines = self.advisor.trial_seconds([plan, *(each[0] for each in self._to_compare.values())])
+        groups, devices = len(self.runners), plan.layout.world_size
+        fit = self._budget.fitting(seconds, sum(of_baselines), groups, devices)
+        more = max(0, min(fit, self.settings.trials - len(of_baselines)))
+        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
+        text = (
+            f"A trial of the plan predicted best takes at least {seconds:.1f} s, {compared}; at most "
+            f"{number_of(more, 'more trial')} and {hours:.2g} device-hours"
+        )
+        self._announce(Note(text=text))
+        if not fit:
+            _log.warning(
+                "search.time_limit: %s is hardly enough for the baselines; raise it, or lower search.timed_steps",
+                duration_text(self.settings.time_limit),
+            )
 
     def _affords_seed(self) -> bool:
         """Return whether the budget allows a trial besides one for each kind of baseline that has none."""

@@ -237,7 +237,7 @@ class Advisor:
         known = (*self._measured, *waiting)
         if candidates and known:
             gains = self._gains(candidates, known) * self._chances(candidates)
-            chosen = int(np.argmax(gains / self._trial_seconds(candidates)))
+            chosen = int(np.argmax(gains / self.trial_seconds(candidates)))
             found = Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
         elif candidates:
             found = Proposal(plan=candidates[int(np.argmax(self._chance_over_time(candidates)))], gain=math.inf)
@@ -286,6 +286,14 @@ class Advisor:
 
     # --- what it is worth ---
 
+    def trial_seconds(self, candidates: Sequence[Plan]) -> Array:
+        """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
+        # An early end of the trial is not expected, so slow plans look a little dearer than they are.
+        steps = self._settings.warmup_steps + self._settings.timed_steps
+        overhead = median(self._overheads) if self._overheads else 0.0
+        seconds: Array = overhead + steps * self._predictor.steps_seconds(candidates)
+        return seconds
+
     def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Array:
         """Return the expected improvement (Jones, Schonlau, Welch 1998) on the known plans, a share, [candidates]."""
         posterior = self.surrogate.posterior((*candidates, *known))
@@ -326,14 +334,6 @@ class Advisor:
             return _NORMAL.cdf(_INTERVAL * room / width)
 
         return np.array([math.prod(map(chance, self._predictor.memory(plan))) for plan in candidates])
-
-    def _trial_seconds(self, candidates: Sequence[Plan]) -> Array:
-        """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
-        # An early end of the trial is not expected, so slow plans look a little dearer than they are.
-        steps = self._settings.warmup_steps + self._settings.timed_steps
-        overhead = median(self._overheads) if self._overheads else 0.0
-        seconds: Array = overhead + steps * self._predictor.steps_seconds(candidates)
-        return seconds
 
     def _seconds(self, candidates: Sequence[Plan]) -> Array:
         return np.array([self._predictor.epoch_seconds(plan) for plan in candidates])

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from autotune.cli import init, main
 from autotune.job_file import load_job
+from autotune.machine.hardware import probe_hardware
 from tests.programs.users import refusal
 from trials.job import Job, Source
 
@@ -160,7 +161,7 @@ def test_a_job_is_written_for_a_model_and_data(folder: Path) -> None:
 def test_a_machine_without_a_gpu_gets_float32_and_is_told_so(
     accelerator: str, dtype: str, notes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hardware = replace(init.probe_hardware(), accelerator=accelerator)
+    hardware = replace(probe_hardware(), accelerator=accelerator)
     monkeypatch.setattr(init, "probe_hardware", lambda: hardware)
     job, told = draft("MODEL", "train.jsonl")
     assert (job.model.dtype, len(told)) == (dtype, notes)

@@ -74,8 +74,23 @@ def test_until_a_trial_has_completed_there_is_no_best_plan(bench: Bench) -> None
 def test_the_repeats_begin_after_the_reason_why_no_plan_is_sampled(bench: Bench) -> None:
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
     said = [event for event in bench.events if isinstance(event, Note | PhaseBegan)]
-    assert [type(event) for event in said] == [Note, PhaseBegan]
-    assert isinstance(said[1], PhaseBegan)
-    assert said[1].phase == Phase.REPEATS
-    after = bench.events[bench.events.index(said[1]) :]
+    assert [type(event) for event in said] == [Note, Note, PhaseBegan]  # what it costs, why it ends
+    assert isinstance(said[2], PhaseBegan)
+    assert said[2].phase == Phase.REPEATS
+    after = bench.events[bench.events.index(said[2]) :]
     assert {event.trial.role for event in after if isinstance(event, TrialBegan)} == {Role.CONFIRM}
+
+
+@pytest.mark.parametrize(("limit", "more", "warned"), [("10h", "7 more trials", 0), ("0.001s", "0 more trials", 1)])
+def test_a_search_says_what_it_will_cost_before_its_first_trial(
+    limit: str, more: str, warned: int, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit)
+    first = next(number for number, event in enumerate(bench.events) if isinstance(event, TrialBegan))
+    (text,) = (e.text for e in bench.events[:first] if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
+    assert f"; at most {more} and " in text
+    assert sum("hardly enough for the baselines" in message for message in caplog.messages) == warned
+    bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit, device_hours=0.5)
+    assert any(isinstance(event, Note) and "and 0.5 device-hours" in event.text for event in bench.events) == (
+        not warned
+    )
