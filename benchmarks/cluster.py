@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -125,7 +125,7 @@ def _plans(nodes: Linked, count: int) -> Iterator[Plan]:
     chance, seen = random.Random(0), set[Plan]()
     while len(seen) < count:
         plan = _drawn(nodes.prepared, chance, pipeline=1 + len(seen) % 2)
-        if plan not in seen and nodes.predictor.predict(plan).batch_deviation <= MOST_BATCH_DEVIATION:
+        if plan not in seen and nodes.predictor.predict(plan).keeps_batch:
             seen.add(plan)
             yield plan
 

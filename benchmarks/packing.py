@@ -31,6 +31,7 @@ from trials.data.epoch import BEST, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, mixing
+from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS, best_fit
 from trials.data.packs import build_packs
@@ -42,15 +43,8 @@ LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths"
 WEIGHTS = paper_weights()
 FULL = 0.9
 """Rows where at least this share of the packs meets the relaxation are held to the bars on dist ratios."""
-WINDOW = 0.05
-"""Of the epoch."""
-BARS = {
-    ("epoch", 8): (0.001, 0.99),
-    ("epoch", 64): (0.005, 0.97),
-    ("window", 8): (0.006, 0.99),
-    ("window", 64): (0.03, 0.97),
-}
-"""(most dist ratio, least cost efficiency) by where packs are matched and by data-parallel ranks."""
+BARS = {8: (0.006, 0.99), 64: (0.03, 0.97)}
+"""(most dist ratio, least cost efficiency) by data-parallel ranks."""
 GLOBAL_BATCH = 1024
 REPEATS = 3
 SCALE_SAMPLES, SCALE_SECONDS, SCALE_MEBIBYTES = 1_270_000, 3.0, 1024
@@ -81,10 +75,7 @@ def _row(index: DatasetIndex, qv: int, qt: int) -> dict[str, Any]:
     packers = {name: replace(packing, packer=name) for name in plugins.names(PACKERS)}
     packs = {name: build_packs(index, order, each, 0, "fail") for name, each in packers.items()}
     sizes = best_fit.Sizes.of(units, tokens)
-    steps = [
-        _steps(index, replace(packing, packer=BEST), where, ranks)
-        for where, ranks in (("random", 8), ("random", 64), *BARS)
-    ]
+    steps = [_steps(index, replace(packing, packer=BEST), ranks) for ranks in BARS]
     return {
         "qv": qv,
         "qt": qt,
@@ -106,14 +97,11 @@ def _row(index: DatasetIndex, qv: int, qt: int) -> dict[str, Any]:
     }
 
 
-def _steps(index: DatasetIndex, packing: Packed, where: str, ranks: int) -> dict[str, Any]:
-    """Build two epochs, with packs matched at random, inside a window, or over the whole epoch."""
-    rows = len(build_packs(index, epoch_order(index, 0, 0), replace(packing, packer="best-fit"), 0, "fail")) // ranks
-    window = {"random": 1, "window": max(1, int(WINDOW * rows)), "epoch": 2 * rows}[where]
-    first, second = (_epoch(index, packing, ranks, epoch=epoch, window_rows=window) for epoch in (0, 1))
+def _steps(index: DatasetIndex, packing: Packed, ranks: int) -> dict[str, Any]:
+    """Build two epochs."""
+    first, second = (_epoch(index, packing, ranks, epoch=epoch) for epoch in (0, 1))
     found = balance(first, WEIGHTS)
     return {
-        "matched": where,
         "data_parallel": ranks,
         "packer": first.packing.packer if isinstance(first.packing, Packed) else None,
         "packs": found.packs,
@@ -124,6 +112,7 @@ def _steps(index: DatasetIndex, packing: Packed, where: str, ranks: int) -> dict
         "cost_efficiency": found.cost_efficiency,
         "step_cost_efficiency": found.step_cost_efficiency,
         "steps_near_global_batch": found.steps_near,
+        "largest_variance": max(neutrality(first).variances.values()),
         "mixing": mixing(first, second),
     }
 
@@ -136,13 +125,13 @@ def _row_checks(rows: list[dict[str, Any]]) -> list[Check]:
         at_most("seconds of the histogram packer", (row["seconds"]["histogram"] for row in rows), HISTOGRAM_SECONDS),
     ]
     full = [step for row in rows if row["full"] >= FULL for step in row["steps"]]
-    for (where, ranks), (most, least) in BARS.items():
-        steps = [step for step in full if (step["matched"], step["data_parallel"]) == (where, ranks)]
+    for ranks, (most, least) in BARS.items():
+        steps = [step for step in full if step["data_parallel"] == ranks]
         for kind in ("vision", "language"):
             ratios = [step[f"dist_ratio_{kind}"] for step in steps]
-            checks.append(at_most(f"dist ratio, {kind}, matched over the {where}, {ranks} ranks", ratios, most))
+            checks.append(at_most(f"dist ratio, {kind}, {ranks} ranks", ratios, most))
         efficiency = [step["cost_efficiency"] for step in steps]
-        checks.append(at_least(f"cost efficiency, matched over the {where}, {ranks} ranks", efficiency, least))
+        checks.append(at_least(f"cost efficiency, {ranks} ranks", efficiency, least))
     return checks
 
 
@@ -161,7 +150,7 @@ def _built(lengths: Path, size: str, packer: str) -> dict[str, Any]:
     index = index_of(index.vision_units[drawn].astype(np.int64), index.text_tokens[drawn].astype(np.int64))
     packing = Packed(qv=15, qt=4096, qv_min=15, qt_min=4096 - 128, packer=packer)
     start = time.perf_counter()
-    epoch = _epoch(index, packing, 8, epoch=0, window_rows=None)
+    epoch = _epoch(index, packing, 8, epoch=0)
     seconds = time.perf_counter() - start
     mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
@@ -254,13 +243,12 @@ def index_of(units: Ints, tokens: Ints) -> DatasetIndex:
     )
 
 
-def _epoch(index: DatasetIndex, packing: Packed, ranks: int, *, epoch: int, window_rows: int | None) -> Epoch:
+def _epoch(index: DatasetIndex, packing: Packed, ranks: int, *, epoch: int) -> Epoch:
     return build_epoch(
         index,
         packing,
         EpochSettings(global_batch_samples=GLOBAL_BATCH, weights=WEIGHTS, oversize="fail"),
         data_parallel=ranks,
-        window_rows=window_rows,
         number=epoch,
     )
 

@@ -28,7 +28,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import numpy as np
 from pydantic import Field
 
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
@@ -156,7 +156,7 @@ def _plans(prepared: Prepared, predictor: Predictor, count: int, ranks: int) -> 
         plan = _drawn(prepared, chance, ranks)
         if plan in seen or max(plan.layout.tensor, *plan.packing.degrees) == 1:
             continue
-        if predictor.predict(plan).batch_deviation > MOST_BATCH_DEVIATION:
+        if not predictor.predict(plan).keeps_batch:
             continue
         seen.add(plan)
         yield plan

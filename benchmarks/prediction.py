@@ -28,7 +28,7 @@ import numpy as np
 
 from autotune.job_file import load_job
 from autotune.prediction.costs import Array
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
@@ -103,7 +103,7 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
     seen: set[str] = set()
     while len(seen) < arguments.plans:
         plan = _drawn(prepared, chance, data=2 if len(seen) % 3 == 2 else 1)
-        if plan.id not in seen and predictor.predict(plan).batch_deviation <= MOST_BATCH_DEVIATION:
+        if plan.id not in seen and predictor.predict(plan).keeps_batch:
             seen.add(plan.id)
             yield plan
 

@@ -1,14 +1,14 @@
 """Full trainings: promised speed, comparison with trainings without autotune, and kills. Prints one JSON object.
 
-    python -m benchmarks.training [--part promises rival loops kills] [--families internvl qwen2_5_vl llava]
+    python -m benchmarks.training [--part promises rival loops kills neutral] [--families internvl qwen2_5_vl llava]
         [--cases example unlimited pages tiles] [--rounds 3] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
 computes the loss on a held-out part with transformers. `loops` trains four cases in turns with autotune and with
 `benchmarks/references/packed_loop.py`, whole epochs of the same samples. `kills` kills one training again and again,
-and compares its losses with those of undisturbed ones. `--scale` shrinks everything for a quick look; the checks then
-say less.
+and compares its losses with those of undisturbed ones. `neutral` trains the example for 300 steps with packs and in
+random order, with three seeds. `--scale` shrinks everything for a quick look; the checks then say less.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from benchmarks.full_training.following import CommandFailed
 from benchmarks.full_training.kills import LEFT_SECONDS, killed
 from benchmarks.full_training.loops import CASES, loops
+from benchmarks.full_training.neutral import neutral
 from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
 from benchmarks.full_training.rival import compare
@@ -32,6 +33,7 @@ STEPS, SHORT_STEPS = 200, 60
 SAMPLES, HELD_OUT, SEEDS = 800, 200, 3
 LOOP_SAMPLES = 400
 KILLS = 20
+NEUTRAL_STEPS, NEUTRAL_SAMPLES, NEUTRAL_HELD_OUT = 300, 1600, 64
 LOSS_TOLERANCE = 1e-5
 """Relative difference that counts as the same loss: the last bits of a sum may differ between processes."""
 
@@ -91,6 +93,17 @@ def _kills(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     return killed(folder / "kills", max(3, round(scale * KILLS)), _search(min(scale, 0.5)))
 
 
+def _neutral(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    scale = arguments.scale
+    return neutral(
+        folder / "neutral",
+        steps=max(4, round(scale * NEUTRAL_STEPS)),
+        samples=max(128, round(scale * NEUTRAL_SAMPLES)),
+        held_out=max(32, round(scale * NEUTRAL_HELD_OUT)),
+        seeds=SEEDS,
+    )
+
+
 def _search(scale: float) -> Mapping[str, Any]:
     return {"trials": max(2, round(scale * 10)), "time_limit": time_setting(max(20.0, scale * 75))}
 
@@ -148,17 +161,25 @@ def check_kills(rows: Sequence[Row]) -> list[Check]:
     ]
 
 
+def check_neutral(rows: Sequence[Row]) -> list[Check]:
+    last = rows[-1]
+    name = "difference of the mean held-out losses by step over the spread of the seeds, at every step"
+    return [at_most(name, [last["largest_share_of_spread"]], 1.0)]
+
+
 _PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
     "promises": _promises,
     "rival": _rival,
     "loops": _loops,
     "kills": _kills,
+    "neutral": _neutral,
 }
 _CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
     "promises": check_promises,
     "rival": check_rival,
     "loops": check_loops,
     "kills": check_kills,
+    "neutral": check_neutral,
 }
 
 

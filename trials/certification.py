@@ -1,10 +1,21 @@
 """What ranks report of a certified plan: steps and those of a reference, inputs, saved weights, samples of an epoch."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from trials.job import TrainingSection
 from trials.workload import Part
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_LEAST_NEAR = 0.99
+"""Share of the full steps that have to be near the global batch."""
+_LEAST_SAMPLES = 2.0
+"""Samples by which steps of a small batch may differ: packs cannot be cut."""
+_QUANTILE = 3.09
+"""Of the normal distribution, for one random order in 1000."""
 Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 """What gradients are compared with.
 
@@ -12,6 +23,68 @@ Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 `stages`: the plan's own stages, one sample per micro-batch, without packing and recomputation.
 `recomputed-stages`: the same with the plan's recomputation.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """What steps have to keep."""
+
+    samples: int
+    """Samples of a step."""
+    tolerance: float
+    """Share of `samples` by which a step may differ, or two samples."""
+    variance: float
+    """Most variance of a trait between steps, over that of steps in random order."""
+
+    @classmethod
+    def of_job(cls, training: TrainingSection) -> "Mixed":
+        return cls(
+            samples=training.global_batch_samples, tolerance=training.batch_tolerance, variance=training.step_variance
+        )
+
+    @property
+    def allowed(self) -> float:
+        """Samples by which a step may differ."""
+        return max(_LEAST_SAMPLES, self.tolerance * self.samples)
+
+    def is_near(self, held: "NDArray[np.float64]") -> "NDArray[np.bool_]":
+        """Return which steps with `held` samples [steps] are near enough to their number."""
+        near: NDArray[np.bool_] = abs(held - self.samples) <= self.allowed
+        return near
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neutrality:
+    """The full steps of an epoch, next to steps in random order."""
+
+    steps: int
+    steps_near: float
+    """Share of the steps that have as many samples as they should, or nearly."""
+    variances: dict[str, float]
+    """Variance between the steps over that of steps in random order, for each trait in which samples differ."""
+
+    def faults(self, mixed: Mixed) -> tuple[str, ...]:
+        """Return in sentences why the steps change what is learned; none where they do not."""
+        allowed = max(mixed.variance, _by_chance(self.steps))
+        found = [
+            f"the variance of {name} between steps is {ratio:.1f} times that of random order ({allowed:.1f} is allowed)"
+            for name, ratio in self.variances.items()
+            if ratio > allowed
+        ]
+        if self.steps > 1 and self.steps_near < _LEAST_NEAR:
+            found.append(
+                f"{1 - self.steps_near:.0%} of the steps miss training.global_batch_samples: {mixed.samples} by more "
+                f"than {mixed.allowed:g} samples"
+            )
+        return tuple(found)
+
+
+def _by_chance(steps: int) -> float:
+    """Return the variance that random order exceeds once in 1000 times (Wilson and Hilferty, 1931, of chi-square)."""
+    if steps < 2:
+        return float("inf")
+    share = 2 / (9 * (steps - 1))
+    return float((1 - share + _QUANTILE * share**0.5) ** 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,5 +196,7 @@ class EpochCount:
     most_samples: int
     last_samples: int
     """In the last step, which may have fewer micro-batches."""
+    neutrality: Neutrality
+    """The full steps next to steps in random order."""
     arrangement: str
     """Digest of the samples of every micro-batch, in order."""

@@ -172,7 +172,11 @@ class CurriculumSection(Section):
 
 class TrainingSection(Section):
     global_batch_samples: Annotated[int, Field(gt=0)] = 32
-    """Samples of one optimizer step, kept within 10 % by every plan."""
+    """Samples of one optimizer step, kept by every plan within `batch_tolerance`."""
+    batch_tolerance: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the global batch by which the samples of a step may differ from it, or two samples."""
+    step_variance: Annotated[float, Field(ge=1)] = 2.0
+    """Most variance between the steps of a plan, of lengths, images, targets and sources, over that of random order."""
     learning_rate: LearningRate = 1e-5
     """Highest learning rate of AdamW; the schedule lowers it."""
     learning_rates: LearningRatesSection = LearningRatesSection()

@@ -12,6 +12,7 @@ from trials.certification import (
     EpochCount,
     GradientComparison,
     InputCount,
+    Mixed,
     ParameterComparison,
     Reference,
     SavedCount,
@@ -41,8 +42,6 @@ _FLOOR = 1e-2
 _UPDATE_ERROR = 1e-5
 """Relative error of the change of a weight: torch's own update gets the gradients of the plan, which are known to some
 units in the last place of their largest. Weight decay is lost in it below some 1e-5 of the change."""
-_GLOBAL_BATCH = 0.1
-"""Every plan keeps the mean samples of a step within this share of the global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,9 +268,7 @@ def _ratio(difference: float, expected: float) -> float:
     return float(difference != 0)
 
 
-def faults(
-    comparison: Comparison, global_batch_samples: int, reports: "Sequence[CertificationReport]"
-) -> tuple[str, ...]:
+def faults(comparison: Comparison, mixed: Mixed, reports: "Sequence[CertificationReport]") -> tuple[str, ...]:
     """Return in sentences why the certificate does not hold; `reports` are those of all ranks."""
     epoch = comparison.epoch
     found = [fault for each in comparison.steps for fault in _faults_of_step(each)]
@@ -282,11 +279,12 @@ def faults(
         found.append(
             f"{number_of(epoch.wrong, 'sample is', 'samples are')} in the epoch more or less often than the data says"
         )
-    if epoch.steps > 1 and abs(epoch.mean_samples / global_batch_samples - 1) > _GLOBAL_BATCH:
+    if epoch.steps > 1 and abs(epoch.mean_samples / mixed.samples - 1) > mixed.tolerance:
         found.append(
-            f"a step has {epoch.mean_samples:.1f} samples on average, which is not within {_GLOBAL_BATCH:.0%} of "
-            f"training.global_batch_samples: {global_batch_samples}"
+            f"a step has {epoch.mean_samples:.1f} samples on average, which is not within {mixed.tolerance:.0%} of "
+            f"training.global_batch_samples: {mixed.samples}"
         )
+    found += epoch.neutrality.faults(mixed)
     return tuple(found)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.certification.certificate import Certificate, Comparison, PartComparison, StepComparison
 from autotune.results.text_table import table
-from trials.certification import EpochCount, Reference
+from trials.certification import EpochCount, Neutrality, Reference
 from trials.units import number_of
 
 _REFERENCES: dict[Reference, str] = {
@@ -29,6 +29,7 @@ def certificate_text(certificate: Certificate) -> str:
             *(_step_text(each) for each in compared.steps),
             _inputs_text(compared),
             _epoch_text(compared.epoch),
+            _neutrality_text(compared.epoch.neutrality),
         ]
         if compared.saved:
             tensors = number_of(compared.saved.tensors, "tensor")
@@ -85,4 +86,12 @@ def _epoch_text(epoch: EpochCount) -> str:
         f"{epoch.mean_samples:.1f} +- {epoch.samples_deviation:.1f} samples in a full step ({epoch.fewest_samples} to "
         f"{epoch.most_samples}), {epoch.last_samples} in the last; {epoch.oversize} above a capacity, {epoch.skipped} "
         "skipped"
+    )
+
+
+def _neutrality_text(found: Neutrality) -> str:
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.variances.items()) or "no trait differs"
+    return (
+        f"Steps next to random order: {found.steps_near:.1%} of the full steps are near the global batch; variance "
+        f"between steps over that of random ones: {ratios}"
     )

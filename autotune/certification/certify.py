@@ -21,7 +21,7 @@ from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
 from autotune.workload import Prepared, check_plan
-from trials.certification import Reference
+from trials.certification import Mixed, Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, LossWeighting, TrainingSection
 from trials.machine.control_groups import usable_memory_bytes
@@ -159,7 +159,7 @@ def _compared(
         return answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
     comparison = compare(job.model.dtype, reports, tuple(left_out))
-    return comparison, faults(comparison, job.training.global_batch_samples, reports)
+    return comparison, faults(comparison, Mixed.of_job(job.training), reports)
 
 
 def _scratch(prepared: Prepared, plan: Plan, folder: Path, *, whole: bool) -> Path | str:

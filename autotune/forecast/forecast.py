@@ -12,7 +12,7 @@ from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
+from autotune.prediction.predictor import Prediction
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.prediction.untimed import untimed
 from autotune.search.execution.ledger import is_conclusive
@@ -81,7 +81,7 @@ class Forecast:
     @property
     def keeps_batch(self) -> bool:
         """Whether the mean global batch is near enough to the job's for a search to run the plan."""
-        return self.prediction.batch_deviation <= MOST_BATCH_DEVIATION
+        return self.prediction.keeps_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
 from autotune.plan_text import freeing_text, plan_text
 from autotune.prediction.costs import Array
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
@@ -131,7 +130,7 @@ def _plan(forecast: Forecast) -> str:
     if not forecast.keeps_batch:
         lines.append(
             f"  MISSES THE BATCH: its steps are off by {prediction.batch_deviation:.1%} of the global batch; "
-            f"a search runs plans within {MOST_BATCH_DEVIATION:.0%}"
+            f"a search runs plans within training.batch_tolerance"
         )
     return "\n".join(lines)
 

@@ -11,6 +11,7 @@ from autotune.errors import PackError
 from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
+from trials.data.steps.arrangement import ARRANGEMENT_VERSION
 from trials.plan import Levelled, Packed, Packing, Padded, Plan, packing_document
 from trials.units import number_of
 
@@ -138,6 +139,9 @@ class PackSampler(Sampler[list[int]]):
             "ranks": self._ranks,
             "seed": training.seed,
             "global_batch_samples": training.global_batch_samples,
+            "batch_tolerance": training.batch_tolerance,
+            "step_variance": training.step_variance,
+            "arrangement_version": ARRANGEMENT_VERSION,
             "oversize": self._samples.job.data.oversize,
             # Packs are matched by cost, so other weights make other steps.
             "weights": wire.to_document(self._samples.weights),

@@ -9,9 +9,11 @@ import numpy as np
 from autotune.errors import PackError
 from autotune.packing.material import Material, PackOptions
 from autotune.search.space.capacities import OMNIBAL_SLACK, capacities
+from trials.certification import Neutrality
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.index import COLUMNS, DatasetIndex, profile
-from trials.data.metrics import NEAR, Balance, balance, mixing
+from trials.data.metrics import Balance, balance, mixing
+from trials.data.neutral import neutrality
 from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
@@ -31,6 +33,8 @@ class Side:
 
     epoch: Epoch
     balance: Balance
+    neutrality: Neutrality
+    """The steps next to steps in random order."""
     mixing: float
     """How far the next epoch is a fresh shuffle, as `trials.data.metrics.mixing` says."""
 
@@ -90,6 +94,7 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
     return Side(
         epoch=epoch,
         balance=balance(epoch, material.settings.weights),
+        neutrality=neutrality(epoch),
         mixing=mixing(epoch, following),
     )
 
@@ -144,7 +149,7 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
         columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
         index = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
-    keeping = [(packing, epoch) for packing, epoch in tried if epoch.batch_deviation <= NEAR] or tried
+    keeping = [(packing, epoch) for packing, epoch in tried if epoch.keeps_batch] or tried
     found = [(packing, balance(epoch, material.settings.weights)) for packing, epoch in keeping]
     found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)

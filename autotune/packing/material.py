@@ -111,6 +111,8 @@ def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener =
             weights=weights,
             seed=job.training.seed if wanted.seed is None else wanted.seed,
             oversize=data.oversize,
+            batch_tolerance=job.training.batch_tolerance,
+            step_variance=job.training.step_variance,
         ),
         cost_model=name,
         data_parallel=wanted.data_parallel or job.hardware.devices or DATA_PARALLEL,

@@ -47,7 +47,7 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("steps", "", lambda side: _count(side.balance.steps)),
     ("micro-batch", "samples: mean (range)", lambda side: _spread(side.balance.samples_per_pack)),
     ("step", "samples: mean (range)", lambda side: _spread(side.balance.samples_per_step)),
-    ("steps near the global batch", "of steps, +-10 %", lambda side: _percent(side.balance.steps_near)),
+    ("steps near the global batch", "of steps", lambda side: _percent(side.balance.steps_near)),
     ("fill of Qv", "of vision units", lambda side: _percent(side.balance.vision_fill)),
     ("fill of Qt", "of text tokens", lambda side: _percent(side.balance.text_fill)),
     ("below Q'v and Q't", "of packs", lambda side: _percent(side.balance.relaxation_missed)),
@@ -76,6 +76,12 @@ def pack_text(found: Balanced) -> str:
         f"Cost model: {material.cost_model}"
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
+    rows += [
+        (f"variance between steps, {name}", "over random order", f"{before:.2f}", f"{after:.2f}")
+        for (name, before), after in zip(
+            found.before.neutrality.variances.items(), found.after.neutrality.variances.values(), strict=True
+        )
+    ]
     summary = (
         f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} forward FLOP than before.\n"
         "`autotune tune JOB` measures memory and the fixed cost of a micro-batch"
@@ -120,6 +126,7 @@ def _side(side: Side) -> dict[str, Any]:
         **wire.to_document(side.balance),
         "cost_per_sample": side.balance.cost_per_sample,
         "mixing": side.mixing,
+        "variances": side.neutrality.variances,
     }
 
 

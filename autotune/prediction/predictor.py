@@ -32,9 +32,6 @@ from trials.layer_costs import KINDS, LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Packing, Plan
 
-MOST_BATCH_DEVIATION = 0.10
-"""Largest deviation of a plan's mean global batch from the job's, as a share."""
-
 EpochOf = Callable[[Packing, int], Epoch]
 """Function from a packing and a data-parallel degree to the first epoch."""
 
@@ -55,6 +52,8 @@ class Prediction:
     """Bytes of each stage on its fullest rank."""
     batch_deviation: float
     """Deviation of the mean samples of a step from the job's global batch; 0.1 is 10 %."""
+    keeps_batch: bool
+    """Whether that is within `training.batch_tolerance`."""
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:
@@ -141,6 +140,7 @@ class Predictor:
             step_samples=sizes.step_samples,
             stage_memory=self.stage_memory(plan, sizes),
             batch_deviation=sizes.epoch.batch_deviation,
+            keeps_batch=sizes.epoch.keeps_batch,
         )
 
     def attributed(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 from autotune.prediction.columns import TOKENS, UNITS
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.search.hbp import hbp_plan
 from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
@@ -111,7 +111,7 @@ def _omnibal_packing(candidates: Iterable[Packed], predictor: Predictor, layout:
     def unevenness(packing: Packed) -> tuple[bool, float]:
         sizes = predictor.sizes(packing, layout)
         both = sizes.table[:, [UNITS, TOKENS]]
-        return sizes.epoch.batch_deviation > MOST_BATCH_DEVIATION, float((both.std(axis=0) / both.mean(axis=0)).sum())
+        return not sizes.epoch.keeps_batch, float((both.std(axis=0) / both.mean(axis=0)).sum())
 
     return min(candidates, key=unevenness)
 

@@ -14,7 +14,6 @@ from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, wr
 from autotune.errors import JobError, LaunchFailed, PlanFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.retuning import Retune
@@ -202,7 +201,7 @@ def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
             f"plan {plan.id} makes of the {number_of(len(short), 'sample')} of an epoch with at most "
             f"{training.curriculum.max_tokens} text tokens; lower it, or raise max_tokens"
         )
-    if epoch.batch_deviation > MOST_BATCH_DEVIATION:
+    if not epoch.keeps_batch:
         _log.warning(
             "the steps of training.curriculum are off by %.0f %% of training.global_batch_samples: %d, since plan %s "
             "has many short samples in a pack; raise training.curriculum.max_tokens, or take a plan with smaller packs",

@@ -102,9 +102,10 @@ class Mixed(SimulatedWorkload):
 
     def epoch_of(self, index: DatasetIndex, packing: Packing, data_parallel: int) -> Epoch:
         """Return the epoch of these samples."""
-        settings = EpochSettings(global_batch_samples=self.batch, weights=self.weights)
-        window = None if self.matched else 1
-        return build_epoch(index, packing, settings, data_parallel=data_parallel, window_rows=window)
+        # Packs without cost are alike, so that rows are random.
+        weights = self.weights if self.matched else CostWeights(unit=0.0, token=0.0, square=0.0)
+        settings = EpochSettings(global_batch_samples=self.batch, weights=weights)
+        return build_epoch(index, packing, settings, data_parallel=data_parallel)
 
     @cached_property
     def calibrated(self) -> CalibratedPredictor:

@@ -52,7 +52,6 @@ def build(
     batch: int = 8,
     seed: int = 0,
     epoch: int = 0,
-    window_rows: int | None = None,
 ) -> Epoch:
     """Return an epoch in which samples above the capacities are packs of their own."""
     return build_epoch(
@@ -61,7 +60,6 @@ def build(
         EpochSettings(global_batch_samples=batch, weights=WEIGHTS, seed=seed),
         data_parallel=ranks,
         number=epoch,
-        window_rows=window_rows,
     )
 
 

@@ -1,7 +1,6 @@
 """One epoch: packs arranged into optimizer steps, so that the data-parallel ranks of a step have the same work."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TypeAlias
@@ -10,12 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials import plugins
-from trials.data.arrangement import arrange
+from trials.certification import Mixed
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize, Packs, build_packs
 from trials.data.records.sample import Ints
+from trials.data.steps.arrangement import arrange
+from trials.data.steps.traits import Traits
 from trials.errors import DataError
 from trials.grid import Grid
 from trials.job import Job
@@ -26,10 +27,6 @@ BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
 _TIE = 0.005
 """Between packers whose costs differ by less than this share, the one with fewest packs is best."""
-_WINDOW_ROWS = 64
-_WINDOW_SHARE = 0.05
-"""Packs are matched inside windows of 64 rows, or of 5 % of the epoch if that is more. Levels of packs that a packer
-draws at random are matched over the whole epoch."""
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -57,6 +54,10 @@ class EpochSettings:
     """By which packs are matched across ranks."""
     seed: int = 0
     oversize: Oversize = "own-pack"
+    batch_tolerance: float = 0.1
+    """Share of the global batch by which the samples of a step may differ from it."""
+    step_variance: float = 2.0
+    """Most variance between steps, over that of steps in random order."""
 
     @classmethod
     def of_job(cls, job: Job, weights: CostWeights) -> "EpochSettings":
@@ -65,7 +66,14 @@ class EpochSettings:
             weights=weights,
             seed=job.training.seed,
             oversize=job.data.oversize,
+            batch_tolerance=job.training.batch_tolerance,
+            step_variance=job.training.step_variance,
         )
+
+    @property
+    def mixed(self) -> Mixed:
+        """What the steps have to keep."""
+        return Mixed(samples=self.global_batch_samples, tolerance=self.batch_tolerance, variance=self.step_variance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -134,7 +142,7 @@ class Epoch:
     data_parallel: int
     micro_batches: int
     """Rows of a step; the last step may have fewer."""
-    global_batch_samples: int
+    settings: EpochSettings
     arranged: Callable[[], Ints]
     """Return `assignment`; called once."""
 
@@ -163,7 +171,12 @@ class Epoch:
     @property
     def batch_deviation(self) -> float:
         """How far a full step's mean number of samples is from what the job asks: 0.1 is 10 %, either way."""
-        return abs(self.batch_samples / self.global_batch_samples - 1)
+        return abs(self.batch_samples / self.settings.global_batch_samples - 1)
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether that is as near as every plan has to be."""
+        return self.batch_deviation <= self.settings.batch_tolerance
 
     def rows(self, step: int) -> Ints:
         """Return the numbers of the step's packs, [micro-batches, data ranks]. Raise IndexError past the last."""
@@ -230,7 +243,6 @@ def build_epoch(
     *,
     data_parallel: int,
     number: int = 0,
-    window_rows: int | None = None,
     order: Ints | None = None,
 ) -> Epoch:
     """Return the steps of epoch `number`. Equal arguments give equal steps, on every rank and after every restart.
@@ -238,8 +250,7 @@ def build_epoch(
     `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order. Packs of
     that order are kept, for other numbers of data ranks.
 
-    Packs are matched across ranks inside windows of `window_rows` rows of packs, of one pack for each rank; by default
-    64, or 5 % of the epoch, or the whole epoch. Raise DataError like `build_packs`.
+    Raise DataError like `build_packs`.
     """
     weights, oversize = settings.weights, settings.oversize
 
@@ -265,8 +276,7 @@ def build_epoch(
             rows=rows,
             data_parallel=data_parallel,
             micro_batches=micro_batches,
-            window_rows=[window_rows or each for each in _windows(packing, rows)],
-            weights=weights,
+            settings=settings,
             random=random,
         )
         return Epoch(
@@ -275,7 +285,7 @@ def build_epoch(
             packs=packs,
             data_parallel=data_parallel,
             micro_batches=micro_batches,
-            global_batch_samples=settings.global_batch_samples,
+            settings=settings,
             arranged=arranged,
         )
 
@@ -306,8 +316,7 @@ def _arranged(
     rows: int,
     data_parallel: int,
     micro_batches: int,
-    window_rows: Sequence[int],
-    weights: CostWeights,
+    settings: EpochSettings,
     random: np.random.Generator,
 ) -> Ints:
     """Return the numbers of the packs, [rows, data ranks]."""
@@ -315,13 +324,14 @@ def _arranged(
         # Padded micro-batches are the usual training, which does not match them across ranks.
         return np.arange(len(packs), dtype=np.int64).reshape(rows, data_parallel)
     return arrange(
-        _costs(index, packing, packs, weights),
+        _costs(index, packing, packs, settings.weights),
         packs.counts,
+        Traits.of(index, packs.samples).deviations(packs.starts),
         packs.level_of_pack,
         packing.degrees,
         data_parallel=data_parallel,
         micro_batches=micro_batches,
-        window_rows=window_rows,
+        mixed=settings.mixed,
         random=random,
         whole_steps=isinstance(packing, Levelled) and packing.whole_steps,
     )
@@ -331,13 +341,6 @@ def _arranged(
 def _packs(index: DatasetIndex, packing: Packing, seed: int, oversize: Oversize, shown: tuple[int, int]) -> Packs:
     """Return the packs of an epoch's own order, which `shown` draws: (seed, epoch)."""
     return build_packs(index, epoch_order(index, *shown), packing, seed, oversize)
-
-
-def _windows(packing: Packing, rows: int) -> Iterator[int]:
-    """Yield the rows of a window for each level."""
-    for level in range(len(packing.degrees)):
-        is_drawn = isinstance(packing, Levelled) and plugins.load(PACKERS, packing.levels[level].packer).DRAWS
-        yield rows if is_drawn else max(_WINDOW_ROWS, math.ceil(_WINDOW_SHARE * rows))
 
 
 def _columns(data_parallel: int, degree: int) -> int:

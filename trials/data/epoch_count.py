@@ -7,6 +7,7 @@ import numpy as np
 from trials.certification import EpochCount
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
+from trials.data.neutral import neutrality
 from trials.data.records.sample import Ints
 from trials.plan import Padded
 
@@ -41,6 +42,7 @@ def count_epoch(epoch: Epoch) -> EpochCount:
         fewest_samples=int(full.min()),
         most_samples=int(full.max()),
         last_samples=held[-1],
+        neutrality=neutrality(epoch),
         arrangement=digest.hexdigest()[:16],
     )
 

@@ -13,9 +13,6 @@ from trials.data.epoch import CostWeights, Epoch, Floats
 from trials.data.records.sample import Ints
 from trials.plan import Padded
 
-NEAR = 0.1
-"""A step whose samples are off by no more than this share of the global batch is near it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -69,7 +66,7 @@ class Balance:
     samples_per_step: Spread
     """Samples of full steps; of all steps when none is full."""
     steps_near: float
-    """Share of those steps whose samples are within 10 % of the global batch."""
+    """Share of those steps whose samples are as near to the global batch as `training.batch_tolerance` says."""
     oversize: int
     """Samples above Qv or Qt, the skipped ones included."""
     skipped: int
@@ -114,7 +111,7 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
         vision_fill=vision_fill,
         text_fill=text_fill,
         samples_per_step=_spread(samples),
-        steps_near=float(np.mean(np.abs(samples - epoch.global_batch_samples) <= NEAR * epoch.global_batch_samples)),
+        steps_near=float(np.mean(epoch.settings.mixed.is_near(samples))),
         oversize=int(np.count_nonzero(oversize(epoch))) + skipped,
         skipped=skipped,
     )

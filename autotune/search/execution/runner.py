@@ -9,13 +9,14 @@ from statistics import fmean, stdev
 import numpy as np
 
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Prediction
+from autotune.prediction.predictor import Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
+from trials.data.neutral import neutrality
 from trials.errors import InvalidPlan
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Plan
@@ -57,8 +58,11 @@ class Runner:
         except InvalidPlan as error:
             return Rejected(reason=str(error))
         prediction = self._predictor.predict(plan)
-        if prediction.batch_deviation > MOST_BATCH_DEVIATION:
+        if not prediction.keeps_batch:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
+        epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch
+        if faults := neutrality(epoch).faults(epoch.settings.mixed):
+            return Rejected(reason=f"it changes what is learned: {faults[0]}")
         limits = Limits.of(self._prepared.workload)
         limit = limits.memory_limit_bytes
         for stage, needed in enumerate(prediction.stage_memory):

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.costs import Array
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION, Predictor
+from autotune.prediction.predictor import Predictor
 from autotune.prediction.untimed import untimed
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
@@ -59,7 +59,7 @@ class Solver:
 
     def keeps_batch(self, packing: Packing, layout: Layout) -> bool:
         """Return whether the mean global batch is as near to the job's as every plan's has to be."""
-        return self._predictor.sizes(packing, layout).epoch.batch_deviation <= MOST_BATCH_DEVIATION
+        return self._predictor.sizes(packing, layout).epoch.keeps_batch
 
     @property
     def sequence_degrees(self) -> tuple[int, ...]:

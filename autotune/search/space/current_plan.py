@@ -4,7 +4,6 @@ import logging
 
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.plan_file import read_plan
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.search.space.feasible import holds_all
 from autotune.workload import Prepared, check_plan
 from trials import plugins
@@ -61,7 +60,7 @@ def warn_of_batch(prepared: Prepared, plan: Plan) -> None:
         epoch = prepared.epoch(plan.packing, plan.layout.data)
     except (InvalidPlan, DataError):  # its trial is rejected for the same reason
         return
-    if epoch.batch_deviation > MOST_BATCH_DEVIATION:
+    if not epoch.keeps_batch:
         _log.warning(
             "search.current_plan: a step of %s has about %.0f samples, where training.global_batch_samples is %d; set "
             "that to the samples of your steps, so that all plans learn alike",

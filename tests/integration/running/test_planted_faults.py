@@ -13,6 +13,7 @@ from tests.machines.planted.faults import DATA_FAULTS, RATE_FAULTS, UPDATE_FAULT
 from tests.machines.planted.writing import SAVING_FAULTS
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
+from trials.certification import Mixed
 from trials.channels.folder import FolderChannel
 from trials.plan import Plan
 from trials.tasks.answer import CertificationReport, read_report
@@ -84,4 +85,4 @@ def faults_in(folder: Path, prepared: Prepared) -> Sequence[str]:
     answers = [read_report(FolderChannel(folder), rank) for rank in (0, 1)]
     reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
     assert len(reports) == 2, answers
-    return faults(compare("float32", reports), prepared.job.training.global_batch_samples, reports)
+    return faults(compare("float32", reports), Mixed.of_job(prepared.job.training), reports)

@@ -63,7 +63,7 @@ def test_a_training_with_levels_that_an_earlier_version_began_is_refused(
     """Its rows had other packs, so samples would be trained on twice, and others not at all."""
     launch(job.path, plan=plan_file(LEVELS), steps=1)
     record = json.loads((job.output / RECORD_FILE).read_text())
-    del record["settings"]["levels_version"]
+    del record["settings"]["arrangement_version"]
     (job.output / RECORD_FILE).write_text(json.dumps(record))
     code, message = refusal("launch", job.path, "--plan", plan_file(LEVELS))
     assert code == 2

@@ -37,7 +37,7 @@ def epoch_of(
         ),
         data_parallel=len(rows[0]),
         micro_batches=micro_batches,
-        global_batch_samples=batch,
+        settings=EpochSettings(global_batch_samples=batch, weights=WEIGHTS),
         arranged=lambda: np.arange(len(packs)).reshape(len(rows), -1),
     )
 
@@ -171,7 +171,7 @@ def test_fill_is_unknown_where_every_sample_is_oversize_or_no_image_is_allowed()
 
 def test_samples_of_a_step_are_those_of_full_steps() -> None:
     rows = [[0, 1], [2]], [[3], [4]], [[0], [1]], [[2], [4]], [[3], []]
-    found = balance(epoch_of(*rows, micro_batches=2, batch=5), WEIGHTS)
+    found = balance(epoch_of(*rows, micro_batches=2, batch=7), WEIGHTS)
     assert found.samples_per_step == Spread(mean=4.5, least=4, most=5)
     assert found.steps == 3
     assert found.steps_near == 1 / 2
@@ -229,7 +229,9 @@ def test_ranks_of_a_row_have_packs_of_like_targets() -> None:
     found = []
     for target in (0.0, 5.0):
         weights = CostWeights(unit=10.0, token=1.0, square=0.0, target=target)
-        epoch = build_epoch(index, packing, EpochSettings(global_batch_samples=8, weights=weights), data_parallel=4)
+        # Rows of like targets are steps of like targets, which only this tolerance allows.
+        settings = EpochSettings(global_batch_samples=8, weights=weights, step_variance=100.0)
+        epoch = build_epoch(index, packing, settings, data_parallel=4)
         found.append(balance(epoch, weights).dist_ratio_targets)
     assert found[0] > 0.2
     assert found[1] < 0.05

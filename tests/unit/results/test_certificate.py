@@ -24,6 +24,8 @@ from trials.certification import (
     EpochCount,
     GradientComparison,
     InputCount,
+    Mixed,
+    Neutrality,
     ParameterComparison,
     SavedCount,
     StepReport,
@@ -44,8 +46,10 @@ EPOCH = EpochCount(
     fewest_samples=9,
     most_samples=11,
     last_samples=8,
+    neutrality=Neutrality(steps=5, steps_near=1.0, variances={"length": 0.4, "images": 1.9}),
     arrangement="0123456789abcdef",
 )
+MIXED = Mixed(samples=10, tolerance=0.1, variance=2.0)
 
 
 def parameter(name: str, *, difference: float, expected: float = 1.0, **changes: Any) -> ParameterComparison:
@@ -98,7 +102,7 @@ def update(difference: float, *, name: str = "a", change: float = 1e-3, rounding
 
 def faults_of(*parameters: ParameterComparison, dtype: str = "float32", **changes: Any) -> tuple[str, ...]:
     reports = [report(*parameters, **changes)]
-    return faults(compare(dtype, reports), 10, reports)
+    return faults(compare(dtype, reports), MIXED, reports)
 
 
 def test_a_difference_counts_beyond_twice_the_expected_error() -> None:
@@ -149,11 +153,11 @@ def test_a_weight_that_differs_from_torchs_own_update_shows() -> None:
 def test_other_faults_are_named() -> None:
     assert faults_of(loss=2.001) == ("the loss in step 1 is 2.001 instead of 2",)
     of_ranks = [report(faults=("a label",)), report(faults=("a label", "a rate"))]
-    assert faults(compare("float32", of_ranks), 10, of_ranks) == ("a label", "a rate")
+    assert faults(compare("float32", of_ranks), MIXED, of_ranks) == ("a label", "a rate")
     other = [report(), report(epoch=replace(EPOCH, arrangement="other"))]
-    assert faults(compare("float32", other), 10, other) == ("the ranks build different steps of the epoch",)
+    assert faults(compare("float32", other), MIXED, other) == ("the ranks build different steps of the epoch",)
     fine = [report()]
-    (fault,) = faults(compare("float32", fine), 12, fine)
+    (fault,) = faults(compare("float32", fine), replace(MIXED, samples=12), fine)
     assert fault.startswith("a step has 10.0 samples on average, which is not within 10%")
 
 

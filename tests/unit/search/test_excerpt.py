@@ -11,7 +11,6 @@ import autotune.search.learning.calibrated as calibrated_module
 import autotune.search.learning.excerpt as module
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
-from autotune.prediction.predictor import MOST_BATCH_DEVIATION
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.excerpt import Excerpt
@@ -107,7 +106,7 @@ def test_times_and_bytes_on_an_excerpt_are_nearly_those_of_the_epoch(batch: int,
     space = Space(axes_of(devices=4), Solver(calibrated.profiled, LIMITS))
     plans = space.starts
     predicted = [calibrated.predict(plan) for plan in plans]
-    kept = [number for number, each in enumerate(predicted) if each.batch_deviation <= MOST_BATCH_DEVIATION]
+    kept = [number for number, each in enumerate(predicted) if each.keeps_batch]
     assert len(kept) > 6
     ratios = np.array(calibrated.plans_epoch_seconds(plans)) / [each.epoch_seconds for each in predicted]
     assert ratios[kept].std() < 0.02

@@ -14,8 +14,6 @@ class Packer(Protocol):
 
     RELAXES: bool
     """Whether `qv_min` and `qt_min` of the packing change the result."""
-    DRAWS: bool
-    """Whether packs are drawn at random, so that those of like cost hold other samples with another seed."""
 
     def pack(self, units: "Ints", tokens: "Ints", packing: "Packed", seed: int) -> "tuple[Ints, Ints]":
         """Return (items in order of packs [items], starts [packs + 1]).

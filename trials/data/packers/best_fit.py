@@ -1,25 +1,34 @@
-"""Best fit decreasing in two dimensions, on the histogram of the items' sizes.
+"""Best fit decreasing in two dimensions: the largest item left goes where most room is.
 
-Items of one size are one entry with a count. So a pack that is found once is repeated as often as its sizes last, and
-the time depends on the number of sizes rather than of items (as in Krell et al., "Efficient Sequence Packing without
-Cross-contamination", 2021, section 3.2, for one dimension).
+With the fullest pack in place of the one with most room, as in the usual rule, the first packs would hold long items
+alone and the last ones hundreds of short ones, and steps would differ by the packs that they have. Most room (worst fit
+decreasing; Johnson, "Near-optimal bin packing algorithms", 1973, section 2.2) spreads short items over all packs, and
+needs hardly more of them, since the packs are as many as the items fill.
+
+The search counts packs on a histogram of sizes instead, with the usual rule. Items of one size are one entry with a
+count. So a pack that is found once is repeated as often as its sizes last, and the time depends on the number of sizes
+rather than of items (as in Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, section 3.2,
+for one dimension).
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import chain, repeat, starmap
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False
-DRAWS = False
 
-_UNIT_SIZES = 64
-_SIZES = 4096
-"""Most different sizes of vision units, and of both together: above that, sizes are rounded up."""
+_WINDOW_LOAD = 31.7
+"""Packs that the items of a window fill without a gap, at most: nearly 32, in which there is some room to choose."""
+
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,38 +57,54 @@ class Pattern:
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:
-    """Take the size with the largest share of both capacities that still fits; `seed` chooses items of a size."""
-    # Sizes are rounded up by the least grain that leaves few of them.
-    alone = np.unique(units)
-    units = _up(units, _grain(alone, np.zeros_like(alone), packing.qv, _UNIT_SIZES), packing.qv)
-    of_units, of_tokens = np.divmod(np.unique(units * (packing.qt + 1) + tokens), packing.qt + 1)
-    tokens = _up(tokens, _grain(of_tokens, of_units, packing.qt, _SIZES), packing.qt)
-    # One number for each pair of sizes, since no token count is above qt.
-    key = units * (packing.qt + 1) + tokens
+    """Deal the items to random windows of packs, which `_filled` fills, and what fits nowhere to further windows."""
+    random = np.random.default_rng(seed)
+    sizes = np.stack([units, tokens]).astype(np.float64)
+    capacity = np.array([packing.qv, packing.qt], dtype=np.float64)
+    shares = sizes / np.maximum(capacity, 1)[:, None]
     # A stable sort of shuffled items leaves those of one size in random order.
-    shuffled = np.random.default_rng(seed).permutation(len(key))
-    by_size = shuffled[np.argsort(key[shuffled], kind="stable")]
-    _, firsts, counts = np.unique(key[by_size], return_index=True, return_counts=True)
-    sizes = Sizes(units=units[by_size[firsts]], tokens=tokens[by_size[firsts]], counts=counts)
-    found = patterns(sizes, packing)
-    packs, held = np.array([(each.packs, len(each.sizes)) for each in found], dtype=np.int64).reshape(-1, 2).T
-    cursor, first_items = firsts.tolist(), list[int]()
-    for pattern in found:
-        for size in pattern.sizes:
-            first_items.append(cursor[size])
-            cursor[size] += pattern.packs
-    # Each pack of a pattern takes the next item of each of its sizes.
-    pattern_of_pack = np.repeat(np.arange(len(found)), packs)
-    counts = held[pattern_of_pack]
-    entries = _counted(counts) + np.repeat((np.cumsum(held) - held)[pattern_of_pack], counts)
-    items = np.array(first_items, dtype=np.int64)[entries] + np.repeat(_counted(packs), counts)
-    return by_size[items], np.concatenate([[0], np.cumsum(counts)])
+    shuffled = random.permutation(len(units))
+    left = shuffled[np.argsort(-shares.sum(axis=0)[shuffled], kind="stable")]
+    pack_of_item, packs = np.empty(len(units), dtype=np.int64), 0
+    while len(left):
+        load = float(shares[:, left].sum(axis=1).max())
+        windows = max(1, math.ceil(load / _WINDOW_LOAD))
+        each = max(1, math.ceil(load / windows))
+        placed = _filled(sizes[:, left], shares[:, left], capacity, (windows, each), random)
+        is_placed = placed >= 0
+        pack_of_item[left[is_placed]] = packs + placed[is_placed]
+        packs, left = packs + windows * each, left[~is_placed]
+    counts = np.bincount(pack_of_item)
+    return np.argsort(pack_of_item, kind="stable"), np.concatenate([[0], np.cumsum(counts[counts > 0])])
 
 
-def _counted(lengths: Ints) -> Ints:
-    """Return 0, 1, ... for stretches of these lengths, one after the other."""
-    counted: Ints = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return counted
+def _filled(
+    sizes: Floats, shares: Floats, capacity: Floats, shape: tuple[int, int], random: np.random.Generator
+) -> Ints:
+    """Return the pack of each item, [items]; -1 where the packs of its window have no room for it.
+
+    `sizes` and `shares` of the capacity, both [2, items], fall; `shape` is (windows, packs of each). All windows
+    take an item at a time, each into the pack of it with most room.
+    """
+    windows, each = shape
+    # Each window has one of every few items of like size; none is one that fits nowhere.
+    turns, none = -(-sizes.shape[1] // windows), sizes.shape[1]
+    dealt = np.append(np.arange(none), np.full(turns * windows - none, none)).reshape(turns, windows)
+    units, tokens = np.append(sizes, np.full((2, 1), np.inf), axis=1)
+    share = np.append(shares.sum(axis=0), 0)
+    free_units, free_tokens = (np.full((windows, each), most) for most in capacity)
+    room = np.full((windows, each), 2.0)
+    found = np.full(none, -1)
+    for items in random.permuted(dealt, axis=1):
+        fits = (free_units >= units[items, None]) & (free_tokens >= tokens[items, None])
+        most = np.where(fits, room, -np.inf).argmax(axis=1)
+        window = np.flatnonzero(fits[np.arange(windows), most])
+        taken, of_window = items[window], most[window]
+        free_units[window, of_window] -= units[taken]
+        free_tokens[window, of_window] -= tokens[taken]
+        room[window, of_window] -= share[taken]
+        found[taken] = window * each + of_window
+    return found
 
 
 def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
@@ -146,16 +171,3 @@ def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
         free_units -= best[0]
         free_tokens -= best[1]
         taken[best[2]] = taken.get(best[2], 0) + 1
-
-
-def _grain(sizes: Ints, others: Ints, most: int, different: int) -> int:
-    """Return the least power of 2 to which sizes are rounded up for at most `different` pairs with `others`."""
-    grain = 1
-    while len(np.unique(others * (most + 1) + _up(sizes, grain, most))) > different:
-        grain *= 2
-    return grain
-
-
-def _up(sizes: Ints, grain: int, most: int) -> Ints:
-    rounded: Ints = np.minimum(-(-sizes // grain) * grain, most)
-    return rounded

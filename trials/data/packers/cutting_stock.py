@@ -18,7 +18,6 @@ from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False
-DRAWS = False
 
 _SPLITS = (1, 2, 4, 8)
 """Into how many classes of like tokens the items of a number of units are split, in turn."""

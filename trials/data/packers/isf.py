@@ -11,7 +11,6 @@ from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = True
-DRAWS = True
 
 MAX_ROUNDS = 50
 """The paper sees no change after about 5; few and odd lengths need more."""

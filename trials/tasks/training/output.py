@@ -21,7 +21,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.errors import OutputTaken, WireError
-from trials.plan import Levelled, Plan
+from trials.plan import Padded, Plan
 from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after
 from trials.tasks.training.settings import MAY_CHANGE, Settings
 from trials.whole_file import sync, whole_file
@@ -116,7 +116,7 @@ def open_output(
         check_unclaimed(folder, settings)
     else:
         _check_rows(folder, record, [each for each in (plan, instead_of) if each], settings)
-        then = replace(record.settings, levels_version=settings.levels_version)
+        then = replace(record.settings, arrangement_version=settings.arrangement_version)
         _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
     record = record or TrainingRecord(id=uuid4().hex[:16], settings=settings)
     record = replace(record, settings=settings, plan=plan)
@@ -213,11 +213,11 @@ def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
 def _check_rows(folder: Path, record: TrainingRecord, plans: Sequence[Plan], now: Settings) -> None:
     """Raise OutputTaken where a plan of the training had other rows in the version of autotune that began it."""
     every = (*plans, *(change.plan for change in record.changes))
-    has_levels = any(isinstance(plan.packing, Levelled) for plan in every)
-    if has_levels and record.settings.levels_version != now.levels_version:
+    has_packs = any(not isinstance(plan.packing, Padded) for plan in every)
+    if has_packs and record.settings.arrangement_version != now.arrangement_version:
         raise OutputTaken(
-            f"training.output {folder} belongs to a training with levels of packs that another version of autotune "
-            "began, which puts other samples into its steps; continue it with that version, or name another folder"
+            f"training.output {folder} belongs to a training with packs that another version of autotune began, which "
+            "puts other samples into its steps; continue it with that version, or name another folder"
         )
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trials.data.arrangement import LEVELS_VERSION
+from trials.data.steps.arrangement import ARRANGEMENT_VERSION
 from trials.model.identity import config_digest
 from trials.model.skeleton import load_config
 from trials.model.weights import weights_fingerprint
@@ -48,8 +48,10 @@ class Settings:
     """What the losses of the steps mean, which stand in one file."""
     curriculum: dict[str, Any] | None = None
     """The samples of the first steps."""
-    levels_version: int = 1
-    """Of the rows of plans with levels."""
+    arrangement_version: int = 1
+    """Of the packs of plans and their steps."""
+    batch_tolerance: float = 0.1
+    step_variance: float = 2.0
 
 
 MAY_CHANGE = (
@@ -94,5 +96,7 @@ def training_settings(request: Request, data_digest: str) -> Settings:
         lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
         loss_weighting=job.training.loss_weighting,
         curriculum=job.training.curriculum.model_dump() if job.training.curriculum.steps else None,
-        levels_version=LEVELS_VERSION,
+        arrangement_version=ARRANGEMENT_VERSION,
+        batch_tolerance=job.training.batch_tolerance,
+        step_variance=job.training.step_variance,
     )

@@ -265,7 +265,7 @@ def test_a_plan_that_recomputes_what_no_shift_gives_recomputes_more() -> None:
 def test_the_batch_is_kept_by_every_start() -> None:
     for plan in searched(TIGHT)[0].starts:
         assert predictor("mixed").predict(plan).batch_deviation <= 0.1
-        assert predictor("mixed").sizes(plan.packing, plan.layout).epoch.global_batch_samples == BATCH
+        assert predictor("mixed").sizes(plan.packing, plan.layout).epoch.settings.global_batch_samples == BATCH
 
 
 def test_no_ladder_is_faster_than_the_bound_of_the_usual_packs_and_without_them_there_is_none() -> None:

@@ -1,0 +1,27 @@
+"""The steps of an epoch compared with random ones."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trials.certification import Neutrality
+from trials.data.steps.traits import Traits, variance_ratios
+
+if TYPE_CHECKING:
+    from trials.data.epoch import Epoch
+
+
+def neutrality(epoch: "Epoch") -> Neutrality:
+    """Compare the full steps of an epoch with random ones; a last step with fewer rows does not count."""
+    packs, size = epoch.packs, min(epoch.micro_batches, epoch.height)
+    full = epoch.height // size
+    steps = epoch.assignment[: full * size].reshape(full, -1)
+    traits, degrees = Traits.of(epoch.index, packs.samples), epoch.degrees
+    held = (packs.counts / degrees)[steps].sum(axis=1)
+    deviations = (traits.deviations(packs.starts) / degrees[:, None])[steps].sum(axis=1)
+    ratios = variance_ratios(deviations, held)
+    return Neutrality(
+        steps=full,
+        steps_near=float(np.mean(epoch.settings.mixed.is_near(held))),
+        variances={name: float(ratio) for name, ratio in zip(traits.names, ratios, strict=True)},
+    )

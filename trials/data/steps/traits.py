@@ -1,0 +1,82 @@
+"""Traits of samples in which the steps of a training have to be like random ones: lengths, images, targets, sources."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trials.data.index import DatasetIndex
+from trials.data.records.sample import Ints
+
+Floats: TypeAlias = NDArray[np.float64]
+
+_SOURCES = 32
+"""Most sources that are told apart, those with most samples; the others are one."""
+_PARTS = 1 << 10
+"""Of a logarithm's unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traits:
+    """What samples are compared by, as columns [samples, traits] without a constant one."""
+
+    names: tuple[str, ...]
+    values: Ints
+
+    @classmethod
+    def of(cls, index: DatasetIndex, shown: Ints) -> "Traits":
+        """Return the traits of the `shown` rows of an index, [shown, traits]."""
+        units = index.vision_units[shown]
+        columns = {
+            "length": _logarithm(index.text_tokens[shown]),
+            "vision units": units.astype(np.int64),
+            "images": (units > 0).astype(np.int64),
+            "targets": _logarithm(index.target_tokens[shown]),
+        }
+        file, samples = index.file[shown], np.bincount(index.file[shown], minlength=len(index.files))
+        largest = np.argsort(-samples, kind="stable")
+        for number in largest[: _SOURCES - 1].tolist():
+            columns[f"source {index.files[number].path.name}"] = (file == number).astype(np.int64)
+        if len(largest) >= _SOURCES:
+            columns["other sources"] = np.isin(file, largest[_SOURCES - 1 :]).astype(np.int64)
+        different = {name: column for name, column in columns.items() if len(column) and np.ptp(column)}
+        values = np.stack([*different.values()], axis=1) if different else np.empty((len(shown), 0), dtype=np.int64)
+        return cls(names=tuple(different), values=values)
+
+    def deviations(self, starts: Ints) -> Floats:
+        """Return the sums over packs of the samples' deviations from the mean, in standard deviations, [packs, traits].
+
+        Pack i has the samples `starts[i]` to `starts[i + 1]`.
+        """
+        count, sizes = len(self.values), np.diff(starts)
+        before = np.concatenate([np.zeros_like(self.values[:1]), np.cumsum(self.values, axis=0)])
+        sums = before[starts[1:]] - before[starts[:-1]]
+        # Of whole numbers, so that all ranks find the same.
+        totals = [int(total) for total in before[-1]]
+        squares = [int((column**2).sum()) for column in self.values.T]
+        means = np.array([total / count for total in totals])
+        variances = [(count * square - total**2) / count**2 for square, total in zip(squares, totals, strict=True)]
+        deviations: Floats = (sums - sizes[:, None] * means) / np.sqrt(np.array(variances))
+        return deviations
+
+
+def variance_ratios(deviations: Floats, samples: Ints) -> Floats:
+    """Return the variance between steps over that of steps in random order, [traits].
+
+    `deviations` of steps [steps, traits] are those of `Traits.deviations`. The ratio is the mean square between groups
+    over that of all samples (one-way analysis of variance; Scheffe, The Analysis of Variance, 3.1): 1 is expected
+    of random order, whatever the numbers of samples. It is 0 for a single step.
+    """
+    squares: Floats = (deviations**2 / np.maximum(samples, 1)[:, None]).sum(axis=0) / max(len(samples) - 1, 1)
+    return squares if len(samples) > 1 else np.zeros_like(squares)
+
+
+def _logarithm(values: NDArray[np.integer]) -> Ints:
+    """Return the binary logarithm of 1 + values in parts of its unit, on a line between powers of two: to 9 %.
+
+    A library's logarithm may be rounded otherwise on another machine, and all ranks have to find the same steps.
+    """
+    mantissas, exponents = np.frexp(values.astype(np.float64) + 1)
+    logarithms: Ints = ((exponents - 2 + 2 * mantissas) * _PARTS).astype(np.int64)
+    return logarithms
