@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trials.certification import Neutrality
-from trials.data.steps.traits import Traits, variance_ratios
+from trials.data.steps.traits import Traits, sums_of_steps, variance_ratios
 
 if TYPE_CHECKING:
     from trials.data.epoch import Epoch
@@ -17,9 +17,8 @@ def neutrality(epoch: "Epoch") -> Neutrality:
     full = epoch.height // size
     steps = epoch.assignment[: full * size].reshape(full, -1)
     traits, degrees = Traits.of(epoch.index, packs.samples), epoch.degrees
-    held = (packs.counts / degrees)[steps].sum(axis=1)
-    deviations = (traits.deviations(packs.starts) / degrees[:, None])[steps].sum(axis=1)
-    ratios = variance_ratios(deviations, held)
+    held = sums_of_steps(packs.counts, degrees, steps)
+    ratios = variance_ratios(sums_of_steps(traits.deviations(packs.starts), degrees, steps), held)
     return Neutrality(
         steps=full,
         steps_near=float(np.mean(epoch.settings.mixed.is_near(held))),

@@ -49,6 +49,9 @@ def test_rows_go_where_another_division_of_them_has_them(mine: list[int], random
 
 @given(lengths, st.sampled_from([(1, 2), (2, 2), (2, 4), (3, 6), (4, 4)]))
 @example([(0, 192), (0, 210), (2, 1), (2, 209), (2, 209), (3, 192)], (3, 6))  # ties, unless a third is rounded
+@example(
+    [(0, 170), (0, 1), (0, 106), (0, 1), (0, 168), (1, 126), (0, 231), (0, 232), (1, 1), (0, 1)], (3, 6)
+)  # exactly as far from the batch as is allowed
 def test_ranks_that_share_have_the_steps_of_fewer_ranks(
     rows: list[tuple[int, int]], degree_and_ranks: tuple[int, int]
 ) -> None:

@@ -8,7 +8,7 @@ from trials.certification import Mixed
 from trials.data.records.sample import Ints
 from trials.data.steps.dealing import deal
 from trials.data.steps.rows import evened, matched
-from trials.data.steps.traits import Floats, variance_ratios
+from trials.data.steps.traits import Floats, sums_of_steps, variance_ratios
 
 ARRANGEMENT_VERSION = 3
 """Of packs and their steps: a training cannot go on with those of another version."""
@@ -54,7 +54,8 @@ def arrange(
     plan = _rows_of_steps(counts, size, random, whole_steps=whole_steps)
     # As far from their share of the samples as from the mean of another trait.
     weight = max(1.0, _SPREADS * np.sqrt(mixed.samples) / mixed.allowed)
-    held = samples - degree_of_pack * (int(samples.sum()) / int(degree_of_pack.sum()))
+    ranks = degree_of_pack / max(degrees)
+    held = samples - ranks * (int(samples.sum()) / float(ranks.sum()))
     every = np.concatenate([weight * held[:, None], traits], axis=1)
     # Packs of levels have to be alike in attention as well, which needs more of them.
     width = max(1, -(-_WINDOW_ROWS // size)) if len(degrees) == 1 else len(plan)
@@ -71,7 +72,7 @@ def arrange(
         )
         inside = len(rows) // size * size
         of_steps = rows[:inside].reshape(-1, size * data_parallel)
-        if width == 1 or _is_mixed(samples / degree_of_pack, traits / degree_of_pack[:, None], of_steps, mixed):
+        if width == 1 or _is_mixed(samples, traits, degree_of_pack, of_steps, mixed):
             break
         width = -(-min(width, _WINDOW_ROWS * _NARROWER) // _NARROWER)
     cost = costs.sum(axis=1)
@@ -134,12 +135,12 @@ def _arranged(
     return np.concatenate(found)[np.argsort(np.concatenate(steps), kind="stable")]
 
 
-def _is_mixed(samples: Floats, traits: Floats, steps: Ints, mixed: Mixed) -> bool:
-    """Return whether the steps [steps, packs] keep what they have to: entries of shared packs count in parts."""
-    held = samples[steps].sum(axis=1)
+def _is_mixed(samples: Ints, traits: Floats, degrees: Ints, steps: Ints, mixed: Mixed) -> bool:
+    """Return whether the steps [steps, packs] keep what they have to."""
+    held = sums_of_steps(samples, degrees, steps)
     if not mixed.is_near(held).all():
         return False
-    ratios = variance_ratios(traits[steps].sum(axis=1), held)
+    ratios = variance_ratios(sums_of_steps(traits, degrees, steps), held)
     return bool((ratios <= _MARGIN * mixed.variance).all())
 
 

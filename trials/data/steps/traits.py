@@ -61,7 +61,19 @@ class Traits:
         return deviations
 
 
-def variance_ratios(deviations: Floats, samples: Ints) -> Floats:
+def sums_of_steps(values: Ints | Floats, degrees: Ints, steps: Ints) -> Floats:
+    """Return the sums of the `values` of packs [packs, ...] over `steps` [steps, packs], [steps, ...].
+
+    A pack has an entry for each of the ranks that share it, `degrees` of them, but counts once.
+    """
+    # In whole parts, so that sums of whole numbers are exact.
+    every = int(np.lcm.reduce(np.unique(degrees)))
+    parts = (every // degrees).reshape(-1, *(1,) * (values.ndim - 1))
+    sums: Floats = (values * parts)[steps].sum(axis=1) / every
+    return sums
+
+
+def variance_ratios(deviations: Floats, samples: Floats) -> Floats:
     """Return the variance between steps over that of steps in random order, [traits].
 
     `deviations` of steps [steps, traits] are those of `Traits.deviations`. The ratio is the mean square between groups
