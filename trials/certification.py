@@ -1,6 +1,7 @@
 """What ranks report of a certified plan: steps and those of a reference, inputs, saved weights, samples of an epoch."""
 
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from trials.job import TrainingSection
@@ -14,8 +15,8 @@ _LEAST_NEAR = 0.99
 """Share of the full steps that have to be near the global batch."""
 _LEAST_SAMPLES = 2.0
 """Samples by which steps of a small batch may differ: packs cannot be cut."""
-_QUANTILE = 3.09
-"""Of the normal distribution, for one random order in 1000."""
+_CHANCE = 0.001
+"""Of a random order to vary by more than is allowed, where there are few steps."""
 Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 """What gradients are compared with.
 
@@ -65,7 +66,7 @@ class Neutrality:
 
     def faults(self, mixed: Mixed) -> tuple[str, ...]:
         """Return in sentences why the steps change what is learned; none where they do not."""
-        allowed = max(mixed.variance, _by_chance(self.steps))
+        allowed = max(mixed.variance, _by_chance(self.steps, len(self.variances)))
         found = [
             f"the variance of {name} between steps is {ratio:.1f} times that of random order ({allowed:.1f} is allowed)"
             for name, ratio in self.variances.items()
@@ -79,12 +80,12 @@ class Neutrality:
         return tuple(found)
 
 
-def _by_chance(steps: int) -> float:
-    """Return the variance that random order exceeds once in 1000 times (Wilson and Hilferty, 1931, of chi-square)."""
-    if steps < 2:
+def _by_chance(steps: int, traits: int) -> float:
+    """Return the variance that no trait of random order exceeds but by `_CHANCE` (Wilson and Hilferty, 1931)."""
+    if steps < 2 or not traits:
         return float("inf")
-    share = 2 / (9 * (steps - 1))
-    return float((1 - share + _QUANTILE * share**0.5) ** 3)
+    share, quantile = 2 / (9 * (steps - 1)), NormalDist().inv_cdf(1 - _CHANCE / traits)
+    return float((1 - share + quantile * share**0.5) ** 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

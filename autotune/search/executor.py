@@ -95,7 +95,7 @@ class Executor:
                 self.proposals.tell(suggestion, None, Judgement.nothing())
             return
         # After it was begun: a rejection is the result of a trial, too, and is stored as one.
-        if rejection := runner.rejection(plan):
+        if rejection := runner.rejection(plan, candidate.role):
             self._record(trial, candidate, self.ledger.put(trial, RunResult(outcome=rejection)))
             return
         on_step = self.proposals.pruning(suggestion, self.advisor.to_beat()) if suggestion else None

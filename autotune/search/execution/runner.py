@@ -1,5 +1,6 @@
 """Runs a plan on the hardware, and estimates the seconds of an epoch from its steps."""
 
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from autotune.prediction.predictor import Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
 from autotune.search.execution.run_result import RunResult
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
@@ -24,6 +26,8 @@ from trials.run.pool import Answers, Pool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.workload import Hardware
+
+_log = logging.getLogger(__name__)
 
 StepCallback = Callable[[float], bool]
 """Called with the estimate of the epoch's seconds by each timed step; returns whether the trial shall go on."""
@@ -50,8 +54,11 @@ class Runner:
         # On a machine that is disturbed all the time, repeats would only cost time.
         self._was_undisturbed = True
 
-    def rejection(self, plan: Plan) -> Rejected | None:
-        """Return why the plan need not run: it is invalid, misses the global batch or surely needs more memory."""
+    def rejection(self, plan: Plan, role: Role = Role.SAMPLED) -> Rejected | None:
+        """Return why the plan need not run: it is invalid, changes what is learned or surely needs more memory.
+
+        A baseline stands for what people do: with steps unlike random ones it runs even so, and a warning says it.
+        """
         model = self._prepared.workload.model
         try:
             plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
@@ -61,8 +68,11 @@ class Runner:
         if not prediction.keeps_batch:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
         epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch
-        if faults := neutrality(epoch).faults(epoch.settings.mixed):
-            return Rejected(reason=f"it changes what is learned: {faults[0]}")
+        for fault in neutrality(epoch).faults(epoch.settings.mixed):
+            if role not in (*BASELINES, *REPEATS):
+                return Rejected(reason=f"it changes what is learned: {fault}")
+            if role in BASELINES:
+                _log.warning("baseline %s is only compared, since it changes what is learned: %s", role, fault)
         limits = Limits.of(self._prepared.workload)
         limit = limits.memory_limit_bytes
         for stage, needed in enumerate(prediction.stage_memory):

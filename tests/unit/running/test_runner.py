@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,22 @@ from autotune.machine.conditions import Conditions
 from autotune.prediction.predictor import Prediction
 from autotune.search.execution.runner import Runner, estimate_epoch
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.roles import Role
 from tests.machines.simulated import Behaviour, SimulatedLauncher, Undisturbed
 from tests.machines.simulated_nvml import simulate
 from tests.values import storage as storage_values
+from tests.values.data import index_of
 from tests.values.search import MEBI, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, Timeout
-from trials.plan import Packed, Padded, Plan
+from trials.plan import Levelled, Packed, Padded, Plan, Recomputed
 from trials.run.pool import Answers
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Request, Trial
 
 PLAN = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500))
 PREDICTOR = predictor_of()
+OF_TWO_LENGTHS = predictor_of(index=index_of([(1, 50), (1, 570), (1, 50)] * 200), batch=24)
 
 
 class Recorder(SimulatedLauncher):
@@ -104,6 +108,38 @@ def test_an_epoch_of_few_steps_is_measured_all_the_same(
     result = runner_of(tmp_path, pool, predictor=predictor, warmup_steps=warmup, timed_steps=3).run(plan)
     assert (len(pool.tasks[0].warmup_steps), len(pool.tasks[0].timed_steps)) == (min(warmup, steps), timed)
     assert result.epoch_seconds == pytest.approx(predictor.predict(plan).epoch_seconds, rel=0.05)
+
+
+def whole_steps(*, whole: bool) -> Plan:
+    """Return a plan with levels of short and of long samples, in steps of their own or in all of them."""
+    short, long = (Packed(qv=12, qt=qt, qv_min=12, qt_min=qt) for qt in (150, 600))
+    nothing = (Recomputed(vision=0, language=0),)
+    return replace(
+        PLAN,
+        packing=Levelled(levels=(short, long), whole_steps=whole),
+        stages=tuple(replace(stage, further_levels=nothing) for stage in PLAN.stages),
+    )
+
+
+def test_a_plan_with_steps_of_like_samples_is_rejected(tmp_path: Path) -> None:
+    runner = runner_of(tmp_path, SimulatedLauncher(PREDICTOR), predictor=OF_TWO_LENGTHS)
+    assert runner.rejection(whole_steps(whole=False)) is None
+    rejected = runner.rejection(whole_steps(whole=True))
+    assert rejected is not None
+    said = r"it changes what is learned: the variance of length between steps is \d+\.\d times that of random order"
+    assert re.match(said, rejected.reason)
+
+
+def test_a_baseline_with_steps_of_like_samples_is_compared_and_a_warning_says_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = runner_of(tmp_path, SimulatedLauncher(PREDICTOR), predictor=OF_TWO_LENGTHS)
+    plan = whole_steps(whole=True)
+    assert runner.rejection(plan, Role.CONFIRM) is None
+    assert not caplog.records
+    assert runner.rejection(plan, Role.HBP) is None
+    assert "baseline hbp is only compared, since it changes what is learned: the variance of length" in caplog.text
+    assert runner.rejection(plan, Role.INHERITED) is not None
 
 
 def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
