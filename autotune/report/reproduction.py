@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import yaml
 
 from autotune.report.source import StudySource
+from autotune.search.study_settings import training_of
 from trials import wire
 
-_NOT_OF_THE_JOB = ("fresh", "model", "current_plan", "present", "parallel", "workers", "trial_timeout")
+_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "present", "parallel", "workers", "trial_timeout")
 """Settings that a study adds, or that do not change its result; the current plan was `present` in earlier versions."""
 
 
@@ -30,7 +31,8 @@ def reproduction(source: StudySource, database: str | None) -> Iterator[Listing]
     yield Listing(title="Look at the study again", text=_commands(again, at))
     settings = {name: value for name, value in source.study.settings.items() if name not in _NOT_OF_THE_JOB}
     if settings:
-        document = {"search": settings, "training": {"seed": source.study.seed}}
+        training = training_of(source.study.settings).model_dump(exclude_unset=True)
+        document = {"search": settings, "training": {"seed": source.study.seed} | training}
         yield Listing(title="Settings of the search, for the job file", text=_yaml(document))
     yield Listing(title="Search again, and measure everything anew", text=_commands(("tune job.yaml --fresh",), at))
     if source.best is not None:

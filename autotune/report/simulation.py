@@ -10,6 +10,7 @@ from autotune.prediction.timeline import Timeline, timeline
 from autotune.report.lengths import drawn_index
 from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.study_settings import training_of
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.metrics import Balance, balance
@@ -52,7 +53,7 @@ class Simulator:
     def __init__(self, source: StudySource) -> None:
         self._source = source
         self._work = source.workload
-        model = self._work.model
+        model, training = self._work.model, training_of(source.study.settings)
         self._settings = EpochSettings(
             global_batch_samples=self._work.global_batch_samples,
             weights=CostWeights(
@@ -63,6 +64,8 @@ class Simulator:
             ),
             seed=source.study.seed,
             oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
+            batch_tolerance=training.batch_tolerance,
+            step_variance=training.step_variance,
         )
         self._built: dict[tuple[Packing, int], Epoch] = {}
 

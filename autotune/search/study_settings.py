@@ -1,25 +1,34 @@
 """The settings that are stored with a study, by which a later search finds the one to go on with."""
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trials.plan import Plan
 
 if TYPE_CHECKING:
-    from trials.job import SearchSection
+    from trials.job import SearchSection, TrainingSection
+
+_log = logging.getLogger(__name__)
 
 FRESH = "fresh"
 """Key of whether the study was asked to know nothing of earlier ones."""
 MODEL = "model"
 """Key of the model's folder or hub id in the job that began the study; one of the same sizes may continue it."""
+TRAINING = "training"
+"""Key of the settings of the training by which packs are arranged in steps."""
+_OF_STEPS = {"batch_tolerance", "step_variance"}
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 """Settings in which agents of one search may differ."""
 
 
-def study_settings(search: "SearchSection", current_plan: Plan | None, model: str, *, fresh: bool) -> dict[str, object]:
+def study_settings(
+    search: "SearchSection", training: "TrainingSection", current_plan: Plan | None, model: str, *, fresh: bool
+) -> dict[str, object]:
     """Return the settings of a new study. The current plan is known by its id, not by its file."""
     return {
         **search.model_dump(mode="json"),
+        TRAINING: training.model_dump(include=_OF_STEPS),
         "current_plan": current_plan and current_plan.id,
         MODEL: model,
         FRESH: fresh,
@@ -34,3 +43,16 @@ def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object])
     space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
     known = {"current_plan": stored.get("present"), **stored, "space": space}
     return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}
+
+
+def training_of(settings: Mapping[str, object]) -> "TrainingSection":
+    """Return the settings by which the packs of a study were arranged; where none can be read, the defaults."""
+    from pydantic import ValidationError  # noqa: PLC0415 - as above
+
+    from trials.job import TrainingSection  # noqa: PLC0415
+
+    try:
+        return TrainingSection.model_validate(settings.get(TRAINING, {}))
+    except ValidationError as error:
+        _log.warning("the study's settings of the training are left out: %s", error)
+        return TrainingSection()

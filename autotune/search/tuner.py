@@ -107,7 +107,11 @@ class Tuner:
     def _open_study(self, fresh: bool) -> StudyRecord:
         """Create a study, or unless `fresh` join the last one when it was given the same settings."""
         settings = study_settings(
-            self._job.search, self._current_plan, published_name(self._job.model.path), fresh=fresh
+            self._job.search,
+            self._job.training,
+            self._current_plan,
+            published_name(self._job.model.path),
+            fresh=fresh,
         )
         seed, model = self._job.training.seed, self._workload.model.name
         if fresh:
