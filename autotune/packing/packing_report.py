@@ -9,6 +9,7 @@ from autotune.packing.balance import UNPACKED, Balanced, Side
 from autotune.plan_text import packing_text
 from autotune.results.text_table import table
 from trials import wire
+from trials.certification import Neutrality
 from trials.data.metrics import Spread
 from trials.units import number_of
 
@@ -30,6 +31,11 @@ def _count(value: int) -> str:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.2%}"
+
+
+def _ratio(found: Neutrality, trait: str) -> str:
+    """Return the variance of a trait, in which the samples may be all alike once some are left out."""
+    return f"{found.variances[trait]:.2f}" if trait in found.variances else "-"
 
 
 def _spread(value: Spread) -> str:
@@ -76,11 +82,10 @@ def pack_text(found: Balanced) -> str:
         f"Cost model: {material.cost_model}"
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
+    before, after = found.before.neutrality, found.after.neutrality
     rows += [
-        (f"variance between steps, {name}", "over random order", f"{before:.2f}", f"{after:.2f}")
-        for (name, before), after in zip(
-            found.before.neutrality.variances.items(), found.after.neutrality.variances.values(), strict=True
-        )
+        (f"variance between steps, {name}", "over random order", _ratio(before, name), _ratio(after, name))
+        for name in before.variances
     ]
     summary = (
         f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} forward FLOP than before.\n"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import transformers
@@ -85,6 +86,34 @@ def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tm
     assert "2 vision units, 5000 text tokens\n" in output
     assert "  and 3 more" in output
     assert "8 of 32 records cannot be used:" in output
+
+
+def test_steps_are_compared_with_steps_in_random_order(lengths: Path, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(main, ["pack", str(lengths), "--qv", "10", "--qt", "4096"]).stdout
+    found = document(lengths, "--qv", "10", "--qt", "4096")
+    before, after = (found[side]["variances"] for side in ("before", "after"))
+    assert [*before] == [*after]
+    assert {"length", "vision units"} <= {*before}
+    for name in before:
+        row = rf"variance between steps, {name} +over random order +{before[name]:.2f} +{after[name]:.2f}\n"
+        assert re.search(row, shown)
+    # Samples of one kind are left in the packs, so that they do not differ in what the others differ.
+    mixed = write_lengths(tmp_path / "mixed.json", [(0, 100), (5, 300)] * 40)
+    asked = ("--qv", "4", "--qt", "200", "--oversize", "skip", "--data-parallel", "2", "--global-batch", "8")
+    shown = CliRunner().invoke(main, ["pack", str(mixed), *asked]).stdout
+    assert re.search(r"variance between steps, images +over random order +\d\.\d\d +-\n", shown)
+
+
+def test_packs_are_dealt_to_steps_so_that_these_vary_no_more_than_random_ones(tmp_path: Path) -> None:
+    """Long samples fill packs alone, so that rows of like packs are steps of long or of short samples."""
+    random = np.random.default_rng(0)
+    tokens = np.clip(random.lognormal(5, 1.1, 6000), 8, 4000).astype(int).tolist()
+    path = write_lengths(tmp_path / "lengths.json", [(0, each) for each in tokens])
+    asked = ("--qv", "9", "--qt", "4096", "--data-parallel", "16", "--global-batch", "512")
+    for packer in ("isf", "best-fit", "cutting-stock"):
+        after = document(path, *asked, "--packer", packer)["after"]
+        assert after["steps_near"] == 1
+        assert max(after["variances"].values()) < 2
 
 
 def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) -> None:

@@ -156,6 +156,11 @@ def test_other_faults_are_named() -> None:
     assert faults(compare("float32", of_ranks), MIXED, of_ranks) == ("a label", "a rate")
     other = [report(), report(epoch=replace(EPOCH, arrangement="other"))]
     assert faults(compare("float32", other), MIXED, other) == ("the ranks build different steps of the epoch",)
+    alike = [report(epoch=replace(EPOCH, neutrality=Neutrality(steps=99, steps_near=0.5, variances={"length": 7.0})))]
+    assert faults(compare("float32", alike), MIXED, alike) == (
+        "the variance of length between steps is 7.0 times that of random order (2.0 is allowed)",
+        "50% of the steps miss training.global_batch_samples: 10 by more than 2 samples",
+    )
     fine = [report()]
     (fault,) = faults(compare("float32", fine), replace(MIXED, samples=12), fine)
     assert fault.startswith("a step has 10.0 samples on average, which is not within 10%")
@@ -211,6 +216,8 @@ def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
     assert "the plan's own stages, one sample per micro-batch" in text
     assert "language  1.0000000  1.0e-07" in text
     assert "60 samples in 6 steps, each as often as the data says" in text
+    assert "100.0% of the full steps are near the global batch; variance between" in text
+    assert "steps over that of random ones: length 0.40, images 1.90" in text
 
 
 def test_nothing_is_trained_without_a_certificate_that_holds() -> None:
