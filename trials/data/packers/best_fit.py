@@ -65,15 +65,17 @@ def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, I
     # A stable sort of shuffled items leaves those of one size in random order.
     shuffled = random.permutation(len(units))
     left = shuffled[np.argsort(-shares.sum(axis=0)[shuffled], kind="stable")]
+    sizes, shares = sizes[:, left], shares[:, left]
     pack_of_item, packs = np.empty(len(units), dtype=np.int64), 0
     while len(left):
-        load = float(shares[:, left].sum(axis=1).max())
+        load = float(shares.sum(axis=1).max())
         windows = max(1, math.ceil(load / _WINDOW_LOAD))
         each = max(1, math.ceil(load / windows))
-        placed = _filled(sizes[:, left], shares[:, left], capacity, (windows, each), random)
+        placed = _filled(sizes, shares, capacity, (windows, each), random)
         is_placed = placed >= 0
         pack_of_item[left[is_placed]] = packs + placed[is_placed]
         packs, left = packs + windows * each, left[~is_placed]
+        sizes, shares = sizes[:, ~is_placed], shares[:, ~is_placed]
     counts = np.bincount(pack_of_item)
     return np.argsort(pack_of_item, kind="stable"), np.concatenate([[0], np.cumsum(counts[counts > 0])])
 
