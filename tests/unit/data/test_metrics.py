@@ -174,7 +174,7 @@ def test_samples_of_a_step_are_those_of_full_steps() -> None:
     found = balance(epoch_of(*rows, micro_batches=2, batch=7), WEIGHTS)
     assert found.samples_per_step == Spread(mean=4.5, least=4, most=5)
     assert found.steps == 3
-    assert found.steps_near == 1 / 2
+    assert found.steps_near == 1 / 2  # 5 is within two samples of 7, 4 is not
     unfilled = balance(epoch_of(rows[0], micro_batches=2, batch=5), WEIGHTS)
     assert unfilled.samples_per_step == Spread(mean=3, least=3, most=3)
 

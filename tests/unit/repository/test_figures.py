@@ -59,6 +59,6 @@ def test_the_page_names_the_figures_values() -> None:
         assert f"{side['idle']:.0%}".replace("%", " %") in text
     for side in (all_recomputed, needed):
         assert f"{side['milliseconds'] / 1000:.2f} s" in text
-    assert needed["recomputed"] == [12, 0, 0, 0]
+    assert needed["recomputed"] == [11, 0, 0, 0]
     assert f"with {needed['recomputed'][0]} layers of stage 0" in text
     assert balanced["split"][0] == "24v+5l"
