@@ -1,10 +1,12 @@
 """Packing and step building, against other packers on real lengths, and at scale. Prints one JSON object.
 
     python -m benchmarks.packing [--lengths FOLDER] [--qv 8 ...] [--qt 4096 ...] [--sizes 10000 ...] [--fuzz 10000]
+        [--mixed 60000]
 
 The lengths are caches in OmniBal's form, `[{"vit_num": 5, "token_num": 1341, "image_flags": 5}, ...]`. What depends on
 chance is seeded. Times are medians of repeats that are taken in turns. Each size runs in a process of its own, on one
-core, so that its memory can be measured alone.
+core, so that its memory can be measured alone. `--mixed` is the number of generated samples whose steps are compared
+with steps in random order; 0 of any option leaves its part out.
 """
 
 import argparse
@@ -16,19 +18,20 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from autotune.packing.paper_model import paper_weights
+from benchmarks.cases.lengths import CAPACITIES, generated, index_of
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference
 from trials import plugins
 from trials.data.epoch import BEST, Epoch, EpochSettings, build_epoch
-from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, mixing
 from trials.data.neutral import neutrality
@@ -46,6 +49,8 @@ FULL = 0.9
 BARS = {8: (0.006, 0.99), 64: (0.03, 0.97)}
 """(most dist ratio, least cost efficiency) by data-parallel ranks."""
 GLOBAL_BATCH = 1024
+MICRO_BATCHES = 4
+"""Of a step on each rank, where steps are compared with random ones."""
 REPEATS = 3
 SCALE_SAMPLES, SCALE_SECONDS, SCALE_MEBIBYTES = 1_270_000, 3.0, 1024
 HISTOGRAM_SECONDS = 0.020
@@ -60,8 +65,11 @@ def main() -> None:
     rows = [_row(index, qv, qt) for qt in arguments.qt for qv in arguments.qv]
     scale = [_in_process(arguments.lengths, size, packer) for size in arguments.sizes for packer in _packers()]
     fuzz = {"fuzzed": arguments.fuzz, "wrong": sum(map(_packed_wrongly, range(arguments.fuzz)))}
-    checks = [*_row_checks(rows), *_scale_checks(scale), at_most("wrongly packed random sets", [fuzz["wrong"]], 0)]
-    finish([*rows, *scale, fuzz], checks)
+    mixed = [*mixed_rows(index, arguments.mixed)]
+    checks = [at_most("wrongly packed random sets", [fuzz["wrong"]], 0)]
+    for part, check in ((rows, _row_checks), (scale, _scale_checks), (mixed, _mixed_checks)):
+        checks += check(part) if part else []
+    finish([*rows, *scale, fuzz, *mixed], checks)
 
 
 # --- rows: one pair of capacities ---
@@ -151,6 +159,7 @@ def _built(lengths: Path, size: str, packer: str) -> dict[str, Any]:
     packing = Packed(qv=15, qt=4096, qv_min=15, qt_min=4096 - 128, packer=packer)
     start = time.perf_counter()
     epoch = _epoch(index, packing, 8, epoch=0)
+    _ = epoch.assignment  # the steps, which are built when they are asked for
     seconds = time.perf_counter() - start
     mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
@@ -181,6 +190,62 @@ def _scale_checks(scale: list[dict[str, Any]]) -> list[Check]:
     return [
         at_most(f"seconds for {SCALE_SAMPLES} samples, any packer", (row["seconds"] for row in large), SCALE_SECONDS),
         at_most(f"MiB for {SCALE_SAMPLES} samples, any packer", (row["mebibytes"] for row in large), SCALE_MEBIBYTES),
+    ]
+
+
+# --- steps next to random order ---
+
+
+def mixed_rows(real: DatasetIndex, count: int) -> Iterator[dict[str, Any]]:
+    """Yield how the steps of each kind of data, packer and number of ranks vary, of `count` generated samples."""
+    for kind, (qv, qt) in {**CAPACITIES, "real": (15, 4096)}.items() if count else ():
+        index = real if kind == "real" else generated(kind, count)
+        for packer, ranks in product(plugins.names(PACKERS), BARS):
+            row = {"data": kind, "packer": packer, "data_parallel": ranks}
+            row |= _mixed(index, Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt - 128, packer=packer), ranks)
+            show(
+                ", ".join(
+                    f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                    for name, value in row.items()
+                )
+            )
+            yield row
+
+
+def _mixed(index: DatasetIndex, packing: Packed, ranks: int) -> dict[str, Any]:
+    """Build two epochs whose steps have about `MICRO_BATCHES` packs on each rank."""
+    packs = build_packs(index, epoch_order(index, 0, 0), packing, 0, "own-pack")
+    settings = EpochSettings(
+        global_batch_samples=round(len(index) / len(packs) * ranks * MICRO_BATCHES), weights=WEIGHTS
+    )
+    first, second = (build_epoch(index, packing, settings, data_parallel=ranks, number=number) for number in range(2))
+    found, compared = balance(first, WEIGHTS), neutrality(first)
+    return {
+        "packs": found.packs,
+        "steps": compared.steps,
+        "variances": compared.variances,
+        "steps_near": compared.steps_near,
+        "together_again": _together_again(first, second),
+        "cost_per_sample": found.cost_per_sample,
+        "cost_efficiency": found.cost_efficiency,
+    }
+
+
+def _together_again(first: Epoch, second: Epoch) -> float:
+    """Return the share of the pairs of samples in a pack that share one in the next epoch, too."""
+    packs = [np.empty(len(epoch.index), dtype=np.int64) for epoch in (first, second)]
+    for pack_of_row, epoch in zip(packs, (first, second), strict=True):
+        pack_of_row[epoch.packs.samples] = np.repeat(np.arange(len(epoch.packs)), epoch.packs.counts)
+    counts = (np.unique(each, return_counts=True)[1] for each in (packs[0], packs[0] * len(first.index) + packs[1]))
+    pairs, both = (int((count * (count - 1)).sum()) for count in counts)
+    return both / max(pairs, 1)
+
+
+def _mixed_checks(rows: list[dict[str, Any]]) -> list[Check]:
+    return [
+        at_most("variance between steps over random order", (max(row["variances"].values()) for row in rows), 2.0),
+        at_least("share of the steps near the global batch", (row["steps_near"] for row in rows), 0.99),
+        at_most("share of the pairs that meet again", (row["together_again"] for row in rows), 0.01),
     ]
 
 
@@ -227,22 +292,6 @@ def load(folder: Path) -> DatasetIndex:
     return index_of(np.array(units), np.array([record["token_num"] for record in records]))
 
 
-def index_of(units: Ints, tokens: Ints) -> DatasetIndex:
-    """Return an index of lengths alone."""
-    rows = np.arange(len(units), dtype=np.int64)
-    files = (AnnotationFile(path=Path("lengths"), images=Path(), format="lengths", repeat=1.0),)
-    return DatasetIndex(
-        files=files,
-        file=np.zeros(len(rows), dtype=np.int32),
-        offset=rows,
-        line=rows.astype(np.int32),
-        record=rows,
-        vision_units=units.astype(np.int32),
-        text_tokens=tokens.astype(np.int32),
-        target_tokens=tokens.astype(np.int32),
-    )
-
-
 def _epoch(index: DatasetIndex, packing: Packed, ranks: int, *, epoch: int) -> Epoch:
     return build_epoch(
         index,
@@ -275,6 +324,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--qt", type=int, nargs="*", default=[4096, 6144, 8192])
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, SCALE_SAMPLES, 10_000_000])
     parser.add_argument("--fuzz", type=int, default=10_000, help="random sets of lengths to pack")
+    parser.add_argument("--mixed", type=int, default=60_000, help="generated samples (%(default)s)")
     parser.add_argument("--one-size", nargs=2, metavar=("SAMPLES", "PACKER"), help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -23,10 +23,10 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.layouts import layouts
 from autotune.search.space.space import Space
+from benchmarks.cases.lengths import index_of
 from benchmarks.cases.mixed import DATA, MEMORY, Mixed
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_7B, INTERN_VIT_300M
 from benchmarks.output.result import Check, at_least, at_most, show
-from benchmarks.packing import index_of
 from benchmarks.search import search
 from trials import wire
 from trials.data.epoch import Epoch

@@ -8,9 +8,9 @@ from typing_extensions import override
 
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.solver import Solver
+from benchmarks.cases.lengths import index_of
 from benchmarks.cases.workloads import SimulatedWorkload
 from benchmarks.machines.analytic import A100, analytic_costs
-from benchmarks.packing import index_of
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.layer_costs import Coefficients, GatherCost, LayerCosts, SharingCost

@@ -8,8 +8,9 @@ import numpy as np
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
+from benchmarks.cases.lengths import index_of
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from benchmarks.packing import WEIGHTS, index_of
+from benchmarks.packing import WEIGHTS
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.plan import Layout, Packed, Packing
