@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from trials.job import TrainingSection
 from trials.workload import Part
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from trials.job import TrainingSection
 
 _LEAST_NEAR = 0.99
 """Share of the full steps that have to be near the global batch."""
@@ -38,7 +39,7 @@ class Mixed:
     """Most variance of a trait between steps, over that of steps in random order."""
 
     @classmethod
-    def of_job(cls, training: TrainingSection) -> "Mixed":
+    def of_job(cls, training: "TrainingSection") -> "Mixed":
         return cls(
             samples=training.global_batch_samples, tolerance=training.batch_tolerance, variance=training.step_variance
         )

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -31,12 +32,12 @@ from autotune.search.space.space import Space
 from autotune.workload import Prepared, prepare
 from benchmarks.cases import pages
 from benchmarks.output.result import show
-from benchmarks.surfaces.surface import Header, Run, lengths_of, read_surface
+from benchmarks.surfaces.surface import Header, RecordedPacks, Run, lengths_of, read_surface
 from trials import plugins, wire
 from trials.data.packers import PACKERS
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Rejected
-from trials.plan import Plan
+from trials.plan import Packing, Plan
 from trials.run.pool import WarmPool
 
 _TIMED_STEPS = 2
@@ -67,6 +68,8 @@ def main() -> None:
                 for plan in _shuffled(of_round, number):
                     if done[plan] <= number:
                         run = _run(runner, plan)
+                        if all(_packs_of(run.plan) != _packs_of(other.plan) for other in runs):
+                            run = replace(run, packs=RecordedPacks.of(prepared.epoch(*_packs_of(plan))))
                         runs.append(run)
                         with file.open("a") as lines:
                             lines.write(wire.encode(run) + "\n")
@@ -126,6 +129,10 @@ def _drawn(space: Space) -> Iterator[Plan]:
             point |= {name: chance.choice(values) for name, values in _SLACKS.items()}
             point |= {name: chance.choice(_SHIFTS) for name in point if name.startswith(("boundary_", "recompute_"))}
         yield space.plan(point)
+
+
+def _packs_of(plan: Plan) -> tuple[Packing, int]:
+    return plan.packing, plan.layout.data
 
 
 def _shuffled(plans: list[Plan], number: int) -> list[Plan]:

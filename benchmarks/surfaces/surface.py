@@ -18,10 +18,10 @@ from autotune.search.space.space import Axes, Point, Space
 from benchmarks.cases.drift import at_profiled_speed
 from storage.records import FinishedTrial, TrialResult
 from trials import wire
-from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
+from trials.data.epoch import CostWeights, Epoch, EpochSettings
 from trials.data.formats import AnnotationFile
 from trials.data.index import COLUMNS, DatasetIndex
-from trials.data.packs import Oversize
+from trials.data.packs import Oversize, Packs
 from trials.job import SearchSection
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, OutOfMemory
@@ -59,6 +59,26 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPacks:
+    """The packs of an epoch and their steps, which another version of the packers and of the steps would change."""
+
+    samples: tuple[int, ...]
+    """As in `Packs`, as are the starts."""
+    starts: tuple[int, ...]
+    micro_batches: int
+    assignment: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, epoch: Epoch) -> "RecordedPacks":
+        return cls(
+            samples=tuple(epoch.packs.samples.tolist()),
+            starts=tuple(epoch.packs.starts.tolist()),
+            micro_batches=epoch.micro_batches,
+            assignment=tuple(map(tuple, epoch.assignment.tolist())),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One run of a plan: a further line."""
 
@@ -67,6 +87,8 @@ class Run:
     began: float
     """Seconds since the epoch of Unix."""
     ended: float
+    packs: RecordedPacks | None = None
+    """In the first run with this packing and number of data ranks."""
 
 
 def read_surface(path: Path) -> tuple[Header, list[Run]]:
@@ -100,6 +122,7 @@ class Surface:
         self.header = header
         self.workload = header.workload
         self.index = index_of(header)
+        self._packs = {(run.plan.packing, run.plan.layout.data): run.packs for run in runs if run.packs}
         self.predictor = Predictor(header.costs, self.epoch, self.workload.model.element_bytes)
         failed = [run for run in runs if isinstance(run.outcome, Failed) and _lasts(run.outcome)]
         too_large = {run.plan for run in failed}
@@ -115,16 +138,21 @@ class Surface:
         return min(self.epoch_seconds.values())
 
     def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
-        return build_epoch(
-            self.index,
-            packing,
-            EpochSettings(
+        """Return the recorded epoch. Raise KeyError for packs that no run had."""
+        recorded = self._packs[packing, data_parallel]
+        return Epoch(
+            index=self.index,
+            packing=packing,
+            packs=Packs(samples=np.array(recorded.samples), starts=np.array(recorded.starts), padded=False),
+            data_parallel=data_parallel,
+            micro_batches=recorded.micro_batches,
+            settings=EpochSettings(
                 global_batch_samples=self.workload.global_batch_samples,
                 weights=self.header.weights,
                 seed=self.header.seed,
                 oversize=cast(Oversize, self.workload.oversize),
             ),
-            data_parallel=data_parallel,
+            arranged=lambda: np.array(recorded.assignment),
         )
 
     def replay(self, seed: int) -> Callable[[Plan, int], FinishedTrial]:
