@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 def _inspect(options: Options, file: "JobFile") -> None:
     """Read the job, then show that the command works: it imports torch next, which takes seconds."""
-    from autotune.events import Phase, PhaseBegan
-
     _ = file.job
+    from autotune.events import Phase, PhaseBegan
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
@@ -57,9 +56,7 @@ def main(**_: Any) -> None:
     type=click.Path(path_type=Path),
     help="Configuration of another trainer: DeepSpeed JSON, LLaMA-Factory or ms-swift YAML, or a launch script.",
 )
-@click.option(
-    "--devices", type=click.IntRange(min=1), help="Ranks to use. Default: those of FILE, else all devices here."
-)
+@click.option("--devices", type=click.IntRange(min=1), help="Ranks. Default: those of FILE, else all devices here.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("job.yaml"), show_default=True, help="File to write."
 )

@@ -366,7 +366,7 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     assert all(packed_plan(qv).id in reported for qv in (9, 10))
 
 
-def test_a_profile_that_cannot_be_written_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
-    code, reported = refusal("profile", "no-job.yaml", "--out", tmp_path / "costs.txt")
+def test_a_profile_that_cannot_be_written_is_reported_before_anything_is_measured(job: JobFile, tmp_path: Path) -> None:
+    code, reported = refusal("profile", job.path, "--out", tmp_path / "costs.txt")
     assert code == 2
     assert "give a name that ends in .json" in reported

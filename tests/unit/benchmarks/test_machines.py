@@ -61,7 +61,7 @@ ONE_STAGE = plan_of((12, 12, 3, 0))
 TWO_STAGES = plan_of((12, 3, 0, 0), (0, 9, 0, 4))
 FOUR_STAGES = plan_of((7, 0, 7, 0), (5, 1, 0, 1), (0, 6, 0, 0), (0, 5, 0, 0))
 PLANS = (ONE_STAGE, TWO_STAGES, FOUR_STAGES)
-SMALL_PACKS = replace(FOUR_STAGES, packing=replace(PACKING, qv=1, qt=400, qv_min=1, qt_min=300))
+SMALL_PACKS = replace(FOUR_STAGES, packing=replace(PACKING, qv=1, qt=250, qv_min=1, qt_min=200))
 
 
 # --- the pipeline ---

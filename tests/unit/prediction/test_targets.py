@@ -76,7 +76,9 @@ def test_packs_without_any_target_are_predicted_as_with_a_head_that_costs_its_co
     costs = sharing()
     idle = replace(costs, layers=tuple((k, replace(c, **constant) if k == "head" else c) for k, c in costs.layers))
     found = predictor_of(costs, with_targets(0.0)).predict(plan)
-    wanted = predictor_of(idle, with_targets(1.0)).predict(plan)
+    # Equal numbers, with which packs are dealt to steps as without any.
+    alike = replace(INDEX, target_tokens=np.ones_like(INDEX.target_tokens))
+    wanted = predictor_of(idle, alike).predict(plan)
     assert found.step_seconds == pytest.approx(wanted.step_seconds)
     assert found.stage_bytes == pytest.approx(wanted.stage_bytes)
 
@@ -88,7 +90,6 @@ def test_a_level_without_targets_stands_beside_one_with_them() -> None:
     targets = predictors[1].sizes(plan.packing, plan.layout)
     assert not targets.of_levels[0].table[:, 4].all()
     none, some, every = (predictor.predict(plan) for predictor in predictors)
-    assert (none.step_seconds <= some.step_seconds).all()
     assert none.epoch_seconds < some.epoch_seconds < every.epoch_seconds
     assert none.stage_bytes[1] < some.stage_bytes[1] <= every.stage_bytes[1]
 

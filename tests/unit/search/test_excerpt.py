@@ -26,7 +26,7 @@ from trials.data.order import epoch_order
 from trials.outcome import Completed, Rejected
 from trials.plan import Layout, Packed, Plan
 
-SAMPLES = 400
+SAMPLES = 800
 LONG = index_of([*random_rows(3000), (9, 40), (0, 900)])
 """The last two have most units and most tokens."""
 LIMITS = limits_of(150 << 20)
@@ -153,7 +153,11 @@ def test_sizes_of_packings_that_were_compared_are_dropped(
     assert compared[-1] in kept
 
 
-def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(tmp_path: Path) -> None:
+def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_SAMPLES", "_MOST_SAMPLES"):
+        monkeypatch.setattr(module, limit, SAMPLES // 2)
     calibrated = calibrated_of(tmp_path)
     plan, *_, other = Space(axes_of(devices=2), Solver(calibrated.profiled, LIMITS)).starts
     before = calibrated.epoch_seconds(other)

@@ -82,7 +82,7 @@ def test_with_less_memory_it_recomputes_everything_and_with_too_little_there_is_
     assert ample is not None
     needed = Solver(PREDICTOR, limits_of(AMPLE)).fullest(ample)[0]
     assert recomputed(packed(round(needed))) is not None
-    found = [recomputed(packed(round(share * needed))) for share in (1.04, 0.6, 0.1)]
+    found = [recomputed(packed(round(share * needed))) for share in (1.04, 0.4, 0.1)]
     assert found == [False, True, None]
 
 

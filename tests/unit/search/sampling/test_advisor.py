@@ -89,7 +89,7 @@ def test_the_first_proposal_is_predicted_to_fit_and_to_be_about_as_fast_as_any(m
 
 
 def test_variants_of_the_same_packs_leave_room_for_other_packs_among_the_candidates() -> None:
-    advisor = advisor_of()
+    advisor = advisor_of(**SMALL)
     for _ in range(3):
         advisor.learn(measured(proposed(advisor).plan))
     counts = Counter((plan.packing, plan.layout) for plan in advisor._candidates())

@@ -174,7 +174,7 @@ def test_that_some_packs_are_predicted_well_says_little_about_others() -> None:
     surrogate = surrogate_after(trials_of(PLANS * 6, lambda *_: 1.0))
     tried = {plan.packing for plan in PLANS}
     others = [start for start in STARTS if start.packing not in tried]
-    assert min(surrogate.posterior(others).error) > 0.025
+    assert min(surrogate.posterior(others).error) > 0.02
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])

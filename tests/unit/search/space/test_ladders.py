@@ -100,7 +100,7 @@ def test_a_sample_no_longer_than_a_usual_pack_asks_for_no_levels() -> None:
 
 
 def test_levels_are_offered_where_the_longest_sample_only_fits_with_recomputation() -> None:
-    space, said = searched(TIGHT)
+    space, said = searched(between(0.2))
     assert {(1,), (2,), (1, 1), (1, 2)} <= degrees_of(space)
     assert "are searched with p1-d4-z0" in said[0]
     sequence = space.distributions["sequence"]
