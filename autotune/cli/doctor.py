@@ -3,8 +3,10 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,8 @@ from storage.store import Store
 from trials import wire
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.refusals.compiling import INSTALL, missing_tool
-from trials.units import number_of, size_setting
-from trials.workload import Hardware, Workload
+from trials.units import duration_text, number_of, size_setting
+from trials.workload import DataProfile, Hardware, Part, Workload
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
@@ -102,9 +104,11 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     compiles = job is not None and (job.training.compiles or (setting is not None and setting.compiled))
     if compiles and (missing := missing_tool(hardware.accelerator)):
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
-    data = compiling = None
+    data = model = compiling = None
     if job and outline and work and report:
-        data = _data(work, report)
+        from trials.model.shape import parameters_of_parts
+
+        data, model = _data(work, report), parameters_of_parts(job.model)
         findings += [
             *_data_findings(report),
             *outline.findings,
@@ -119,13 +123,20 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "software": wire.to_document(software()),
         "database": database,
         "data": data,
+        "parameters": model,
         "compile": compiling,
         "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
     options.give(
         lambda: document,
-        lambda: _text(_hardware_text(hardware, memory), database, data, compiling, findings, warned=bool(warnings)),
+        lambda: _text(
+            _hardware_text(hardware, memory),
+            database,
+            _job_lines(job, work, data, model, compiling) if job and work and data and model else [],
+            findings,
+            warned=bool(warnings),
+        ),
     )
     if problem:
         raise problem
@@ -252,6 +263,22 @@ def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
         "unused": [str(each) for each in report.unused],
         "metadata": report.metadata,
         "model": work.model.name,
+        "lengths": _lengths(work.data),
+    }
+
+
+def _lengths(data: DataProfile) -> dict[str, float]:
+    """Return the lengths of samples. The histogram of the profile has text tokens in steps of 64, rounded up."""
+    by_tokens = sorted((tokens, samples) for _, tokens, samples in data.histogram)
+    counts = list(accumulate(samples for _, samples in by_tokens))
+    half = by_tokens[bisect_left(counts, counts[-1] / 2)][0]
+    return {
+        "mean_text_tokens": data.text_tokens / data.samples,
+        "half_have_at_most": half,
+        "most_text_tokens": data.longest_text_tokens,
+        "mean_vision_units": data.vision_units / data.samples,
+        "most_vision_units": data.most_vision_units,
+        "target_share": data.target_share,
     }
 
 
@@ -294,9 +321,30 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _text(
-    hardware: str, database: _Part, data: _Part, compiling: str | None, findings: list[Finding], *, warned: bool
-) -> str:
+def _job_lines(
+    job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int], compiling: str | None
+) -> list[str]:
+    lengths, shape, search = data["lengths"], work.model, job.search
+    parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
+    layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
+    units = f"; vision units {lengths['mean_vision_units']:.1f} (at most {lengths['most_vision_units']})"
+    lines = [
+        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers",
+        f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images",
+        f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
+        f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"
+        f"{units if lengths['most_vision_units'] else ''}; {lengths['target_share']:.0%} of the tokens are targets",
+        f"Search    `autotune tune JOB` takes at most {duration_text(search.time_limit)} and "
+        f"{number_of(search.trials, 'trial')}, after the profile of the layers",
+    ]
+    if data["metadata"]:
+        lines.append(f"Unused    {data['metadata']}")
+    if compiling:
+        lines.append(f"Layers    {compiling}")
+    return lines
+
+
+def _text(hardware: str, database: _Part, of_job: Sequence[str], findings: list[Finding], *, warned: bool) -> str:
     versions = software()
     lines = [
         hardware,
@@ -311,15 +359,7 @@ def _text(
             f"{database['imported_studies']} imported, {database['archived_studies']} archived), "
             f"{number_of(plans, 'best plan')}"
         )
-    if data:
-        lines.append(
-            f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images, "
-            f"for {data['model']}"
-        )
-    if data and data["metadata"]:
-        lines.append(f"Unused    {data['metadata']}")
-    if compiling:
-        lines.append(f"Layers    {compiling}")
+    lines += of_job
     if not findings:
         found = "No problems found besides the warnings." if warned else "No problems found."
         return "\n".join((*lines, "", found) if database else lines)

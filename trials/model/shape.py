@@ -12,10 +12,22 @@ from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.trained import choose_trained, passes, trained_parts
 from trials.model.weights import WeightFiles
-from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape
+from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape, Part
 
 _WHOLE = TrainingSection()
 """Settings with which the whole model trains."""
+
+
+def parameters_of_parts(settings: ModelSection) -> dict[Part, int]:
+    """Return the parameters of each part that the model has; word embedding and head are of the language model."""
+    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
+    model, chain = skeleton.model, skeleton.chain
+    vision = count_parameters(model, (*chain.vision_embedding, *chain.vision_layers))
+    projector = count_parameters(model, chain.projector[:-1])
+    every = sum(parameter.numel() for parameter in model.parameters())
+    found: dict[Part, int] = {"vision": vision, "projector": projector, "language": every - vision - projector}
+    return {part: count for part, count in found.items() if count}
 
 
 def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> ModelShape:
