@@ -20,6 +20,7 @@ from autotune.cli.parameters import (
     DefaultGroup,
     Size,
     Time,
+    WorkflowGroup,
     common,
     common_with_ranks,
     with_common_options,
@@ -39,7 +40,7 @@ def _inspect(options: Options, file: "JobFile") -> None:
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=WorkflowGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="vlm-autotune", prog_name="autotune")
 @with_common_options
 def main(**_: Any) -> None:

@@ -1,6 +1,6 @@
 """Options, arguments and kinds of groups from which the commands are built."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,10 @@ from trials.units import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
+
+
+_WHOLE = 1000
+"""Characters of a description, which is not cut."""
 
 
 class DefaultGroup(click.Group):
@@ -25,6 +29,25 @@ class DefaultGroup(click.Group):
         if not args or args[0] not in (*self.commands, *ctx.help_option_names):
             args = [self.default, *args]
         return super().parse_args(ctx, args)
+
+
+class WorkflowGroup(click.Group):
+    """A group whose help has the commands in the order in which a user needs them, with whole descriptions."""
+
+    sections: Mapping[str, Sequence[str]] = {
+        "Start": ("init", "doctor", "pack"),
+        "Search": ("tune", "profile", "predict"),
+        "Train": ("launch", "run"),
+        "Look up": ("plans", "show", "compare", "studies", "report"),
+        "Share and keep": ("db", "note", "tag"),
+        "Set up": ("node", "schema", "completion"),
+    }
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                rows = [(name, self.commands[name].get_short_help_str(_WHOLE)) for name in names]
+                formatter.write_dl(rows)
 
 
 class Time(click.ParamType[str]):
