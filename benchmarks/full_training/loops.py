@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from autotune import PackSampler, Plan, SampleDataset
+from autotune import Plan, SampleDataset
 from benchmarks.cases import pages
 from benchmarks.full_training.following import autotune, run
 from benchmarks.full_training.jobs import make_example, write_job
 from benchmarks.full_training.rival import drawn
 from benchmarks.full_training.turns import Command, Timed, in_turns
 from trials import wire
+from trials.data.epoch import EpochSettings, build_epoch
 from trials.plan import SIMPLE_PACKER, Layout, Packed, Stage
 
 BATCH, RANKS = 16, 2
@@ -179,11 +180,8 @@ def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[s
     sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
     sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
     sides["engine, loop's plan"] = partial(_launch, case, plan=hand)
-    # Packs of several levels recompute layers by their level, which the loop does not.
-    if case.plan.layout.data == RANKS and case.plan.packing.degrees == (1,):
-        packs = _packs(case)
-        freed = [case.plan.stages[0].recompute_vision, case.plan.stages[0].recompute_language]
-        sides["loop with our packs"] = partial(_loop, case, packs=str(packs), recomputed=freed)
+    if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1:
+        sides["loop with our packs"] = partial(_loop, case, packs=str(_packs(case)))
     return sides, {"plan": json.loads(case.plan.document), "swept": swept}
 
 
@@ -200,15 +198,19 @@ def _by_hand(plan: Plan, swept: Mapping[str, Any]) -> Plan:
 
 
 def _packs(case: _Case) -> Path:
-    """Write the plan's packs of an epoch by step, rank and micro-batch; return the file."""
+    """Write the plan's packs of an epoch with their recomputed layers, as the loop reads them; return the file."""
     samples = SampleDataset(case.job)
-    of_ranks = []
-    for rank in range(RANKS):
-        sampler = PackSampler(samples, case.plan, rank=rank, ranks=RANKS)
-        packs = iter(sampler)
-        of_ranks.append([[next(packs) for _ in range(step.packs)] for step in sampler.steps])
+    settings = EpochSettings.of_job(samples.job, samples.weights)
+    epoch = build_epoch(samples.index, case.plan.packing, settings, data_parallel=RANKS)
+    (stage,) = case.plan.stages
+    freed = [(level.vision, level.language) for level in stage.recomputed]
+
+    def of(pack: int) -> tuple[list[int], tuple[int, int]]:
+        return samples.index.record[epoch.packs.pack(pack)].tolist(), freed[epoch.packs.level_of_pack[pack]]
+
+    steps = [[[*map(of, packs)] for packs in epoch.rows(step).T.tolist()] for step in range(epoch.steps)]
     file = case.folder / "packs.json"
-    file.write_text(json.dumps(list(zip(*of_ranks, strict=True))))
+    file.write_text(json.dumps(steps))
     return file
 
 

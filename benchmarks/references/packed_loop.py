@@ -54,7 +54,8 @@ class Run:
     lengths: tuple[int, ...] = ()
     """Text tokens of a pack; the fastest of several is used."""
     packs: str | None = None
-    """File of packs that were made elsewhere, in place of `lengths`: for each step, rank and micro-batch, samples."""
+    """File of packs that were made elsewhere, in place of `lengths`: for each step, rank and micro-batch, the samples
+    and the (vision, language) layers to recompute."""
     recomputed: tuple[int, int] | None = None
     """Vision and language layers to recompute, from the first on; all or nothing, whichever is faster, when absent."""
     matched: bool = True
@@ -300,14 +301,16 @@ def train(run: Run) -> None:
     packed.zero_grad(set_to_none=True)
     replica = DistributedDataParallel(packed, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(packed.parameters(), lr=run.learning_rate, weight_decay=run.weight_decay)
+    freed = None
     if run.packs:
-        steps: Steps = json.loads(Path(run.packs).read_text())
-        packed.recompute(*(run.recomputed or (0, 0)))
+        given = json.loads(Path(run.packs).read_text())
+        steps: Steps = [[[samples for samples, _ in of_rank] for of_rank in step] for step in given]
+        freed = [[[layers for _, layers in of_rank] for of_rank in step] for step in given]
     else:
         steps = _swept(run, data, packed, replica, optimizer)
     start = time.perf_counter()
     for number, step in enumerate(steps[: run.steps]):
-        loss = _step(data, replica, optimizer, step)
+        loss = _step(data, replica, optimizer, step, freed and freed[number][dist.get_rank()])
         now = time.perf_counter()
         if dist.get_rank() == 0:
             samples = sum(len(pack) for of_rank in step for pack in of_rank)
@@ -317,14 +320,25 @@ def train(run: Run) -> None:
         start = now
 
 
-def _step(data: Data, replica: Any, optimizer: Any, step: list[list[list[int]]]) -> float:
-    """Make one optimizer step; return its mean loss over the targets."""
+def _step(
+    data: Data,
+    replica: Any,
+    optimizer: Any,
+    step: list[list[list[int]]],
+    freed: list[tuple[int, int]] | None = None,
+) -> float:
+    """Make one optimizer step; return its mean loss over the targets.
+
+    `freed` are the layers to recompute of each of the rank's micro-batches, where they differ.
+    """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     targets = sum(
         label != IGNORED for of_rank in step for pack in of_rank for one in pack for label in data.samples[one].labels
     )
     total = torch.zeros(())
     for number, pack in enumerate(step[rank]):
+        if freed:
+            replica.module.recompute(*freed[number])
         with nullcontext() if number + 1 == len(step[rank]) else replica.no_sync():
             loss = replica(pack) * (ranks / targets)
             loss.backward()
