@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from autotune.events import BestSoFar, Event, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
+from autotune.events import BestSoFar, Event, Gain, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.plan_text import plan_text, trial_line
 from storage.records import FinishedTrial, RunningTrial
 from trials.outcome import Completed, Failed
@@ -85,10 +85,14 @@ class Searching:
             self._failure = f"; last failure: {outcome.cause}"
 
 
+def _gain_text(gain: Gain) -> str:
+    if not gain.error:
+        return f"it is {gain.role}"
+    if gain.gain < 1:
+        return f"but {gain.role} is {1 / gain.gain:.2f} times as fast"
+    return f"{gain.gain:.2f} +- {gain.error:.2f} times as fast as {gain.role}"
+
+
 def _best_text(best: BestSoFar) -> str:
-    gains = [
-        f"{gain.gain:.2f} +- {gain.error:.2f} times as fast as {gain.role}" if gain.error else f"it is {gain.role}"
-        for gain in best.gains
-    ]
-    compared = ", ".join(gains) or "no baseline has completed yet"
+    compared = ", ".join(map(_gain_text, best.gains)) or "no baseline has completed yet"
     return f"{best.plan.id}, epoch {best.epoch_seconds:.1f} +- {best.epoch_seconds_error:.1f} s: {compared}"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.cli.display.board import Board
-from autotune.events import Event, Phase, PhaseBegan, RanksStart, TrialBegan
+from autotune.events import Event, Gain, Phase, PhaseBegan, RanksStart, TrialBegan
 from tests.values.display import BEST, EVALUATED, PLAN, SEARCH, SHORT, STEP, TRAINING, ended, running, status
 from trials.data.reading import Reading
 
@@ -59,6 +59,13 @@ def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(cl
     assert board.line().endswith(f"trial 6 ({PLAN.id}) for 1 min 41 s, the time is used up")
     hear(board, [PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns")])
     assert board.line().endswith("the time is used up, but every finalist is repeated once")
+
+
+def test_a_baseline_that_is_faster_so_far_is_named_with_its_own_ratio(clock: Clock) -> None:
+    board, slower = Board("tune", clock), replace(BEST, gains=(Gain(role="packed", gain=0.8, error=0.1),))
+    hear(board, [*SEARCH[:10], status(1, best=slower)])
+    (best,) = (text for name, text in board.rows() if name == "best")
+    assert best.endswith(": but packed is 1.25 times as fast")
 
 
 def test_the_best_plan_is_compared_with_each_baseline_and_outcomes_are_counted(clock: Clock) -> None:
