@@ -310,7 +310,7 @@ def train(run: Run) -> None:
         steps = _swept(run, data, packed, replica, optimizer)
     start = time.perf_counter()
     for number, step in enumerate(steps[: run.steps]):
-        loss = _step(data, replica, optimizer, step, freed and freed[number][dist.get_rank()])
+        loss = _step(data, replica, optimizer, step, freed[number][dist.get_rank()] if freed else None)
         now = time.perf_counter()
         if dist.get_rank() == 0:
             samples = sum(len(pack) for of_rank in step for pack in of_rank)
@@ -321,11 +321,7 @@ def train(run: Run) -> None:
 
 
 def _step(
-    data: Data,
-    replica: Any,
-    optimizer: Any,
-    step: list[list[list[int]]],
-    freed: list[tuple[int, int]] | None = None,
+    data: Data, replica: Any, optimizer: Any, step: list[list[list[int]]], freed: list[tuple[int, int]] | None = None
 ) -> float:
     """Make one optimizer step; return its mean loss over the targets.
 

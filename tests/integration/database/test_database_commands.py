@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import AutoConfig, AutoModelForImageTextToText
 
 from autotune.cli import main
 from autotune.folders import work_folder
@@ -185,26 +184,6 @@ def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: Jo
         part in output for part in ("died without ending its work", f"trial 0 of {study.name}", "has no recorded end")
     )
     assert "problem  " in text("doctor")
-
-
-@pytest.mark.usefixtures("home")
-def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, example: Path, tmp_path: Path) -> None:
-    file = tmp_path / "train.jsonl"
-    answers = ["yes", "no and " * 200, "maybe"]
-    turns = [[{"from": "human", "value": "so?"}, {"from": "gpt", "value": answer}] for answer in answers]
-    file.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns))
-    job.spoil(data={"sources": [{"path": str(file)}]})
-    found = document("doctor", job.path)
-    lengths = found["data"]["lengths"]
-    assert (lengths["half_have_at_most"], lengths["most_vision_units"]) == (64, 0)
-    assert lengths["most_text_tokens"] > lengths["mean_text_tokens"] > 64
-    assert 0.5 < lengths["target_share"] < 1
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(example / "model"))
-    assert sum(found["parameters"].values()) == model.num_parameters()
-    assert found["parameters"]["vision"] == model.model.vision_tower.num_parameters()
-    shown = text("doctor", job.path)
-    assert f"language {found['parameters']['language']:,}; " in shown
-    assert "half of the samples at most 64, the longest " in shown
 
 
 def test_the_doctor_names_the_model_of_a_trial_that_another_folder_of_its_architecture_came_before(

@@ -1,0 +1,37 @@
+"""What `doctor` says of a job before it is searched."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from autotune.cli import main
+from tests.programs.users import JobFile
+
+
+def said(*arguments: str | Path) -> str:
+    answer = CliRunner().invoke(main, ["doctor", *map(str, arguments)])
+    assert answer.exit_code == 0, answer.output
+    return answer.stdout
+
+
+@pytest.mark.usefixtures("home")
+def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, example: Path, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    answers = ["yes", "no and " * 200, "maybe"]
+    turns = [[{"from": "human", "value": "so?"}, {"from": "gpt", "value": answer}] for answer in answers]
+    file.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in turns))
+    job.spoil(data={"sources": [{"path": str(file)}]})
+    found = json.loads(said("--json", job.path))
+    lengths = found["data"]["lengths"]
+    assert (lengths["half_have_at_most"], lengths["most_vision_units"]) == (64, 0)
+    assert lengths["most_text_tokens"] > lengths["mean_text_tokens"] > 64
+    assert 0.5 < lengths["target_share"] < 1
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(example / "model"))
+    assert sum(found["parameters"].values()) == model.num_parameters()
+    assert found["parameters"]["vision"] == model.model.vision_tower.num_parameters()
+    shown = said(job.path)
+    assert f"language {found['parameters']['language']:,}; " in shown
+    assert "half of the samples at most 64, the longest " in shown
