@@ -1,6 +1,7 @@
 """Searches on simulated machines of another form than the product's predictions. Prints one JSON object.
 
-    python -m benchmarks.other_forms [--machines 20] [--level 1.0] [--seeds held-out] [--processes 2] [--rows FILE]
+    python -m benchmarks.other_forms [--machines 20] [--level 1.0] [--form plain] [--seeds held-out] [--processes 2]
+        [--rows FILE]
 
 What is done is kept in a file of rows, and a run that was ended goes on from there; rows of several levels and seeds
 may share a file.
@@ -9,6 +10,9 @@ Each seed of `benchmarks/machines` is a job on a machine whose kernels, links an
 formulas than the product's. A search gets the fitted profile of the machine's layers, wrong by a factor of 1.3 each at
 level 1, and answers to trials. Regret is how much longer an epoch truly takes under the plan that a search would choose
 after a number of trials than under the fastest plan known, from a search on true times or any of the searches.
+
+With `--form stalls` ranks decode their samples as well, with workers or without; with `--form memory` each stage needs
+5 % more or less than predicted.
 """
 
 import argparse
@@ -23,7 +27,7 @@ import optuna
 
 from benchmarks.certainty import OTHER_FORMS, deciles
 from benchmarks.machines.best import best_plan
-from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
+from benchmarks.machines.jobs import DEVELOPMENT, FORMS, HELD_OUT, MachineJob, machine_job
 from benchmarks.output.result import Check, at_most, finish, show
 from benchmarks.output.rows import done_rows
 from benchmarks.references.samplers import other_search
@@ -37,6 +41,10 @@ OURS = "model"
 SEEDS = {"development": DEVELOPMENT, "held-out": HELD_OUT}
 BARS = {1.0: {12: (0.015, 0.04), 24: (0.007, 0.02)}, 0.5: {12: (0.007, 0.02)}}
 """By level and trials: most regret at the median, and at the 90th percentile."""
+STALLS = (0.02, 0.05)
+"""Most regret of the winners where loading stalls, at the median and at the 90th percentile."""
+OUT_OF_MEMORY = (1.0, 3.0)
+"""Most trials of a search that run out of memory where 5 % of it is noise, on average and at most."""
 LEFT = 0.01
 """Gain that a search should not leave."""
 LEAVING = 0.05
@@ -52,6 +60,9 @@ def ours(key: str) -> dict[str, Any]:
         "machine": job.name,
         "dials": asdict(job.dials),
         "known": min(job.machine.epoch_seconds(best), found.fastest_tried),
+        "best_stages": best.layout.pipeline,
+        "stages": found.degrees,
+        "out_of_memory": found.out_of_memory,
         "own_error_of_the_best": job.machine.structure.own_factor(best) - 1,
         "best_so_far": {OURS: found.best_so_far},
         "winner": found.seconds,
@@ -75,9 +86,9 @@ def rivals(key: str) -> dict[str, Any]:
 
 def _job(key: str) -> MachineJob:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    level, seed = key.split("/")
-    show(f"level {level}, seed {seed}")
-    return machine_job(int(seed), float(level))
+    level, seed, *form = key.split("/")
+    show(key)
+    return machine_job(int(seed), float(level), *form)
 
 
 # --- regrets ---
@@ -122,6 +133,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def form_checks(form: str, rows: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """Return the checks of a form besides the plain one."""
+    found = [row for row in rows if OURS in row["regrets"]]
+    if form == "stalls":
+        regrets = [row["winner_regret"] for row in found]
+        values = [[float(np.quantile(regrets, share))] if regrets else [] for share in (0.5, 0.9)]
+        names = "regret of the winner, median", "regret of the winner, 90th percentile"
+        return [at_most(*each) for each in zip(names, values, STALLS, strict=True)]
+    if form == "memory":
+        counts = [row["out_of_memory"] for row in found]
+        mean, most = OUT_OF_MEMORY
+        return [
+            at_most("trials out of memory of a search, mean", [float(np.mean(counts))] if counts else [], mean),
+            at_most("trials out of memory of a search, most", counts, most),
+        ]
+    return []
+
+
 def checks(level: float, rows: Sequence[Mapping[str, Any]]) -> list[Check]:
     found = [row for row in rows if OURS in row["regrets"]]
     bars = [
@@ -152,11 +181,13 @@ def _mean(values: Sequence[bool]) -> list[float]:
 def main() -> None:
     arguments = _arguments()
     seeds = SEEDS[arguments.seeds][: arguments.machines]
-    keys = [f"{arguments.level:g}/{seed}" for seed in seeds]
+    form = "" if arguments.form == "plain" else f"/{arguments.form}"
+    keys = [f"{arguments.level:g}/{seed}{form}" for seed in seeds]
     tasks = [*((ours, key) for key in keys), *((rivals, key) for key in keys[: arguments.rivals])]
     rows = with_regrets(done_rows(tasks, arguments.rows, arguments.processes))
     certainty = deciles(OTHER_FORMS, [row for row in rows if "stated" in row])
-    finish([*rows, *table(rows), *certainty], checks(arguments.level, rows))
+    held = form_checks(arguments.form, rows) or checks(arguments.level, rows)
+    finish([*rows, *table(rows), *certainty], held)
 
 
 def _arguments() -> argparse.Namespace:
@@ -164,6 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--machines", type=int, default=20, help="number of seeds, from the first")
     parser.add_argument("--rivals", type=int, default=20, help="machines that other samplers search too")
     parser.add_argument("--level", type=float, default=1.0, help="of all distortions: 0 for none, 1 for a GPU's")
+    parser.add_argument("--form", choices=FORMS, default="plain", help="stalls of loading, or noise of memory")
     parser.add_argument("--seeds", choices=SEEDS, default="held-out", help="tune on those of development alone")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rows", type=Path, default=Path("other-forms.jsonl"), help="what is done; goes on from there")

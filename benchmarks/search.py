@@ -43,6 +43,7 @@ from benchmarks.references.samplers import fastest_fitting, other_search
 from benchmarks.surfaces.replay import replayed
 from benchmarks.surfaces.surface import RECORDED, Surface, read_surface
 from tests.machines.simulated import Behaviour, Observed, SimulatedLedger
+from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
 
 ALL = 50
@@ -76,6 +77,10 @@ class Found:
     """Whether the one that truly is fastest of them is the winner or one of its ties."""
     trials: int
     """All of them, repeats included."""
+    out_of_memory: int
+    """Those that ran out of memory."""
+    degrees: tuple[int, ...]
+    """Stages of the plans that ran, in order, and of the winner."""
     fastest_tried: float
     """True seconds of the fastest plan that ran."""
     after_the_rest: float | None
@@ -139,6 +144,11 @@ def search(
     winner = standings.winner()
     plan = standings.entries[winner.number].plan
     ran_in_all = len(ledger.trials)
+    out_of_memory = sum(
+        isinstance(trial.result.outcome, Failed) and isinstance(trial.result.outcome.cause, OutOfMemory)
+        for trial in ledger.trials
+    )
+    degrees = tuple(each.layout.pipeline for each in (*(trial.plan for trial in ledger.trials), plan))
     state, left = calibrated.state, trials - len(best_so_far)
     if go_on and left:
         _go_on(advisor, ledger, runner, left)
@@ -153,6 +163,8 @@ def search(
         is_fastest=fastest == winner.number,
         is_named=fastest in (winner.number, *winner.ties),
         trials=ran_in_all,
+        out_of_memory=out_of_memory,
+        degrees=degrees,
         fastest_tried=fastest_fitting(workload, launcher),
         after_the_rest=launcher.epoch_seconds(last) if last and go_on and left else None,
         state=state,

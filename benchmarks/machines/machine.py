@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.prediction.predictor import Predictor
+from benchmarks.machines.decoding import Decoding
 from benchmarks.machines.dials import Dials
 from benchmarks.machines.kernels import Device, Kernels, LayerSeconds
 from benchmarks.machines.layers import ELEMENT_BYTES, LayerWork
@@ -28,6 +29,8 @@ _ADAM_BYTES = 30
 _PASS_SECONDS, _RECOMPUTE_SECONDS, _STEP_SECONDS = 1e-3, 6e-5, 15e-3
 """At dial 1: for each pass, for each recomputed layer in a backward pass, and for each step."""
 _UNIT_LOAD, _TOKEN_LOAD, _PACK_LOAD = 1e-4, 5e-8, 1e-4
+_MEMORY_WIDTH = 0.05
+"""At dial 1: standard deviation of the logarithm of a peak over the predicted one."""
 EpochOf: TypeAlias = Callable[[Packing, int], Epoch]
 
 
@@ -36,6 +39,9 @@ class _Passes:
     """Seconds of the packs of a plan on its stages, [packs, stages]."""
 
     load: Array
+    """Loading by the rank itself."""
+    ahead: Array
+    """Loading by its workers, at the rate of all of them."""
     forward: Array
     backward: Array
     messages: Array
@@ -53,6 +59,14 @@ class _Packs:
     """Of each layer alone."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Steps:
+    seconds: Array
+    """[steps]"""
+    waits: Array
+    """Seconds in which each rank waits for its workers, [steps, data ranks, stages]."""
+
+
 class Machine:
     """Times of plans on one simulated machine, without noise; a truth of `SimulatedLauncher`."""
 
@@ -67,9 +81,11 @@ class Machine:
         network: Network,
         dials: Dials,
         seed: int,
+        decoding: Decoding | None = None,
     ) -> None:
-        """`memory` gives the bytes of plans; its times are not used."""
+        """`memory` gives the bytes of plans; its times are not used. Without `decoding` loading takes little."""
         self.works, self.devices, self.device, self.network, self.dials = works, devices, device, network, dials
+        self.decoding, self._seed = decoding, seed
         self.structure = Structure(seed, dials)
         self.kernels = Kernels(device, dials)
         self._epoch_of, self._memory = epoch_of, memory
@@ -80,10 +96,10 @@ class Machine:
     # --- the truth of a launcher ---
 
     def epoch_seconds(self, plan: Plan) -> float:
-        return float(self._steps(plan).sum())
+        return float(self._steps(plan).seconds.sum())
 
     def step_seconds(self, plan: Plan) -> Array:
-        return self._steps(plan)
+        return self._steps(plan).seconds
 
     def step_samples(self, plan: Plan) -> Ints:
         epoch = self._packs(plan.packing, plan.layout.data).epoch
@@ -99,15 +115,19 @@ class Machine:
             for side in (passes.load, passes.forward, passes.backward)
         )
         held = cut(plan)[where.stage]
+        waits = self._steps(plan).waits[list(steps), where.data_rank, where.stage]
         return (
-            load,
+            load + float(waits.mean()),
             forward,
             backward,
             self._reduction(plan.layout, held, where.stage) + self._update(plan.layout, held),
         )
 
     def peaks(self, plan: Plan, steps: Sequence[int]) -> tuple[int, ...]:
-        return predicted_peaks(self._memory, plan, steps)
+        random = np.random.default_rng([self._seed, 8, int(plan.id, 16)])
+        predicted = predicted_peaks(self._memory, plan, steps)
+        errors = np.exp(_MEMORY_WIDTH * self.dials.memory * random.standard_normal(len(predicted)))
+        return tuple(np.rint(predicted * errors).astype(int).tolist())
 
     # --- single layers and links, which a profile measures too ---
 
@@ -145,13 +165,20 @@ class Machine:
             for of_stages in zip(*(self._stage_passes(packs.layers, held) for held in cuts), strict=True)
         )
         units, tokens, _, _ = packs.sizes.T
-        load = np.zeros_like(forward)
+        load, ahead = np.zeros((2, *forward.shape))
         load[:, 0] = self.load_seconds(units, tokens, pixels=True)
         if len(cuts) > 1:
             load[:, -1] = self.load_seconds(units, tokens, pixels=False)
+        if self.decoding is not None:
+            of_epoch = packs.epoch.packs
+            pack_of_sample = np.repeat(np.arange(len(of_epoch)), of_epoch.counts)
+            decoded = self.decoding.packs_seconds(of_epoch.samples, pack_of_sample, len(of_epoch))
+            # The stage of the labels decodes the images too, to know of the same faults.
+            (ahead if self.decoding.workers else load)[:, [0, -1]] += decoded[:, None]
         messages = [self._message(plan.layout, number, held, units, tokens) for number, held in enumerate(cuts[:-1])]
         return _Passes(
             load=load,
+            ahead=ahead,
             forward=forward,
             backward=backward,
             messages=np.stack(messages, axis=1) if messages else np.zeros((len(units), 0)),
@@ -182,24 +209,32 @@ class Machine:
         seconds: Array = network.latency_seconds + factor * network.seconds_per_byte * ELEMENT_BYTES * values
         return seconds
 
-    def _simulated(self, plan: Plan) -> Array:
-        """Return the seconds of each step of the epoch, [steps]."""
+    def _simulated(self, plan: Plan) -> _Steps:
         packs, passes, layout = self._packs(plan.packing, plan.layout.data), self._passes(plan), plan.layout
         loaded, cuts = passes.load + passes.forward, cut(plan)
         reduction = np.array([self._reduction(layout, held, stage) for stage, held in enumerate(cuts)])
         update = np.array([self._update(layout, held) for held in cuts])
         rows = [packs.epoch.rows(step) for step in range(packs.epoch.steps)]
-        seconds = []
+        is_buffered = self.decoding is None or self.decoding.is_buffered
+        seconds, waits = [], []
         for _, alike in groupby(rows, key=len):
             block = np.stack(list(alike))  # [steps, micro-batches, data ranks]
             of_ranks = block.transpose(0, 2, 1).reshape(-1, block.shape[1])
             forward, backward, messages = loaded[of_ranks], passes.backward[of_ranks], passes.messages[of_ranks]
+            before = np.roll(passes.forward[of_ranks] + backward, 1, axis=1)
+            late = (not is_buffered) * np.maximum(passes.ahead[of_ranks] - before, 0)
+            forward = forward + late
             ends = stage_ends(forward, backward, messages, overlap(self.dials)).reshape(len(block), layout.data, -1)
+            waiting = late.sum(axis=1).reshape(ends.shape)
+            if is_buffered:  # a rank ends no earlier than its workers have loaded its packs
+                waiting = np.maximum(passes.ahead[block].sum(axis=1) - ends, 0)
+                ends = ends + waiting
             # Gradients of the last layers are averaged while the last pass goes on.
             last = passes.backward[block[:, -1]].min(axis=1)
             exposed = reduction - overlap(self.dials) * np.minimum(reduction, last)
             seconds.append((ends.max(axis=1) + exposed + update).max(axis=1))
-        return np.concatenate(seconds) + self.dials.fixed * _STEP_SECONDS
+            waits.append(waiting)
+        return _Steps(seconds=np.concatenate(seconds) + self.dials.fixed * _STEP_SECONDS, waits=np.concatenate(waits))
 
     def _reduction(self, layout: Layout, held: Cut, stage: int) -> float:
         """Return the seconds of averaging a stage's gradients over its data ranks."""

@@ -27,11 +27,21 @@ _WRONG = 1.3
 
 
 def profiled(
-    machine: Machine, bytes_of: LayerCosts, data: DataProfile, model: ModelShape, index: DatasetIndex
+    machine: Machine,
+    bytes_of: LayerCosts,
+    data: DataProfile,
+    model: ModelShape,
+    index: DatasetIndex,
+    *,
+    sees_all: bool = True,
 ) -> LayerCosts:
-    """Return the costs that a profile of the machine gives. `bytes_of` gives the bytes of its layers."""
+    """Return the costs that a profile of the machine gives. `bytes_of` gives the bytes of its layers.
+
+    Unless it `sees_all`, it sees decoding where that `is_profiled` alone.
+    """
     task = design(data, model, zero_stages(model, machine.devices), machine.devices, SearchSection().trial_timeout)
-    return fit_costs([_report(machine, bytes_of, task, index)])
+    costs = fit_costs([_report(machine, bytes_of, task, index, sees_all=sees_all)])
+    return costs.with_workers(machine.decoding.workers if machine.decoding is not None else 0)
 
 
 def distorted(costs: LayerCosts, dials: Dials, seed: int) -> LayerCosts:
@@ -40,13 +50,15 @@ def distorted(costs: LayerCosts, dials: Dials, seed: int) -> LayerCosts:
     return scaled(costs, _WRONG ** (dials.profile * signs))
 
 
-def _report(machine: Machine, bytes_of: LayerCosts, task: Profile, index: DatasetIndex) -> ProfileReport:
+def _report(
+    machine: Machine, bytes_of: LayerCosts, task: Profile, index: DatasetIndex, *, sees_all: bool
+) -> ProfileReport:
     devices = machine.devices
     alone = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=machine.update_per_parameter(1))
     together = machine.update_per_parameter(devices)
     return ProfileReport(
         timings=(*_timings(machine, bytes_of, task.sizes), *_timings(machine, bytes_of, task.curve_sizes)),
-        loads=tuple(_loads(machine, index)),
+        loads=tuple(_loads(machine, index, sees_all=sees_all)),
         parameters=tuple((kind, machine.works[kind].parameters) for kind in KINDS),
         frozen_parameters=tuple((kind, 0) for kind in KINDS),
         updates=(
@@ -117,7 +129,7 @@ def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tupl
     )
 
 
-def _loads(machine: Machine, index: DatasetIndex) -> Iterator[LoadTiming]:
+def _loads(machine: Machine, index: DatasetIndex, *, sees_all: bool) -> Iterator[LoadTiming]:
     chance = np.random.default_rng(0)
     for count in _PACK_SAMPLES:
         rows = chance.integers(len(index), size=count)
@@ -125,4 +137,6 @@ def _loads(machine: Machine, index: DatasetIndex) -> Iterator[LoadTiming]:
         for pixels in (True, False):
             sizes = (np.array([float(units)]), np.array([float(tokens)]))
             seconds = float(machine.load_seconds(*sizes, pixels=pixels)[0])
+            if machine.decoding is not None and (machine.decoding.is_profiled or sees_all):
+                seconds += float(machine.decoding.samples[rows].sum())
             yield LoadTiming(pixels=pixels, units=units, tokens=tokens, seconds=seconds)

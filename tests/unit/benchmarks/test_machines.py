@@ -24,6 +24,7 @@ from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 
 NO_DIALS = Dials()
+OF_FORMS = ("decoding", "memory")
 NAMES = [field.name for field in fields(Dials)]
 PACKING = Packed(qv=9, qt=4096, qv_min=9, qt_min=4032, packer="best-fit")
 WORKS = layer_works(INTERN_VIT_300M, INTERN_LM2_2B)
@@ -128,16 +129,41 @@ def test_dials_vary_around_their_level_up_to_2() -> None:
     for seed in range(20):
         dials = drawn_dials(1.8, seed)
         assert dials.profile == 1.8
-        assert all(1.8 * 0.7 <= getattr(dials, name) <= 2 for name in NAMES)
+        assert all(1.8 * 0.7 <= getattr(dials, name) <= 2 for name in NAMES if name not in OF_FORMS)
+        assert not any(getattr(dials, name) for name in OF_FORMS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_dial_alone_moves_either_the_machine_or_its_profile(name: str) -> None:
     usual, turned = job_of(), job_of(0, **{name: 1.0})
     same = [usual.machine.epoch_seconds(plan) == turned.machine.epoch_seconds(plan) for plan in (*PLANS, SMALL_PACKS)]
-    assert all(same) == (name == "profile")
+    assert all(same) == (name in ("profile", "memory"))
+    peaks = [[job.machine.peaks(plan, (0, 1)) for plan in PLANS] for job in (usual, turned)]
+    assert (peaks[0] == peaks[1]) == (name != "memory")
     if name == "profile":
         assert usual.costs == turned.right_costs != turned.costs
+
+
+@pytest.mark.parametrize(("seed", "is_buffered"), [(1, True), (3, False)])
+def test_workers_hide_decoding_until_a_rank_has_too_many_packs(seed: int, is_buffered: bool) -> None:
+    usual, stalled = job_of(seed), job_of(seed, decoding=3.0)
+    decoding = stalled.machine.decoding
+    assert decoding is not None
+    assert decoding.workers > 0
+    assert decoding.is_buffered is is_buffered
+    longer = [stalled.machine.epoch_seconds(plan) / usual.machine.epoch_seconds(plan) for plan in PLANS]
+    assert longer[0] < longer[2]  # one rank of four decodes
+    waits = [job.machine.stage_seconds(FOUR_STAGES, range(6), 0)[0] for job in (usual, stalled)]
+    assert waits[1] > waits[0]
+
+
+def test_ranks_without_workers_decode_before_their_passes() -> None:
+    usual, stalled = job_of(0), job_of(0, decoding=1.0)
+    assert stalled.machine.decoding is not None
+    assert stalled.machine.decoding.workers == 0
+    more = stalled.machine.epoch_seconds(ONE_STAGE) - usual.machine.epoch_seconds(ONE_STAGE)
+    # Where all ranks are as loaded it would be the time of one; the slowest decides.
+    assert more > 0.8 * float(stalled.machine.decoding.samples.sum()) / 4
 
 
 def layer_seconds(kind: LayerKind, size: tuple[float, float, float, float], dials: Dials) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.other_forms import OURS, after, checks, table, with_regrets
+from benchmarks.other_forms import OURS, after, checks, form_checks, table, with_regrets
 from benchmarks.output.rows import done_rows
 
 
@@ -65,6 +65,16 @@ def test_searches_that_end_too_early_fail() -> None:
     assert not held(ours(0, 102.0, rest=100.0))[gaining]
     assert not held(ours(0, 102.0, rest=101.9))[missing]
     assert held(ours(0, 102.0))[missing]  # it spent its budget
+
+
+@pytest.mark.parametrize(
+    ("winner", "out_of_memory", "stalls", "memory"), [(101.0, 1, True, True), (110.0, 4, False, False)]
+)
+def test_forms_have_bars_of_their_own(winner: float, out_of_memory: int, stalls: bool, memory: bool) -> None:
+    rows = with_regrets([{**ours(0, 101.0), "winner": winner, "out_of_memory": out_of_memory}])
+    assert all(check.holds for check in form_checks("stalls", rows)) is stalls
+    assert all(check.holds for check in form_checks("memory", rows)) is memory
+    assert form_checks("plain", rows) == []
 
 
 def test_rows_in_the_file_are_not_computed_again(tmp_path: Path) -> None:
