@@ -26,7 +26,7 @@ from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
-from trials.units import duration_text, number_of
+from trials.units import number_of
 
 _log = logging.getLogger(__name__)
 
@@ -179,9 +179,11 @@ class Search:
         )
         self._announce(Note(text=text))
         if not fit:
+            limits = "search.time_limit" + " and search.device_hours" * (self.settings.device_hours is not None)
             _log.warning(
-                "search.time_limit: %s is hardly enough for the baselines; raise it, or lower search.timed_steps",
-                duration_text(self.settings.time_limit),
+                "the limits of the search leave no time for more than the baselines; raise %s, or lower "
+                "search.timed_steps",
+                limits,
             )
 
     def _affords_seed(self) -> bool:

@@ -37,7 +37,7 @@ class Decoding:
 
 
 def drawn_decoding(seed: int, index: DatasetIndex, epoch_seconds: float, dial: float) -> Decoding:
-    """Return decoding beside an epoch that all devices compute in `epoch_seconds`, the same for the same seed.
+    """Draw the decoding times of a machine on which all devices compute an epoch in `epoch_seconds`, by the seed.
 
     A layout decodes on the first and the last stage of each data rank, so that pipelines have fewer ranks for it.
     """

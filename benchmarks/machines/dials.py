@@ -30,7 +30,7 @@ class Dials:
     profile: float = 0.0
     """Error of each factor of the profile: a factor of 1.3 at 1."""
     decoding: float = 0.0
-    """Seconds of decoding samples beside the passes; at 1 a pipeline of four stages waits for it more than it runs."""
+    """Time to decode samples. At 1, a pipeline of four stages waits for decoding longer than it computes."""
     memory: float = 0.0
     """Error of each stage's peak of each plan: 5 % at 1."""
 

@@ -163,9 +163,9 @@ def test_a_machine_without_a_gpu_gets_float32_and_is_told_so(
 ) -> None:
     hardware = replace(probe_hardware(), accelerator=accelerator)
     monkeypatch.setattr(init, "probe_hardware", lambda: hardware)
-    job, told = draft("MODEL", "train.jsonl")
-    assert (job.model.dtype, len(told)) == (dtype, notes)
-    assert all("model.dtype is float32; set it to bfloat16" in note for note in told)
+    job, printed = draft("MODEL", "train.jsonl")
+    assert (job.model.dtype, len(printed)) == (dtype, notes)
+    assert all("model.dtype is float32; set it to bfloat16" in note for note in printed)
 
 
 def test_the_keys_of_a_source_stand_above_the_sources() -> None:

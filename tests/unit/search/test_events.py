@@ -89,7 +89,12 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
     first = next(number for number, event in enumerate(bench.events) if isinstance(event, TrialBegan))
     (text,) = (e.text for e in bench.events[:first] if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
     assert f"; at most {more} and " in text
-    assert sum("hardly enough for the baselines" in message for message in caplog.messages) == warned
+    assert (
+        sum(
+            "no time for more than the baselines; raise search.time_limit, or" in message for message in caplog.messages
+        )
+        == warned
+    )
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit, device_hours=0.5)
     assert any(isinstance(event, Note) and "and 0.5 device-hours" in event.text for event in bench.events) == (
         not warned

@@ -12,7 +12,7 @@ from trials.data.records.sample import Ints
 Floats: TypeAlias = NDArray[np.float64]
 
 _SOURCES = 32
-"""Most sources that are told apart, those with most samples; the others are one."""
+"""Maximum number of sources that are compared. The largest are compared alone, and all others as one source."""
 _PARTS = 1 << 10
 """Of a logarithm's unit."""
 
