@@ -25,6 +25,7 @@ from storage.errors import AlreadyFinished, DatabaseUnavailable, UnknownRecord
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
+from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
 from trials.errors import TrialsError
 from trials.outcome import Crash
@@ -162,7 +163,7 @@ def launch(
 
 
 def check_first_steps(prepared: Prepared, plan: Plan) -> None:
-    """Check the warm-up and the curriculum of a training that begins with this plan.
+    """Check the warm-up and the curriculum of a training that begins with this plan; warn of steps unlike random ones.
 
     Raise JobError for a warm-up longer than the training, or a curriculum of more steps than the plan makes of its
     samples. A training in the output folder that has changed its plan keeps the schedule of the first one.
@@ -172,6 +173,9 @@ def check_first_steps(prepared: Prepared, plan: Plan) -> None:
         return
     _check_warmup(prepared, plan)
     _check_curriculum(prepared, plan)
+    epoch = prepared.epoch(plan.packing, plan.layout.data)
+    for fault in neutrality(epoch).faults(epoch.settings.mixed):
+        _log.warning("plan %s changes what is learned: %s", plan.id, fault)
 
 
 def _check_warmup(prepared: Prepared, plan: Plan) -> None:

@@ -174,6 +174,16 @@ def test_a_dry_run_checks_the_curriculum_too(job: JobFile, example: Path, tmp_pa
     assert reported.startswith("training.curriculum.steps: 4 are more than the ")
 
 
+@pytest.mark.parametrize(("samples", "warned"), [(8, False), (12, True)])
+def test_a_training_with_steps_unlike_random_ones_is_warned_of(
+    samples: int, warned: bool, example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 8})
+    check_first_steps(prepared, plan_of("12+8", packing=Padded(samples=samples)))
+    missed = "changes what is learned: 100% of the steps miss training.global_batch_samples: 8 by more than 2 samples"
+    assert (missed in caplog.text) == warned
+
+
 @pytest.mark.parametrize("part", ["vision", "projector"])
 def test_a_learning_rate_of_a_part_that_the_model_does_not_have_is_refused(
     part: str, job: JobFile, monkeypatch: pytest.MonkeyPatch, home: Path
