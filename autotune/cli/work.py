@@ -121,7 +121,8 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         if certificate is not None:
             require(certificate)
         how = TrainingOptions(retunes=retune_on_drift)
-        chosen = trusted(bench.store, best, options.display, job.training.output, asking(options))
+        keeps = asking(options) if certificate is None else unasked  # after a search, nobody may be at the terminal
+        chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if certificate is not None and chosen.plan != best.plan:
             certificate = certified(bench, chosen.plan, options.display)
         chosen, launched = _launch(options, bench, chosen, certificate, how)

@@ -17,6 +17,8 @@ import pyte
 
 ROWS = 30
 _CHUNK = 1 << 16
+_NOTED = 4000
+"""Characters of the output that an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +122,21 @@ def record(
         stderr=theirs,
     )
     os.close(theirs)
-    chunks = []
-    with suppress(OSError):  # a terminal whose last process has ended
-        while chunk := os.read(ours, _CHUNK):
-            chunks.append((time.monotonic() - began, chunk))
-            if on_output(process.pid, ours, chunk):
-                break
-    os.close(ours)
-    exit_code = process.wait()
+    chunks: list[tuple[float, bytes]] = []
+    try:
+        with suppress(OSError):  # a terminal whose last process has ended
+            while chunk := os.read(ours, _CHUNK):
+                chunks.append((time.monotonic() - began, chunk))
+                if on_output(process.pid, ours, chunk):
+                    break
+        os.close(ours)
+        exit_code = process.wait()
+    except BaseException as error:  # such as the time limit of a test
+        process.kill()
+        process.wait()
+        written = b"".join(chunk for _, chunk in chunks).decode(errors="replace")
+        error.add_note(f"Its output ended so:\n{written[-_NOTED:]}")
+        raise
     return Recording(columns=columns, chunks=tuple(chunks), seconds=time.monotonic() - began, exit_code=exit_code)
 
 
