@@ -46,7 +46,7 @@ def test_an_image_whose_end_is_missing_is_found_without_its_pixels(
     whole = picture(kind, options, mode)
     assert image_size(whole) == (37, 53)
     for cut in (*range(1, 12), len(whole) // 4, len(whole) // 2, len(whole) - 40, len(whole) - 3):
-        assert is_read(image_size, whole[:-cut]) <= is_read(image_pixels, whole[:-cut]), cut
+        assert is_read(image_size, whole[:-cut]) == is_read(image_pixels, whole[:-cut]), cut
     with pytest.raises(DataError, match=r"of \d+ bytes, (was cut off: it|has no readable header)"):
         image_size(whole[: len(whole) // 2])
 

@@ -1,5 +1,7 @@
 """Images: size from the header, and pixels."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import IO
 
@@ -30,37 +32,39 @@ def image_size(image: Image) -> tuple[int, int]:
     Raise DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
     values of more than 8 bits, for zero and huge sizes, and for a file that was cut off behind its header.
     """
-    try:
-        with _stream(image) as stream, Pillow.open(stream) as opened:
-            _check_pixels(image, opened)
-            size = opened.height, opened.width
-            fault = missing_bytes(opened, stream)
-    except FileNotFoundError:
-        raise DataError(f"image {_name(image)} does not exist") from None
-    except Pillow.DecompressionBombError:
-        raise _too_large(image) from None
-    except _UNREADABLE as error:
-        raise DataError(f"image {_name(image)} has no readable header: {_first_line(error)}") from error
-    if min(size) < 1:
-        raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
-    if fault:
-        raise DataError(f"image {_name(image)} was cut off: {fault}")
+    with _opened(image, "has no readable header") as opened:
+        size = opened.height, opened.width
+        if min(size) < 1:
+            raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
     return size
 
 
 def image_pixels(image: Image) -> NDArray[np.uint8]:
     """Return pixels [height, width, 3] in RGB, transparent ones on white.
 
-    Raise DataError for a missing, damaged or huge image.
+    Raise DataError as `image_size` does, and for content that cannot be decoded.
     """
+    with _opened(image, "cannot be decoded") as opened:
+        return on_white(_scaled_transparency(opened))
+
+
+@contextmanager
+def _opened(image: Image, failure: str) -> Iterator[Pillow.Image]:
+    """Open an image that is whole by its end. Raise DataError; `failure` describes what Pillow raises."""
     try:
         with _stream(image) as stream, Pillow.open(stream) as opened:
             _check_pixels(image, opened)
-            return on_white(_scaled_transparency(opened))
+            begun = stream.tell()
+            if fault := missing_bytes(opened, stream):
+                raise DataError(f"image {_name(image)} was cut off: {fault}")
+            stream.seek(begun)  # Pillow reads on from there
+            yield opened
+    except FileNotFoundError:
+        raise DataError(f"image {_name(image)} does not exist") from None
     except Pillow.DecompressionBombError:
         raise _too_large(image) from None
     except _UNREADABLE as error:
-        raise DataError(f"image {_name(image)} cannot be decoded: {_first_line(error)}") from error
+        raise DataError(f"image {_name(image)} {failure}: {_first_line(error)}") from error
 
 
 def on_white(picture: Pillow.Image) -> NDArray[np.uint8]:

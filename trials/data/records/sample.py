@@ -193,8 +193,8 @@ class Encoder(Measurer, Protocol):
 
         `kept` are the `tokens` that `measure` returned, whole; they are used if they were made of this sample.
 
-        Raise DataError like `measure`, and for an image that cannot be read, or a video, whose frames are decoded also
-        without `pixels`.
+        Raise DataError like `measure`, and for an image or a video that cannot be decoded, also without `pixels`: the
+        stage with the labels has to know of the same faults as the stage with the pixels.
         """
 
     def blank(self, lengths: Lengths, *, pixels: bool) -> Encoded:

@@ -154,7 +154,9 @@ class ChatEncoder:
         return self.measurer.measure(sample, image_sizes, clips)
 
     def encode(self, sample: Sample, *, pixels: bool, kept: bytes = b"") -> Encoded:
-        sizes = tuple(image_size(image) for image in sample.images)
+        # Opened once: where files are far away, each opening takes as long as decoding.
+        pictures = [image_pixels(image) for image in sample.images]
+        sizes = tuple(picture.shape[:2] for picture in pictures)
         clips = tuple(clip_of(video, image_size) for video in sample.videos if not self.no_videos)
         text = self.measurer.tokens_of(sample, sizes, clips, kept)
         shown = [self._tokens(each, sizes) for each in text.shown]
@@ -162,9 +164,9 @@ class ChatEncoder:
         is_target = text.expanded(text.is_target, [[False] * len(each) for each in shown])[: text.kept]
         units, grids, seconds = None, NO_GRIDS, None
         if sample.videos:
-            units, grids, seconds = self._with_videos(sample, clips, text)
-        elif pixels and sample.images:
-            units, grids = self._pixels(sample, text)
+            units, grids, seconds = self._with_videos(sample, pictures, clips, text)
+        elif pixels and pictures:
+            units, grids = self._pixels(pictures, text)
         return Encoded(
             input_ids=input_ids,
             labels=np.where(is_target, input_ids, IGNORED),
@@ -178,19 +180,18 @@ class ChatEncoder:
             return [self._config.video_token_id] * shown.width
         return self._inputs.tokens(sizes[shown.number], shown.width)
 
-    def _pixels(self, sample: Sample, text: Tokenised) -> tuple[NDArray[np.float32], Ints]:
-        pictures = [image_pixels(image) for image in sample.images]
+    def _pixels(self, pictures: Sequence[NDArray[np.uint8]], text: Tokenised) -> tuple[NDArray[np.float32], Ints]:
         return self._inputs.pixels(pictures, [count.resized for count in text.counts])
 
     def _with_videos(
-        self, sample: Sample, clips: Sequence[Clip], text: Tokenised
+        self, sample: Sample, pictures: Sequence[NDArray[np.uint8]], clips: Sequence[Clip], text: Tokenised
     ) -> tuple[NDArray[np.float32], Ints, list[float]]:
         """Return (pixels, grids, seconds) of images and videos, in the order of their tokens."""
         assert self.measurer.videos is not None
         prepared = [self.measurer.videos.prepared(*each) for each in zip(clips, sample.videos, strict=True)]
         pieces, rows = list[NDArray[np.float32]](), NO_GRIDS
-        if sample.images:
-            pixels, rows = self._pixels(sample, text)
+        if pictures:
+            pixels, rows = self._pixels(pictures, text)
             pieces = np.split(pixels, np.cumsum([count.units for count in text.counts[:-1]]))
         units, grids, seconds = list[NDArray[np.float32]](), list[Ints](), list[float]()
         for number, is_video in dict.fromkeys((each.number, each.is_video) for each in text.shown):
