@@ -295,7 +295,7 @@ class ChatMeasurer:
     ) -> "Tokenised":
         """Return the tokens with what those of images and videos stand for."""
         marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
-        is_image = np.isin(ids, self._tokenizer.convert_tokens_to_ids(marks))
+        is_image = (ids[:, None] == np.array(self._tokenizer.convert_tokens_to_ids(marks), dtype=np.int64)).any(axis=1)
         shown = tuple(self._shown(ids[is_image], counts, videos))
         width = np.ones(len(ids), dtype=np.int64)
         width[is_image] = [each.width for each in shown]
