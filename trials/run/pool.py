@@ -19,7 +19,9 @@ _log = logging.getLogger(__name__)
 REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh": 1}
 """Requests per group of ranks, by `search.workers`. Warm ranks are limited too, for leaks that no footprint shows."""
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.02, 0.25
+_POLL_SHARE = 0.01
+"""Of the time that ranks have been silent, by which an answer is seen too late."""
 _START_SECONDS = 300.0
 """Limit until all ranks have begun with a request: new ones import torch first, which a cold disk or a busy processor
 makes slow. A request with a longer timeout extends it to that."""
@@ -158,15 +160,18 @@ class WarmPool:
         stops: Callable[[], Stop | None],
     ) -> tuple[Answer, ...] | Cause:
         world_size, start_seconds = self._launcher.world_size, max(_START_SECONDS, timeout_seconds)
-        has_begun, asked, deadline = False, set[Stop](), time.monotonic() + start_seconds
+        has_begun, asked, heard = False, set[Stop](), time.monotonic()
+        deadline = heard + start_seconds
         while time.monotonic() < deadline:
             answers = ranks.answers()
             # Read after the answers, so that the begin and the last step are reported before they are returned.
             if not has_begun and len(ranks.begun()) == world_size:
-                has_begun, deadline = True, time.monotonic() + timeout_seconds
+                has_begun, heard = True, time.monotonic()
+                deadline = heard + timeout_seconds
                 self._on_start(True)
             while (seconds := ranks.next_step()) is not None:
                 ranks.decide(go_on=on_step(seconds))
+                heard = time.monotonic()
             if any(isinstance(answer.report, FailureReport) for answer in answers.values()) or ranks.ended():
                 return _cause(ranks, world_size)
             if len(answers) == world_size:
@@ -175,11 +180,19 @@ class WarmPool:
             if (stop := stops()) is not None and not asked & {stop, Stop.NOW}:
                 ranks.stop(stop)
                 asked.add(stop)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_pause(time.monotonic() - heard))
         if not has_begun:
             slow = min(set(range(world_size)) - ranks.begun())
             return Crash(rank=slow, detail=_SLOW_START.format(seconds=start_seconds))
         return Timeout(seconds=timeout_seconds)
+
+
+def _pause(seconds: float) -> float:
+    """Return for how long not to look after the ranks, from which nothing has come for some seconds.
+
+    Looks every `_POLL_SECONDS` would take 2 % of a core through a whole training.
+    """
+    return min(max(_POLL_SECONDS, _POLL_SHARE * seconds), _LONGEST_POLL_SECONDS)
 
 
 def _cause(ranks: RankGroup, world_size: int) -> Cause:

@@ -194,6 +194,22 @@ def test_ranks_that_do_not_begin_are_named(tmp_path: Path, monkeypatch: pytest.M
         assert pool.pids == ()
 
 
+def test_silent_ranks_are_looked_after_ever_more_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        pauses.append(seconds)
+
+    monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    with WarmPool(SmallLauncher(tmp_path, start_seconds=600.0)) as pool:
+        assert isinstance(pool.ask(request_in(tmp_path), 60), Crash)
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.02, 0.25)
+    assert len(pauses) < 0.1 * now / 0.02
+
+
 def test_ranks_are_asked_once_to_stop_at_a_checkpoint_and_once_to_stop_at_once(tmp_path: Path) -> None:
     asked: list[str] = []
 
