@@ -28,6 +28,7 @@ BATCH, RANKS = 16, 2
 _PACKS = (1, 2, 4)
 """Packs of a rank and step for which lengths are swept."""
 _TILE = 56
+_ALIKE = ("tuned", "loop with our packs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,21 +50,26 @@ def loops(folder: Path, *, samples: int, rounds: int, search: Mapping[str, Any],
         case = _tuned(folder / name, name, samples, search)
         sides, described = _sides(case)
         yield {"case": name, "part": "sides", "plan_text": case.plan_id, **described}
-        found: list[dict[str, Timed]] = []
+        alike = {side: sides[side] for side in _ALIKE if _ALIKE[-1] in sides}
+        found: dict[str, list[dict[str, Timed]]] = {"round": [], "equal packs": []}
         for number in range(rounds):
-            found.append(in_turns({side: command(case.folder / f"{side}-{number}") for side, command in sides.items()}))
-            yield {
-                "case": name,
-                "part": "round",
-                "speeds": {each: t.samples_per_second for each, t in found[-1].items()},
-            }
-        yield {"case": name, "part": "ratios", **ratios(found), "loss_difference": difference(found[-1])}
+            for part, taking in (("round", sides), ("equal packs", alike)):
+                started = {side: command(case.folder / f"{part} {number}, {side}") for side, command in taking.items()}
+                found[part].append(in_turns(started))
+                speeds = {side: timed.samples_per_second for side, timed in found[part][-1].items()}
+                yield {"case": name, "part": part, "speeds": speeds}
+        last = difference(found["equal packs"][-1])
+        yield {"case": name, "part": "ratios", **ratios(*found.values()), "loss_difference": last}
 
 
-def ratios(rounds: Sequence[Mapping[str, Timed]]) -> dict[str, Any]:
-    """Return the median speed of each side, and the median, least and most ratio of two sides' speeds in a round."""
+def ratios(rounds: Sequence[Mapping[str, Timed]], equal_packs: Sequence[Mapping[str, Timed]]) -> dict[str, Any]:
+    """Return the median speed of each side, and the median, least and most ratio of two sides' speeds in a round.
 
-    def over(one: str, other: str) -> list[float] | None:
+    The engine and the loop with `equal_packs` take turns by themselves. What a launch does now and then, besides its
+    ranks, comes due while it stands still, and takes a part of its next turn: the larger, the more sides there are.
+    """
+
+    def over(one: str, other: str, rounds: Sequence[Mapping[str, Timed]] = rounds) -> list[float] | None:
         if one not in rounds[0] or other not in rounds[0]:
             return None
         found = sorted(sides[one].samples_per_second / sides[other].samples_per_second for sides in rounds)
@@ -71,7 +77,7 @@ def ratios(rounds: Sequence[Mapping[str, Timed]]) -> dict[str, Any]:
 
     return {
         "speeds": {side: statistics.median(sides[side].samples_per_second for sides in rounds) for side in rounds[0]},
-        "engine": over("tuned", "loop with our packs"),
+        "engine": over("tuned", "loop with our packs", equal_packs),
         "over_random": over("tuned", "loop, random"),
         "over_matched": over("tuned", "loop, matched"),
         "over_all_rows": over("tuned", "loop, all rows"),

@@ -19,10 +19,12 @@ def timed(seconds: float, *losses: float) -> Timed:
 
 def test_ratios_are_those_of_a_round_and_a_side_that_did_not_run_has_none() -> None:
     rounds = [{TUNED: timed(1.0), MATCHED: timed(2.0)}, {TUNED: timed(4.0), MATCHED: timed(4.0)}]
-    found = ratios([*rounds, {TUNED: timed(1.0), MATCHED: timed(1.5)}])
+    rounds.append({TUNED: timed(1.0), MATCHED: timed(1.5)})
+    found = ratios(rounds, [{}])
     assert found["over_matched"] == [1.5, 1.0, 2.0]
     assert found["speeds"] == {TUNED: 10.0, MATCHED: 5.0}
     assert found["engine"] is None
+    assert ratios(rounds, [{TUNED: timed(1.0), SAME: timed(3.0)}])["engine"] == [3.0, 3.0, 3.0]
 
 
 def test_losses_are_compared_with_equal_packs_alone() -> None:
