@@ -15,6 +15,7 @@ from trials.units import parse_seconds, time_setting
 
 _WIDTH = 100
 _HEADER = "A job of autotune. Keys after `#` have the default that is shown; docs/job-file.md describes all of them."
+_OTHERS, _OTHER_SECTIONS = "other keys, with their defaults", "other keys and sections, with their defaults"
 _ALWAYS = ("training.global_batch_samples", "training.learning_rate", "search.trials", "search.time_limit")
 """Keys that are always written, so that their sections are there."""
 
@@ -43,11 +44,20 @@ def _default(key: str) -> Any:
 
 
 def _section(section: type[BaseModel], prefix: str, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a section, indented as deep as its keys."""
+    """Yield the lines of a section, indented as deep as its keys: first those of `values`, then the others."""
     indent = "  " * prefix.count(".")
-    for name, field in section.model_fields.items():
-        key, inner = f"{prefix}{name}", _section_of(field)
-        if inner and any(given.startswith(f"{key}.") for given in values):
+
+    def is_given(name: str) -> bool:
+        return any(f"{key}.".startswith(f"{prefix}{name}.") for key in values)
+
+    names = sorted(section.model_fields, key=is_given, reverse=True)
+    first_other = next((name for name in names if not is_given(name)), None)
+    for name in names:
+        if name == first_other:
+            yield f"{indent}# --- {_OTHERS if prefix else _OTHER_SECTIONS} ---"
+        field, key = section.model_fields[name], f"{prefix}{name}"
+        inner = _section_of(field)
+        if inner and is_given(name):
             yield from (f"{indent}{name}:", *_section(inner, f"{key}.", values))
             continue
         meaning = " ".join((field.description or "").split())

@@ -190,6 +190,21 @@ def test_every_key_of_the_job_stands_in_the_file_with_its_meaning() -> None:
         assert not field.description or field.description.split()[0] in text
 
 
+def test_the_keys_that_are_set_stand_before_the_others_of_their_sections() -> None:
+    draft("MODEL", "train.jsonl")
+    found = dict[str, list[str]]()
+    for line in Path("job.yaml").read_text().splitlines():
+        if section := re.fullmatch(r"(\w+):", line):
+            keys = found[section[1]] = []
+        elif key := re.fullmatch(r"  (# ---|(?:# )?\w+:).*", line):
+            keys.append(key[1])
+    assert [*found] == ["model", "data", "hardware", "training", "search"]
+    for keys in found.values():
+        divider = keys.index("# ---")
+        assert divider > 0
+        assert [key.startswith("# ") for key in keys] == [number >= divider for number in range(len(keys))]
+
+
 def test_a_commented_default_can_be_turned_on() -> None:
     draft("MODEL", "train.jsonl")
     text = Path("job.yaml").read_text()
