@@ -74,8 +74,8 @@ class StageMemory:
         """Return the expected peak bytes of each of `parts` as the stage of its number, [stages].
 
         The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
-        begins, or all but one and what that one keeps while one of its layers is recomputed. This is exact for one pack
-        in flight; for more, the pack whose layer costs most is assumed to run together with the heaviest others.
+        begins, or all but one and what that one keeps while one of its layers is recomputed. It is exact: packs in
+        flight are those that follow each other in a step of the epoch.
         """
         expected: Array = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
@@ -110,11 +110,9 @@ class StageMemory:
 
     def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of the expected peak bytes of one stage of a plan."""
-        part = of_levels[0][number : number + 1]
-        several = len(of_levels) > 1
-        peaks = self._peaks(of_levels, layout, number, sizes) if several else self._bounds(part, layout, number, sizes)
+        peaks = self._peaks(of_levels, layout, number, sizes)
         kept, recomputed, transient = peaks[np.argmax(peaks.sum(axis=1))].tolist()
-        static = float(self.static(part, layout)[0])
+        static = float(self.static(of_levels[0][number : number + 1], layout)[0])
         return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
     def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Array:
@@ -161,8 +159,9 @@ class StageMemory:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
         of_layers = self.of_layers(sizes.degree, layout)
         columns = of_layers.columns
-        kept = _largest_alone(sizes, of_layers.of_packs(parts, len(KINDS)), columns)
-        running = kept + _largest_alone(sizes, of_layers.beginning(parts), columns)
+        of_packs = of_layers.of_packs(parts, len(KINDS))
+        kept = _largest_alone(sizes, of_packs, columns)
+        running = _largest_alone(sizes, of_packs + of_layers.beginning(parts), columns)
         for kind in range(len(KINDS)):
             if len(rows := of_layers.needs_most_at(parts, kind)):
                 later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0), columns)
@@ -178,11 +177,9 @@ class StageMemory:
         of_layers = self.of_layers(sizes.degree, layout)
         both, columns = [VISION, LANGUAGE], of_layers.columns
         rows = np.concatenate([of_layers.freed()[both], of_layers.shared[both]])
-        # The pack that runs need not be next to the others that are heaviest.
-        others = _largest(
-            sizes, np.repeat(in_flight - 1, len(rows)), np.tile(rows, (len(in_flight), 1)), columns
-        ).reshape(-1, len(rows))
-        freed: Array = (others + _largest_alone(sizes, rows, columns)).T
+        of_stages = np.tile(rows, (len(in_flight), 1))
+        saved = _largest(sizes, np.repeat(in_flight, len(rows)), of_stages, of_stages, columns)
+        freed: Array = saved.reshape(-1, len(rows)).T
         return freed
 
     def static(self, parts: Parts, layout: Layout) -> Array:
@@ -202,29 +199,13 @@ class StageMemory:
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         of_layers = self.of_layers(sizes.degree, layout)
         kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
-        waiting = _largest(sizes, in_flight, kept, columns)
-        waiting += _largest_alone(sizes, of_layers.beginning(parts), columns)
+        waiting = _largest(sizes, in_flight, kept + of_layers.beginning(parts), kept, columns)
         most = waiting.copy()
         for kind in range(len(KINDS)):
             if len(rows := of_layers.needs_most_at(parts, kind)):
-                others = _largest(sizes, in_flight[rows] - 1, kept[rows], columns)
-                running = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0), columns)
-                most[rows] = np.maximum(most[rows], others + running)
+                running = np.sum(of_layers.running(parts[rows], kind), axis=0)
+                most[rows] = np.maximum(most[rows], _largest(sizes, in_flight[rows], running, kept[rows], columns))
         return waiting, most
-
-    def _bounds(self, part: Parts, layout: Layout, number: int, sizes: EpochSizes) -> Array:
-        """Return the sums of `_most` for one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
-        in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        of_layers = self.of_layers(sizes.degree, layout)
-        coefficients = of_layers.split(part, len(KINDS))
-        beginning = *_heaviest(sizes, in_flight, *coefficients), *_heaviest(sizes, 1, of_layers.beginning(part))
-        others = np.array([*_heaviest(sizes, in_flight - 1, *coefficients), 0.0]) if in_flight > 1 else np.zeros(3)
-        later = [
-            others + _heaviest(sizes, 1, *of_layers.running(part, kind))
-            for kind in range(len(KINDS))
-            if len(of_layers.needs_most_at(part, kind))
-        ]
-        return np.array([beginning, *later])
 
     # --- several levels ---
 
@@ -249,27 +230,23 @@ class StageMemory:
         return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *later)])
 
 
-def _heaviest(sizes: EpochSizes, in_flight: int, *coefficients: Array) -> tuple[float, ...]:
-    """Return the bytes by each of the coefficients, [1, 5], of the packs whose sum of them is largest."""
-    rows = np.vstack(coefficients)
-    candidates = sizes.heaviest(in_flight)
-    heaviest = candidates[np.argmax(candidates @ rows.sum(axis=0))]
-    return tuple((rows @ heaviest).tolist())
+def _largest(sizes: EpochSizes, in_flight: Ints, running: Array, behind: Array, columns: tuple[int, ...]) -> Array:
+    """Return the largest cost of as many packs in flight, [stages].
 
-
-def _largest(sizes: EpochSizes, in_flight: Ints, coefficients: Array, columns: tuple[int, ...]) -> Array:
-    """Return the largest cost of as many packs in flight, for each row of coefficients, [stages]."""
-    largest = np.zeros(len(coefficients))
+    `running` are the costs per column of the pack whose backward pass runs, `behind` those of the others, [stages, 5].
+    """
+    largest = np.zeros(len(running))
     # Stages with equally many packs in flight have the same candidates, so one product serves all of them.
     order = np.argsort(in_flight, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
-        if len(rows) and (count := int(in_flight[rows[0]])):
-            largest[rows] = (sizes.heaviest(count, columns) @ coefficients[rows].T).max(axis=0)
+        if len(rows):
+            packs = sizes.heaviest(int(in_flight[rows[0]]), columns)
+            largest[rows] = (packs[:, 0] @ running[rows].T + packs[:, 1] @ behind[rows].T).max(axis=0)
     return largest
 
 
 def _largest_alone(sizes: EpochSizes, coefficients: Array, columns: tuple[int, ...]) -> Array:
-    largest: Array = (sizes.heaviest(1, columns) @ coefficients.T).max(axis=0)
+    largest: Array = (sizes.heaviest(1, columns)[:, 0] @ coefficients.T).max(axis=0)
     return largest
 
 

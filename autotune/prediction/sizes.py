@@ -155,19 +155,22 @@ class EpochSizes:
         return samples
 
     def heaviest(self, in_flight: int, columns: tuple[int, ...] = EVERY) -> Array:
-        """Return sums of `in_flight` neighbouring packs of a rank's step that may cost most, [candidates, 5].
+        """Return packs in flight of a rank's step that may cost most, [candidates, 2, 5].
 
-        For any non-negative cost per column that is 0 for all but these columns, the largest sum is among them.
+        They are the pack whose backward pass runs, and the sum of those that follow it: `in_flight` packs together, or
+        fewer at the end of a step. For any non-negative costs of the columns of either that are 0 for all but these
+        columns, the largest sum is among them.
         """
         if (in_flight, columns) not in self._heaviest:  # every solved plan of the epoch asks again
-            sums = []
+            sizes = []
             for before in self._before:
-                width = min(in_flight, before.shape[2] - 1)
-                some = before[[*columns]]
-                sums.append((some[:, :, width:] - some[:, :, :-width]).reshape(len(columns), -1))
-            found = _not_dominated(np.concatenate(sums, axis=1))
-            every = np.zeros((len(found), len(EVERY)))
-            every[:, columns] = found
+                some, packs = before[[*columns]], before.shape[2] - 1
+                ends = np.minimum(np.arange(packs) + in_flight, packs)
+                running, behind = some[:, :, 1:] - some[:, :, :-1], some[:, :, ends] - some[:, :, 1:]
+                sizes.append(np.concatenate([running, behind]).reshape(2 * len(columns), -1))
+            found = _not_dominated(np.concatenate(sizes, axis=1))
+            every = np.zeros((len(found), 2, len(EVERY)))
+            every[:, :, columns] = found.reshape(-1, 2, len(columns))
             self._heaviest[in_flight, columns] = every
         return self._heaviest[in_flight, columns]
 

@@ -124,22 +124,22 @@ class Program:
     def _add_memory(self, stage: int, element_bytes: int) -> None:
         in_flight = min(self._layout.pipeline - stage, self._sizes.epoch.micro_batches)
         static = self._static(stage, element_bytes)
-        for size in self._sizes.heaviest(in_flight):
-            kept, fixed = self._kept_terms(stage, size)
+        for running, behind in self._sizes.heaviest(in_flight):
+            kept, fixed = self._kept_terms(stage, running + behind)
             self._at_most(_sum(static, kept), self._limit - self._fixed_static(stage, element_bytes) - fixed)
-        for size in self._sizes.heaviest(in_flight - 1) if in_flight > 1 else ():
-            kept, fixed = self._kept_terms(stage, size)
-            self._at_most(_sum(kept, {("others", stage): -1.0}), -fixed)
-        for kind, column in (("vision", 1), ("language", 3)):
-            for size in self._sizes.heaviest(1):
-                self._add_recomputing(stage, kind, column, size, element_bytes)
+            for kind, column in (("vision", 1), ("language", 3)):
+                self._add_recomputing(stage, kind, column, (running, behind), element_bytes)
 
-    def _add_recomputing(self, stage: int, kind: str, column: int, size: Array, element_bytes: int) -> None:
-        """Add what one pack keeps while the last layer of a kind is recomputed, where all of the kind are."""
+    def _add_recomputing(
+        self, stage: int, kind: str, column: int, packs: tuple[Array, Array], element_bytes: int
+    ) -> None:
+        """Add what two packs keep while the first recomputes the last layer of a kind, where all of the kind are."""
+        size, behind = packs
         kept, fixed = self._kept_terms(stage, size, up_to=column)
         output = float(size @ self._outputs[column])
-        terms = _sum(kept, {(f"recompute_{kind}", stage): output, ("others", stage): 1.0})
-        terms = _sum(terms, self._static(stage, element_bytes))
+        waiting, fixed_behind = self._kept_terms(stage, behind)
+        terms = _sum(_sum(kept, {(f"recompute_{kind}", stage): output}), waiting)
+        terms, fixed = _sum(terms, self._static(stage, element_bytes)), fixed + fixed_behind
         much = 100 * self._limit
         switched = {(f"all_{kind}", stage): much, (f"any_{kind}", stage): much}
         needed = fixed - output + float(size @ self._kept[column]) + self._fixed_static(stage, element_bytes)
@@ -183,7 +183,7 @@ class Program:
         result = milp(
             self._vector(objective),
             constraints=LinearConstraint(matrix, low, high),
-            integrality=[name not in ("slowest", "others") for name in names],
+            integrality=[name != "slowest" for name in names],
             bounds=Bounds(0, np.where(binary, 1, np.inf)),
             options={"time_limit": time_limit, "mip_rel_gap": 1e-9},
         )

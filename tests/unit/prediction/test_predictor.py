@@ -74,41 +74,19 @@ def brute_force_bytes(
     most = 0.0
     for step in range(epoch.steps):
         for packs in epoch.rows(step).T:
-            in_flight = min(plan.layout.pipeline - number, len(packs))
-            for first in range(len(packs) - in_flight + 1):
-                most = max(most, live_bytes(costs, part, sizes.table[packs[first : first + in_flight]]))
+            for first in range(len(packs)):
+                in_flight = packs[first : first + plan.layout.pipeline - number]
+                most = max(most, live_bytes(costs, part, sizes.table[in_flight]))
     counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
     parameters = sum(count * costs[kind].parameters for kind, count in zip(KINDS, counts, strict=True))
     return static_bytes(parameters, 4, plan.layout) + most
 
 
-@given(stage_plans(), layer_costs, lengths)
-@settings(max_examples=60)
-def test_no_stage_needs_more_than_it_is_predicted_to(
-    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
+@given(stage_plans(), layer_costs, lengths, st.sampled_from([2, 4, BATCH]))
+@settings(max_examples=150)
+def test_the_memory_of_every_stage_is_predicted_exactly(
+    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]], batch: int
 ) -> None:
-    predicted = predictor_of(costs, index_of(rows)).predict(plan).stage_bytes
-    for number in range(plan.layout.pipeline):
-        assert predicted[number] >= brute_force_bytes(costs, plan, number, rows) * (1 - 1e-9)
-
-
-@given(stage_plans(), layer_costs, lengths)
-@settings(max_examples=60)
-def test_the_last_stages_memory_is_predicted_exactly(
-    plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
-) -> None:
-    predicted = predictor_of(costs, index_of(rows)).predict(plan).stage_bytes
-    last = plan.layout.pipeline - 1
-    assert predicted[last] == pytest.approx(brute_force_bytes(costs, plan, last, rows))
-
-
-@given(stage_plans(), layer_costs, st.tuples(st.integers(0, 12), st.integers(1, 300)), st.sampled_from([2, 4, BATCH]))
-@settings(max_examples=60)
-def test_memory_of_equal_packs_is_predicted_exactly(
-    plan: Plan, costs: LayerCosts, row: tuple[int, int], batch: int
-) -> None:
-    plan = replace(plan, packing=Padded(samples=2))
-    rows = [row] * 32
     predicted = predictor_of(costs, index_of(rows), batch).predict(plan).stage_bytes
     for number in range(plan.layout.pipeline):
         assert predicted[number] == pytest.approx(brute_force_bytes(costs, plan, number, rows, batch))
