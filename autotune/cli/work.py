@@ -121,7 +121,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         if certificate is not None:
             require(certificate)
         how = TrainingOptions(retunes=retune_on_drift)
-        keeps = asking(options) if certificate is None else unasked  # after a search, nobody may be at the terminal
+        keeps = asking(options) if certificate is None else unasked  # the user may have left during the search
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if certificate is not None and chosen.plan != best.plan:
             certificate = certified(bench, chosen.plan, options.display)

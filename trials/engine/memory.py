@@ -84,7 +84,9 @@ class SavedTensorMeter:
         self.live_bytes = 0
         self._memory_limit_bytes = memory_limit_bytes
         self._static_bytes, self._most = static_bytes, 0
-        self._check()
+        self._room = memory_limit_bytes - static_bytes
+        if self._room < 0:
+            raise MemoryExceeded(static_bytes, memory_limit_bytes)
 
     def watch(self) -> AbstractContextManager[object]:
         return saved_tensors_hooks(self._pack, _unpack)
@@ -99,8 +101,9 @@ class SavedTensorMeter:
             return tensor
         if self._gathered and (weight := self._gathered.whole(tensor)) is not None:
             return weight  # as without hooks: it is gathered again before its backward pass
-        self.hold(address, size := storage.nbytes())
-        return _Held(self, tensor, address, size)
+        held = _Held(self, tensor, address, storage.nbytes())
+        self.hold(address, held.size)  # where this raises, `held` ends and releases it
+        return held
 
     def hold(self, address: int, size: int) -> None:
         holders = self._holders
@@ -109,9 +112,9 @@ class SavedTensorMeter:
             return
         holders[address] = 1
         self.live_bytes += size
-        if self.live_bytes > self._most:
-            self._most = self.live_bytes
-            self._check()
+        self._most = max(self._most, self.live_bytes)
+        if self.live_bytes > self._room:
+            raise MemoryExceeded(self._static_bytes + self.live_bytes, self._memory_limit_bytes)
 
     def release(self, address: int, size: int) -> None:
         holders = self._holders
@@ -122,10 +125,6 @@ class SavedTensorMeter:
             del holders[address]
             self.live_bytes -= size
 
-    def _check(self) -> None:
-        if self.peak_bytes > self._memory_limit_bytes:
-            raise MemoryExceeded(self.peak_bytes, self._memory_limit_bytes)
-
     @property
     def peak_bytes(self) -> int:
         return self._static_bytes + self._most
@@ -134,13 +133,13 @@ class SavedTensorMeter:
 class _Held:
     """A tensor that autograd saves; counted until autograd releases it."""
 
-    __slots__ = ("_address", "_meter", "_size", "tensor")
+    __slots__ = ("_address", "_meter", "size", "tensor")
 
     def __init__(self, meter: SavedTensorMeter, tensor: torch.Tensor, address: int, size: int) -> None:
-        self.tensor, self._meter, self._address, self._size = tensor, meter, address, size
+        self.tensor, self._meter, self._address, self.size = tensor, meter, address, size
 
     def __del__(self) -> None:
-        self._meter.release(self._address, self._size)
+        self._meter.release(self._address, self.size)
 
 
 def _unpack(packed: "torch.Tensor | _Held") -> torch.Tensor:

@@ -1,12 +1,18 @@
 """The question which plan to train with, where a baseline measured faster than the winner."""
 
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
 
 import click
 import pytest
 
+from autotune.cli import work
 from autotune.cli.context import Options
-from autotune.cli.work import asking
+from autotune.cli.work import asking, run_job
+from autotune.plan_choice import Keeps
+from autotune.results import study_report
 from autotune.results.rival import Rival
 
 OPTIONS = Options(as_json=False, database=None, verbose=0, quiet=False)
@@ -45,3 +51,40 @@ def test_a_terminal_is_asked_and_told_what_the_space_leaves_out(
     said = capsys.readouterr().err
     assert "The best plan is in doubt: omnibal (ab) measured faster" in said
     assert ("search.space leaves it out" in said) is not may_win
+
+
+class Chosen(Exception):
+    """Ends the command where it has chosen a plan."""
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_run_asks_only_where_it_has_not_searched(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SimpleNamespace(last_winner=lambda _: "best" if is_known else None)
+    training = SimpleNamespace(output=None)
+    prepared = SimpleNamespace(job=SimpleNamespace(training=training), workload=SimpleNamespace(fingerprint=""))
+    given: dict[str, Any] = {
+        "with_values": lambda *_: SimpleNamespace(training=training, database=None),
+        "training_bench": lambda *_: nullcontext(SimpleNamespace(store=store, prepared=prepared)),
+        "decided": lambda bench, _: bench,
+        "check_new": lambda *_: None,
+        "certified_winner": lambda *_, **__: ("best", "certificate"),
+        "trials_behind": lambda *_: (),
+        "require": lambda _: None,
+    }
+    for name, value in given.items():
+        monkeypatch.setattr(work, name, value)
+    asked: list[str] = []
+
+    def choose(*arguments: Any) -> None:
+        keeps: Keeps = arguments[-1]
+        keeps(rival(may_win=True))
+        raise Chosen
+
+    monkeypatch.setattr(work, "trusted", choose)
+    monkeypatch.setattr(study_report, "best_text", lambda *_: "")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(click, "confirm", lambda question, **_: asked.append(question))
+    file: Any = SimpleNamespace(job=None)
+    with pytest.raises(Chosen):
+        run_job(OPTIONS, file, retune_on_drift=False, launcher=None, submit=False)
+    assert len(asked) == is_known
