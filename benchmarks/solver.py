@@ -77,9 +77,9 @@ def _speed(size: str, case: Case, repeats: int) -> dict[str, Any]:
     """Time the solver, with the packs of the epoch already made."""
     show(case.name)
     predictor = case.predictor()
-    solver = case.solver(predictor)
     seconds = []
     for _ in range(repeats + 1):
+        solver = case.solver(predictor)  # anew: it keeps its solutions
         start = time.perf_counter()
         plan = solver.solve(case.packing, case.layout)
         seconds.append(time.perf_counter() - start)
