@@ -1,12 +1,12 @@
 """Predictions compared with real runs of varied plans on two ranks. Prints one JSON object.
 
-    python -m benchmarks.prediction [--plans 32] [--samples 400] [--seed 0]
+    python -m benchmarks.prediction [--plans 32] [--rounds 7] [--samples 400] [--seed 0]
 
 On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, any
 split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
 own predicted memory as the limit. Before and after each run a few layers are timed again: a shared machine drifts by
 more than what is to be measured, so each run is compared at the speed that these layers had in the profile. All plans
-run once in each of seven rounds, each in an order of its own; a plan's time is the median of its runs, minutes apart.
+run once in each round, each in an order of its own; a plan's time is the median of its runs, minutes apart.
 It is compared with the prediction from the profile alone, and, of the plans behind the first ten, with one that the
 first runs of those ten have calibrated. The errors against the times as they were are printed as well, and how far
 two rounds agree on the ranking: no prediction can be expected to agree better with them than they with each other.
@@ -45,7 +45,6 @@ from trials.run.pool import WarmPool
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10
 LEAST_PLANS = 30
-ROUNDS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +78,7 @@ def main() -> None:
             costs = profile_layers(prepared, pool, Path(folder) / "ranks")
             predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
             plans = list(_plans(prepared, predictor, arguments))
-            runs = _run_all(prepared, predictor, pool, plans)
+            runs = _run_all(prepared, predictor, pool, plans, arguments.rounds)
     _report(costs, predictor, runs, prepared.job.search.warmup_steps)
 
 
@@ -108,11 +107,11 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
             yield plan
 
 
-def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan]) -> list[Run]:
+def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan], rounds: int) -> list[Run]:
     outcomes: dict[Plan, list[Outcome]] = {plan: [] for plan in plans}
     of_runs: dict[Plan, list[float]] = {plan: [] for plan in plans}
     before = slowness(prepared, pool, predictor.costs)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         for plan in random.Random(number).sample(plans, len(plans)):
             outcomes[plan].append(_runner(prepared, predictor, pool, plan).run(plan).outcome)
             after = slowness(prepared, pool, predictor.costs)
@@ -261,6 +260,7 @@ def kendall(pairs: list[tuple[float, float]]) -> float:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=32, help="how many to run")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--samples", type=int, default=400, help="of the example's data")
     parser.add_argument("--seed", type=int, default=0, help="of the drawn plans")
     return parser.parse_args()
