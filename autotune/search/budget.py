@@ -10,6 +10,7 @@ from autotune.search.winner import FINALISTS
 from storage.records import FinishedTrial, TrialRecord
 from trials.job import SearchSection
 from trials.outcome import Completed
+from trials.plan import Plan
 
 _FINAL_SHARE = 0.1
 """Share of the time that is kept for the long measurement of the winner."""
@@ -50,6 +51,12 @@ class Budget:
         """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""
         return self._affords(runs * [None])
 
+    def allows_repeat(self, plan: Plan) -> bool:
+        """Return whether the time and device-hour budgets allow one more run of a plan that completed."""
+        completed = (trial for trial in self.ledger.everything() if isinstance(trial.result.outcome, Completed))
+        seconds = min(duration_seconds(trial) for trial in completed if trial.plan == plan)
+        return self._allow(seconds, plan.layout.world_size * seconds)
+
     def _affords(self, runs: Sequence[Role | None]) -> bool:
         """Return whether the budgets allow trials of these baselines, and one of another plan for each None."""
         counted = (trial for trial in self.ledger.trials if trial.role not in CONFIRMATION)
@@ -62,6 +69,9 @@ class Budget:
             expected = [shortest.get(role, typical) if role else typical for role in runs]
             seconds = sum(map(duration_seconds, expected))
             device_seconds = sum(map(_device_seconds, (*expected, *(typical for _ in self.ledger.open))))
+        return self._allow(seconds, device_seconds)
+
+    def _allow(self, seconds: float, device_seconds: float) -> bool:
         return seconds < self.seconds_left - self._kept_for_final and device_seconds < self._device_seconds_left
 
     def fitting(self, seconds: float, baselines_seconds: float, groups: int, devices: int) -> int:

@@ -100,8 +100,8 @@ class Search:
     def confirm(self) -> Standings:
         """Repeat the finalists in turns, so that drift of the machine affects all alike, and return the standings.
 
-        The first round includes the baselines, later ones only plans that may win; it ends when one is sure to win or
-        the time is spent. Then the winner is measured over more steps. Only one agent of a study may do so; it waits
+        The first round includes the baselines that there is time for, later ones only plans that may win; it ends when
+        one is sure to win or the time is spent. Then the winner is measured over more steps. Only one agent of a study may do so; it waits
         for the last trials of the others.
 
         Raise NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
@@ -310,9 +310,12 @@ class Search:
             if self._is_settled() or (number and not self._budget.has_time(FINALISTS)):
                 return
             now = self._standings()
-            for plan in now.contenders(FINALISTS) if number else now.finalists(FINALISTS):
+            contenders = now.contenders(FINALISTS)
+            for plan in contenders if number else now.finalists(FINALISTS):
                 # An interrupted run of the study may have repeated it already.
-                if len(self._confirmed(plan)) <= number:
+                is_missing = len(self._confirmed(plan)) <= number
+                # A baseline that is too slow to win is repeated for the error of the gain alone.
+                if is_missing and (plan in contenders or self._budget.allows_repeat(plan)):
                     yield Candidate(plan=plan, role=Role.CONFIRM)
 
     def _is_settled(self) -> bool:

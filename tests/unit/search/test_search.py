@@ -170,12 +170,13 @@ def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench
     assert Counter(roles(ledger.trials))[Role.OMNIBAL] == neighbours
 
 
-@pytest.mark.long
-def test_when_the_time_is_spent_the_baselines_alone_are_compared(bench: Bench) -> None:
-    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit="0.000001s")
+def test_when_the_time_is_spent_the_baselines_alone_are_compared_and_those_repeated_that_may_win(bench: Bench) -> None:
+    machine = SimulatedLauncher(PREDICTOR, factor_of=lambda plan: 5.0 if isinstance(plan.packing, Padded) else 1.0)
+    ledger = bench.search(bench.study(), machine, time_limit="0.000001s")
     counts = Counter(roles(ledger.trials))
     assert [counts[role] for role in ALWAYS] == [1, 1, 1]
     assert set(counts) == {*ALWAYS, Role.CONFIRM}
+    assert not [trial for trial in ledger.trials if trial.role == Role.CONFIRM and isinstance(trial.plan.packing, Padded)]
 
 
 @pytest.mark.long
