@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
 
 
-def _inspect(options: Options, file: "JobFile") -> None:
-    """Read the job, then show that the command works: it imports torch next, which takes seconds."""
-    _ = file.job
+def _inspect(options: Options, file: "JobFile", *, uses_devices: bool = False) -> None:
+    """Read the job, and refuse devices in use, then show that the command works: torch takes seconds to import."""
+    job = file.job
+    if uses_devices:
+        from autotune.machine.job_hardware import check_free
+
+        check_free(job)
     from autotune.events import Phase, PhaseBegan
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
@@ -82,7 +86,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @common_with_ranks
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
-    _inspect(options, job)
+    _inspect(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import tune_job
 
     tune_job(options, job, fresh=not resume, **wanted)
@@ -110,7 +114,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
-    _inspect(options, job)
+    _inspect(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import LaunchOptions, launch_job
 
     launch_job(options, job, LaunchOptions(**wanted))
@@ -125,7 +129,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
-    _inspect(options, job)
+    _inspect(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import run_job
 
     run_job(options, job, **wanted)
@@ -139,7 +143,7 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
-    _inspect(options, job)
+    _inspect(options, job, uses_devices=True)
     from autotune.cli.layer_profile import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)

@@ -63,22 +63,36 @@ def locked(names: Sequence[str]) -> Iterator[None]:
         yield
 
 
+def any_in_use() -> bool:
+    """Return whether a process of this user holds any device of this machine, as far as the kernel tells."""
+    paths = lock_file().parent.glob(lock_file("*").name)
+    return any(_locking(path) is not None for path in paths)
+
+
 def holder(path: Path) -> str:
-    """Return the process that locks a file, with its command and start, as far as the kernel tells.
+    """Return the process that locks a file, with its command and start, as far as the kernel tells."""
+    with suppress(psutil.Error, ValueError):
+        if (pid := _locking(path)) is not None:
+            process = psutil.Process(pid)
+            # A URL may hold a password.
+            command = " ".join(masked(word) if "://" in word else word for word in process.cmdline())
+            began = datetime.fromtimestamp(process.create_time(), UTC)
+            return f"process {process.pid}, `{command}`, begun {began:%Y-%m-%d %H:%M} UTC"
+    return "a process that is not seen from here"
+
+
+def _locking(path: Path) -> int | None:
+    """Return the process that locks a file.
 
     Locks are listed in /proc/locks as `NUMBER: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END` (proc(5)).
     """
-    with suppress(OSError, psutil.Error, ValueError):
+    with suppress(OSError, ValueError):
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
             if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
-                process = psutil.Process(int(fields[4]))
-                # A URL may hold a password.
-                command = " ".join(masked(word) if "://" in word else word for word in process.cmdline())
-                began = datetime.fromtimestamp(process.create_time(), UTC)
-                return f"process {process.pid}, `{command}`, begun {began:%Y-%m-%d %H:%M} UTC"
-    return "a process that is not seen from here"
+                return int(fields[4])
+    return None
 
 
 def make_folder(folder: Path, variable: str = "XDG_DATA_HOME") -> None:

@@ -5,6 +5,7 @@ import os
 from dataclasses import replace
 
 from autotune.errors import JobError
+from autotune.machine.devices import any_in_use, device_names, locked
 from autotune.machine.hardware import probe_hardware
 from trials import plugins
 from trials.job import Job
@@ -41,3 +42,13 @@ def hardware_of(job: Job) -> Hardware:
             + (", or lower search.parallel" if groups > 1 else ""),
         )
     return replace(here, devices=nodes * here.devices, nodes=nodes)
+
+
+def check_free(job: Job) -> None:
+    """Raise DeviceBusy where another process uses the devices of the job, and what `hardware_of` raises.
+
+    While no device is in use nothing is probed, so that a warning of the probe comes once.
+    """
+    if any_in_use():
+        with locked(device_names(hardware_of(job), job.search.parallel)):
+            pass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.machine.devices import locked
 from storage.store import open_store
 from tests.values.storage import best_of, changed, concluded, packed_plan, result_of
 
@@ -88,6 +89,19 @@ def test_a_mistake_in_a_job_is_named_before_torch_is_imported(
     imported, written = modules_of(environment, tmp_path, command, str(job), exit_code=2)
     assert "traning: unknown key; did you mean training?" in written
     assert not imported & (HEAVY | {"sqlalchemy"})
+
+
+def test_devices_in_use_are_refused_before_torch_is_imported(
+    environment: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("model: {path: m}\ndata: {sources: [{path: d}]}\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with locked(("cpu",)):
+        state = {**environment, "XDG_STATE_HOME": str(tmp_path)}
+        imported, written = modules_of(state, tmp_path, "tune", str(job), exit_code=6)
+    assert "another autotune process uses the devices of this machine" in written
+    assert not imported & {"torch", "transformers", "deepspeed", "optuna"}
 
 
 def test_a_report_imports_no_training_library(environment: Mapping[str, str], tmp_path: Path) -> None:
