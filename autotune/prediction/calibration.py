@@ -1,9 +1,9 @@
 """Correction of predictions by measured trials: a factor for each part of the time and of the memory, with errors.
 
 Bayesian linear regression (Bishop: Pattern Recognition and Machine Learning, section 3.3) of measured on predicted
-parts, as shares of the predicted sum. The prior is that the profile is right, within the widths below. Errors are
-those of Student's t with 3 degrees of freedom, by re-weighting (Lange, Little, Taylor 1989), so that a
-disturbed trial has little weight. The scale of the errors is estimated with the factors.
+parts, as shares of the predicted sum. The prior is that the profile is right, within the widths below. Errors of times
+and bytes are those of Student's t, by re-weighting (Lange, Little, Taylor 1989), so that a disturbed trial has little
+weight. The scale of the errors is estimated with the factors.
 """
 
 import math
@@ -34,14 +34,14 @@ _BYTE_WIDTHS = (0.02, 0.05)
 """Prior standard deviations of the factors of static and of kept bytes."""
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
 """Prior of the relative error of one measurement."""
-_NOISE_WEIGHT = 5.0
-"""Measurements that this prior counts as."""
+_TIME_NOISE_WEIGHT, _BYTE_NOISE_WEIGHT = 5.0, 2.0
+"""Measurements that these priors count as."""
 _ELSEWHERE = 0.3
 """Share of the prior's widths by which factors may differ between similar workloads."""
 _LEAST_FACTOR = 0.01
 """Everything takes some time, however wrong the profile is."""
-_FREEDOM = 3.0
-"""Degrees of freedom of Student's t."""
+_TIME_FREEDOM, _BYTE_FREEDOM = 3.0, 10.0
+"""Degrees of freedom of Student's t. Other programs disturb times; errors of bytes are nearly normal."""
 _ROUNDS = 20
 """Number of re-weightings."""
 _WIDTH = 2.0
@@ -84,6 +84,10 @@ class _Factors:
     covariance: Array
     noise: float
     """Relative error of one measurement."""
+    noise_weight: float
+    """Measurements that this error counts as."""
+    freedom: float
+    """Degrees of freedom of its distribution, Student's t."""
 
     def fitted(self, rows: Array, values: Array) -> "_Factors":
         """Return the posterior after measuring `values` [n] of predicted parts `rows` [n, factors]."""
@@ -101,11 +105,11 @@ class _Factors:
             covariance = np.linalg.inv(precision).astype(np.float64)
             mean = covariance @ (prior @ self.mean + rows.T @ (weights * values) / noise**2)
             squares = (values - rows @ mean) ** 2
-            weights = (_FREEDOM + 1) / (_FREEDOM + squares / noise**2)
-            # The prior of the noise is conjugate: as if _NOISE_WEIGHT measurements with it came before.
-            total = _NOISE_WEIGHT * self.noise**2 + float((weights * squares).sum())
-            noise = math.sqrt(total / (_NOISE_WEIGHT + len(values)))
-        return _Factors(mean=mean, covariance=covariance, noise=noise)
+            weights = (self.freedom + 1) / (self.freedom + squares / noise**2)
+            # The prior of the noise is conjugate: as if `noise_weight` measurements with it came before.
+            total = self.noise_weight * self.noise**2 + float((weights * squares).sum())
+            noise = math.sqrt(total / (self.noise_weight + len(values)))
+        return replace(self, mean=mean, covariance=covariance, noise=noise)
 
     def after(self, mean: Sequence[float], covariance: Sequence[Sequence[float]]) -> "_Factors":
         """Return a prior with the mean and covariance of a similar workload, widened by a share of this one's."""
@@ -127,8 +131,16 @@ def _prior(state: CalibrationState | None) -> tuple[_Factors, _Factors]:
         mean=np.array([1.0] * len(COSTS) + [0.0]),
         covariance=own + _MACHINE_WIDTH**2 * np.outer(shared, shared),
         noise=_TIME_NOISE,
+        noise_weight=_TIME_NOISE_WEIGHT,
+        freedom=_TIME_FREEDOM,
     )
-    memory = _Factors(mean=np.ones(2), covariance=np.diag(np.square(_BYTE_WIDTHS)), noise=_BYTE_NOISE)
+    memory = _Factors(
+        mean=np.ones(2),
+        covariance=np.diag(np.square(_BYTE_WIDTHS)),
+        noise=_BYTE_NOISE,
+        noise_weight=_BYTE_NOISE_WEIGHT,
+        freedom=_BYTE_FREEDOM,
+    )
     # A state of an older version may lack a feature.
     if state is None or len(state.time_mean) != len(time.mean):
         return time, memory
@@ -186,6 +198,11 @@ class Calibration:
         """Factors of static and of kept bytes; both are positive."""
         static, kept = np.maximum(self._memory.mean, _LEAST_FACTOR).tolist()
         return static, kept
+
+    @property
+    def byte_noise(self) -> float:
+        """Relative standard error of the bytes of a plan that no factor explains."""
+        return self._memory.noise
 
     @property
     def covariance(self) -> Array:

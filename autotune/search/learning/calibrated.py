@@ -169,6 +169,11 @@ class CalibratedPredictor:
         return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._byte_factors])
 
     @property
+    def byte_noise(self) -> float:
+        """Relative standard error of the bytes of a plan that no factor explains."""
+        return self._calibration.byte_noise
+
+    @property
     def covariance(self) -> Array:
         """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._calibration.covariance

@@ -47,6 +47,9 @@ _CLIMB_GAIN = 1.07
 _INFORMED_CLIMBS = 8
 """Climbs from different packings, of all pipeline degrees, where an earlier search has corrected the predictions."""
 _LEAST_CHANCE = 1e-9
+_CHANCES = (0.025, 0.8, 0.95)
+"""Least probability that a plan fits the memory, of those that are tried: at first, after one trial that ran out of
+memory, and after more."""
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
 """Changes of predicted bytes, and of the times of layers relative to each other, after which the space is renewed."""
 _SPLITS = Wanted(count=3, within=1.03)
@@ -102,13 +105,22 @@ class Advisor:
     def _renew_solvers(self) -> None:
         """Solve with corrected costs, also for less memory where that is an objective."""
         shares = _SHARES if len(self._weights) > 1 else (1.0,)
-        limits = [
-            replace(self._limits, memory_limit_bytes=round(share * self._limits.memory_limit_bytes)) for share in shares
-        ]
+        within = self._cautious
+        limits = [replace(within, memory_limit_bytes=round(share * within.memory_limit_bytes)) for share in shares]
         solvers = [self.space.solver.within(self._predictor.corrected, each) for each in limits]
         self._solve: list[Solve] = [cache(solver.solutions) for solver in solvers]
         factor, least = self._predictor.epoch_factor, solvers[0].least_seconds
         self._least_seconds: Callable[[Packing, Layout], float] = lambda *packs: factor * least(*packs)
+
+    @property
+    def _least_chance(self) -> float:
+        return _CHANCES[min(len(self._exceeded), len(_CHANCES) - 1)]
+
+    @property
+    def _cautious(self) -> Limits:
+        """The limits, with as much memory left free as the least chance asks for."""
+        margin = 1 + max(_NORMAL.inv_cdf(self._least_chance), 0.0) * self._predictor.byte_noise
+        return replace(self._limits, usable_share=min(self._limits.usable_share, 1 / margin))
 
     def learn(self, trial: FinishedTrial) -> None:
         """Learn from a trial. Its plan is not proposed again, unless it failed transiently for the first time."""
@@ -150,7 +162,7 @@ class Advisor:
         times, sizes = change[: len(LAYER_COSTS)], change[len(LAYER_COSTS) :]
         # A factor that all layers share favours no plan.
         if np.ptp(times) > _WRONG_TIMES or np.abs(sizes).max() > _WRONG_BYTES:
-            self.space.renew(Solver(self._predictor.corrected, self._limits))
+            self.space.renew(Solver(self._predictor.corrected, self._cautious))
             self._factors = now
 
     def best(self) -> Plan | None:
@@ -280,7 +292,8 @@ class Advisor:
 
     def may_fit(self, plan: Plan) -> bool:
         """Return whether the plan may fit: by its prediction, and compared with plans that ran out of memory."""
-        if self._limits.first_above(self._predictor.memory(plan)) is not None:
+        is_above = self._limits.first_above(self._predictor.memory(plan)) is not None
+        if is_above or self._chances([plan])[0] < self._least_chance:
             return False
         return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
 

@@ -24,6 +24,8 @@ class Limits:
     """Per rank."""
     host_limit_bytes: float = math.inf
     """Most bytes that a rank may offload to the host's memory."""
+    usable_share: float = HEADROOM
+    """Of the memory, by a solved plan."""
 
     @classmethod
     def of(cls, workload: Workload) -> "Limits":
@@ -42,7 +44,7 @@ class Limits:
     @property
     def usable_bytes(self) -> float:
         """Most bytes that a solved plan may be predicted to use."""
-        return self.memory_limit_bytes * HEADROOM
+        return self.memory_limit_bytes * self.usable_share
 
     def first_above(self, memory: Sequence[StageBytes]) -> int | None:
         """Return the first stage whose interval is entirely above the memory, or that offloads too much; or None."""

@@ -145,7 +145,18 @@ def test_measured_peaks_correct_the_bytes_and_narrow_their_interval() -> None:
         corrected = Calibration.fit((), seen).bytes(stage)
         assert corrected.expected == pytest.approx((40 + 1.06 * 80) * MEBI, rel=0.01)
         assert corrected.low < corrected.expected < corrected.high
-        assert corrected.high - corrected.low < 0.06 * corrected.expected
+        assert corrected.high - corrected.low < 0.08 * corrected.expected
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.08])
+def test_the_error_of_bytes_that_no_factor_explains_is_learnt(spread: float) -> None:
+    random, learnt = np.random.default_rng(0), []
+    for _ in range(20):
+        stages = [stage_bytes(*(random.uniform(20, 100, 2) * MEBI).tolist()) for _ in range(30)]
+        factors = np.exp(spread * random.standard_normal(len(stages)))
+        found = [Peak(predicted=s, measured=s.expected * factor) for s, factor in zip(stages, factors, strict=True)]
+        learnt.append(Calibration.fit((), found).byte_noise)
+    assert np.mean(learnt) == pytest.approx(spread, rel=0.15)
 
 
 def kept_more(factor: float, static: float = 40.0, kept: float = 80.0) -> Peak:

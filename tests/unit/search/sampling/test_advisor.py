@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tests.values.search import (
 from tests.values.storage import OUTCOMES
 from trials.job import SearchSection
 from trials.layer_costs import KINDS
-from trials.outcome import Failed, OutOfMemory
+from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 AMPLE = 1 << 50
@@ -62,6 +62,15 @@ def measured(plan: Plan, factor: float = 1.0) -> FinishedTrial:
     result = runner_of(Path(), launcher, AMPLE, PREDICTOR, timed_steps=2).run(plan)
     assert result.epoch_seconds is not None
     return finished(plan, result.outcome, epoch_seconds=result.epoch_seconds, epoch_seconds_error=0.0)
+
+
+def needing(trial: FinishedTrial, factor: float) -> FinishedTrial:
+    """Return the trial with `factor` times its bytes."""
+    assert isinstance(trial.result.outcome, Completed)
+    measurement = trial.result.outcome.measurement
+    stages = [replace(stage, peak_bytes=round(factor * stage.peak_bytes)) for stage in measurement.stages]
+    outcome = Completed(measurement=replace(measurement, stages=tuple(stages)))
+    return replace(trial, result=replace(trial.result, outcome=outcome))
 
 
 def ran_out(plan: Plan, stage: int) -> FinishedTrial:
@@ -148,6 +157,24 @@ def test_after_a_trial_ran_out_of_memory_nothing_is_proposed_that_asks_for_more_
         )
         assert not asks_for_more
         advisor.learn(measured(plan))
+
+
+def test_what_ran_out_of_memory_makes_later_plans_leave_room_for_what_bytes_err_by() -> None:
+    advisor, errors = advisor_of(TIGHT), cycle((0.94, 1.06, 1.0))
+    for _ in range(6):
+        advisor.learn(needing(measured(proposed(advisor).plan), next(errors)))
+    least = []
+    for _ in range(3):
+        plans = []
+        for _ in range(4):
+            plans.append(proposed(advisor).plan)
+            fullest = max(advisor._predictor.memory(plans[-1]), key=lambda stage: stage.expected)
+            least.append((TIGHT / fullest.expected - 1) / advisor._predictor.byte_noise)
+            advisor.learn(needing(measured(plans[-1]), next(errors)))
+        advisor.learn(ran_out(plans[-1], stage=0))
+    assert advisor._predictor.byte_noise == pytest.approx(0.05, rel=0.3)
+    at_first, after_one, after_two = min(least[:4]), min(least[4:8]), min(least[8:])
+    assert at_first < 0.8 < after_one < 1.6 < after_two  # standard errors; 0.84 and 1.64 are those of 80 and 95 %
 
 
 def test_a_transient_failure_is_tried_once_more_and_memory_that_others_took_bars_no_plan() -> None:
