@@ -101,8 +101,8 @@ class Search:
         """Repeat the finalists in turns, so that drift of the machine affects all alike, and return the standings.
 
         The first round includes the baselines that there is time for, later ones only plans that may win; it ends when
-        one is sure to win or the time is spent. Then the winner is measured over more steps. Only one agent of a study may do so; it waits
-        for the last trials of the others.
+        one is sure to win or the time is spent. Then the winner is measured over more steps. Only one agent of a study
+        may do so; it waits for the last trials of the others.
 
         Raise NoFeasiblePlan when no plan completed, and TrialsKeepFailing.
         """

@@ -3,9 +3,10 @@
     python -m benchmarks.cases.head [--tokens 1024] [--hidden 512] [--vocabulary 151936]
 
 Each case is a process of its own on one core: forward and backward passes in float32. `all rows` computes the logits of
-every token at once, as a plain loop does; the others are those of a training. Adding to the gradient of the whole weight
-takes the same time for one target as for all: the line through the times of all shares has it as its fixed part. Bytes
-are those that torch's profiler saw allocated at once, with a weight that needs no gradient: its own hides the logits.
+every token at once, as a plain loop does; the others are those of a training. Adding to the gradient of the whole
+weight takes the same time for one target as for all: the line through the times of all shares has it as its fixed part.
+Bytes are those that torch's profiler saw allocated at once, with a weight that needs no gradient: its own hides the
+logits.
 """
 
 import argparse
@@ -36,7 +37,7 @@ def main() -> None:
     arguments = _arguments()
     rows = []
     for case in (PLAIN, *SHARES):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:  # whose peak of memory is that of the case
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
             rows.append(pool.apply(_measured, (case, arguments.tokens, arguments.hidden, arguments.vocabulary)))
         show(rows[-1])
     plain, *others = rows
@@ -47,9 +48,15 @@ def main() -> None:
     finish(
         rows,
         [
-            at_most("seconds, off from a line of the targets", np.abs(seconds / line(np.array(targets)) - 1).tolist(), 0.1),
+            at_most(
+                "seconds, off from a line of the targets", np.abs(seconds / line(np.array(targets)) - 1).tolist(), 0.1
+            ),
             at_most("seconds of no target, over those of all rows", [line(0) / plain["seconds"]], 0.1),
-            at_most("peak bytes of a target, off from those of the first share", [abs(each / per_target[0] - 1) for each in per_target], 0.1),
+            at_most(
+                "peak bytes of a target, off from those of the first share",
+                [abs(each / per_target[0] - 1) for each in per_target],
+                0.1,
+            ),
         ]
         + [
             at_most(
@@ -115,7 +122,7 @@ def _peak_bytes(run: Callable[[], object]) -> int:
         trace = Path(folder, "trace.json")
         seen.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
-    return max(accumulate(event["args"]["Bytes"] for event in events if event["name"] == "[memory]"))
+    return max(accumulate(int(event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"))
 
 
 def _arguments() -> argparse.Namespace:

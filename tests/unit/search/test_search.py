@@ -176,7 +176,9 @@ def test_when_the_time_is_spent_the_baselines_alone_are_compared_and_those_repea
     counts = Counter(roles(ledger.trials))
     assert [counts[role] for role in ALWAYS] == [1, 1, 1]
     assert set(counts) == {*ALWAYS, Role.CONFIRM}
-    assert not [trial for trial in ledger.trials if trial.role == Role.CONFIRM and isinstance(trial.plan.packing, Padded)]
+    assert not [
+        trial for trial in ledger.trials if trial.role == Role.CONFIRM and isinstance(trial.plan.packing, Padded)
+    ]
 
 
 @pytest.mark.long
