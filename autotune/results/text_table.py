@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 _GAP = "  "
+_PIPE_WIDTH = 120
+"""Most characters of a table's lines where no terminal says how many fit."""
 
 
 def fitted(text: str, width: int | None = None) -> str:
@@ -15,7 +17,7 @@ def fitted(text: str, width: int | None = None) -> str:
     Lines of a chart, with a word that does not fit, stay. `width` is by default that of the terminal; without a
     terminal lines are not folded.
     """
-    width = width or _terminal_width()
+    width = width or _terminal_width() or sys.maxsize
     return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
 
 
@@ -27,18 +29,18 @@ def _folded(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _terminal_width() -> int:
+def _terminal_width() -> int | None:
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else sys.maxsize
+    return shutil.get_terminal_size().columns if is_terminal else None
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Return columns as wide as their widest entry, folded between words where lines are longer than `width`.
 
     Where even single words need more, each row is a paragraph with a line per column. `width` is by default that
-    of the terminal; without a terminal lines are not folded.
+    of the terminal, or 120.
     """
-    width = width or _terminal_width()
+    width = width or _terminal_width() or _PIPE_WIDTH
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max((len(word) for entry in column for word in entry.split()), default=0) for column in columns]
