@@ -7,6 +7,7 @@ import click
 
 from autotune.cli.context import Options
 from autotune.cli.database_commands import db
+from autotune.cli.jobs import inspect_job
 from autotune.cli.node_command import node
 from autotune.cli.parameters import (
     JOB,
@@ -30,18 +31,6 @@ from trials.data.packers import PACKERS
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
-
-
-def _inspect(options: Options, file: "JobFile", *, uses_devices: bool = False) -> None:
-    """Read the job, and refuse devices in use, then show that the command works: torch takes seconds to import."""
-    job = file.job
-    if uses_devices:
-        from autotune.machine.job_hardware import check_free
-
-        check_free(job)
-    from autotune.events import Phase, PhaseBegan
-
-    options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
 
 @click.group(cls=WorkflowGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,7 +75,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @common_with_ranks
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
-    _inspect(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import tune_job
 
     tune_job(options, job, fresh=not resume, **wanted)
@@ -114,7 +103,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
-    _inspect(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import LaunchOptions, launch_job
 
     launch_job(options, job, LaunchOptions(**wanted))
@@ -129,7 +118,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
-    _inspect(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=not wanted["submit"])
     from autotune.cli.work import run_job
 
     run_job(options, job, **wanted)
@@ -143,7 +132,7 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
-    _inspect(options, job, uses_devices=True)
+    inspect_job(options, job, uses_devices=True)
     from autotune.cli.layer_profile import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)
@@ -173,7 +162,7 @@ def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> 
 @common
 def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wanted: Any) -> None:
     """Predict how fast plans for JOB are, here or on other devices, without running them."""
-    _inspect(options, job)
+    inspect_job(options, job)
     from autotune.cli.predict import predict_job
     from autotune.forecast.cluster import ClusterOptions
 
@@ -370,7 +359,7 @@ def report(options: Options, study: str | None, out: Path | None) -> None:
 def doctor(options: Options, job: "JobFile | None") -> None:
     """Report on hardware, software and database, on problems to solve, and on the data of JOB."""
     if job is not None:
-        _inspect(options, job)
+        inspect_job(options, job)
     from autotune.cli.doctor import examine
 
     examine(options, job)
