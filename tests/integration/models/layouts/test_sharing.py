@@ -197,6 +197,28 @@ def test_packs_of_several_levels_on_four_ranks_have_the_plain_models_gradients(
     check(plan, job, four_ranks, WITHIN)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        {
+            "packs shared, ZeRO 1": plan_of("4+2r1,1", data=2, zero=1, packing=TIGHT),
+            "layers cut": plan_of("4+2", tensor=2, packing=replace(TIGHT, sequence=1)),
+        },
+        short=("packs shared, ZeRO 1",),
+    ),
+)
+def test_a_rank_without_a_target_takes_part(plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    """The answer, at the end of each pack, is in the part of one rank."""
+    turns = [{"role": "user", "content": "What do you see? " * 16}, {"role": "assistant", "content": "A dog."}]
+    (tmp_path / "data.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 8)
+    data = {"sources": [{"path": tmp_path / "data.jsonl"}]}
+    job = prepared_of(shallow, tmp_path, data=data, training={"global_batch_samples": 4})
+    lengths = job.index.text_tokens
+    assert (2 * lengths > TIGHT.qt).all()  # each has a pack of its own
+    assert (job.index.target_tokens < lengths / 2).all()
+    check(plan, job, pool, WITHIN)
+
+
 @pytest.mark.long
 def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 48}, hardware={"devices": 4})
