@@ -26,7 +26,9 @@ from autotune.results.rival import Rival
 from autotune.search.compiling import decided
 from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.launched_report import launched_document, launched_text
+from autotune.training.plan_change import plan_that_began
 from autotune.training.retuning import certified, check_checkpoints
+from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
 from autotune.workload import check_plan
@@ -34,6 +36,8 @@ from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.plan import Plan
 from trials.tasks.request import Training, write_request
+from trials.tasks.training.output import check_settings
+from trials.tasks.training.settings import training_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,10 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         submission.submit(options, job)
         return
     url, plan = options.database_url(job.database), wanted.resume_with or wanted.plan
-    with bench_with_plan(job, url, plan, options.display, asking(options)) as (bench, chosen):
+    with bench_with_plan(job, url, plan, options.display, asking(options), retunes=wanted.retune_on_drift) as (
+        bench,
+        chosen,
+    ):
         if wanted.dry_run:
             _give_commands(options, bench, chosen.plan, wanted.steps)
             return
@@ -123,6 +130,8 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         how = TrainingOptions(retunes=retune_on_drift)
         keeps = asking(options) if certificate is None else unasked  # the user may have left during the search
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
+        if not retune_on_drift:
+            chosen = plan_that_began(bench, chosen, options.display)
         if certificate is not None and chosen.plan != best.plan:
             certificate = certified(bench, chosen.plan, options.display)
         chosen, launched = _launch(options, bench, chosen, certificate, how)
@@ -154,7 +163,10 @@ def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | 
     prepared = bench.prepared
     check_plan(prepared, plan)
     check_first_steps(prepared, plan)
-    request = prepared.request(plan, Training(output=prepared.job.training.output, max_steps=steps))
+    output = prepared.job.training.output
+    check_output(prepared.job)
+    request = prepared.request(plan, Training(output=output, max_steps=steps))
+    check_settings(output, training_settings(request, prepared.index.digest), plan)
     # The next dry run must not replace the request that printed commands will read.
     folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"
     write_request(FolderChannel(folder), request)

@@ -14,6 +14,7 @@ from autotune.plan_choice import Keeps, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
+from autotune.training.plan_change import plan_that_began
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -34,7 +35,7 @@ def launch(
     listener: Listener = unheard,
     stops: Callable[[], bool] = lambda: False,
 ) -> Launched:
-    """Run the full training of a job with its best plan, or with `plan`; an interrupted training resumes.
+    """Run the full training of a job with its best plan, or with `plan`; an interrupted training resumes with its own.
 
     Where a baseline measured faster than the best plan in its own runs, by more than a standard error, it is taken in
     its place if the search space has it; a note says which of the two it is.
@@ -56,7 +57,8 @@ def launch(
     job = with_values(as_job(job), "hardware", {"launcher": launcher})
     if retune_on_drift:
         check_checkpoints(job)
-    with bench_with_plan(job, chosen_database(database, job.database), named, listener) as (bench, chosen):
+    url = chosen_database(database, job.database)
+    with bench_with_plan(job, url, named, listener, retunes=retune_on_drift) as (bench, chosen):
         return WatchedTraining(
             bench=bench,
             chosen=chosen,
@@ -69,13 +71,23 @@ def launch(
 
 @contextmanager
 def bench_with_plan(
-    job: Job, database_url: str | None, wanted: Plan | str | None, listener: Listener, keeps: Keeps = unasked
+    job: Job,
+    database_url: str | None,
+    wanted: Plan | str | None,
+    listener: Listener,
+    keeps: Keeps = unasked,
+    *,
+    retunes: bool = False,
 ) -> Iterator[tuple[Workbench, KnownPlan]]:
     """Open the bench of a training, and choose the wanted plan, or the winner, or what `trusted` puts in its place.
+
+    Without a wanted plan, a training that has begun goes on with its own, unless it `retunes`.
 
     Raise what `training_bench`, `as_decided` and `choose_plan` raise.
     """
     with training_bench(job, database_url, listener) as opened:
         bench = as_decided(opened, listener)
         now, output = bench.prepared.workload, job.training.output
-        yield bench, choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
+        chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
+        keeps_own = wanted is None and not retunes
+        yield bench, plan_that_began(bench, chosen, listener) if keeps_own else chosen

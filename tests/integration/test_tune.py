@@ -233,15 +233,21 @@ def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: 
     begun, _ = other.run("launch", str(other.job), "--steps", "1", "--certify")
     assert (other.output / "certificate.json").exists()
     plan = next(plan for _, plan, _, kind in user.rows(FINISHED) if kind == "completed" and plan != begun["plan"])
-    with user.environment():
-        refused = CliRunner().invoke(main, ["launch", str(other.job), "--plan", plan])
-    assert refused.exit_code == 2
-    assert f"or change its plan with `--resume-with {plan}`" in refused.stderr
+    for options in ([], ["--dry-run"]):
+        with user.environment():
+            refused = CliRunner().invoke(main, ["launch", str(other.job), "--plan", plan, *options])
+        assert refused.exit_code == 2
+        remedies = f"as by `--plan {begun['plan']}`, or change its plan with `--resume-with {plan}`"
+        assert f"go back to those settings, {remedies}" in refused.stderr
     done, _ = other.run("launch", str(other.job), "--resume-with", plan[:10])
     assert (done["plan"], done["finished"]) == (plan, True)
     assert not (other.output / "certificate.json").exists()  # it was that of the plan before
     again, _ = other.run("launch", str(other.job), "--resume-with", plan)
     assert again["steps"] == done["steps"]
+    for options in ([], ["--dry-run"]):  # the winner is another plan, as after a later search
+        own, said = other.run("launch", str(other.job), *options)
+        assert f"The training goes on with plan {plan}, with which it began, not {begun['plan']}" in said
+    assert own["commands"]
     samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]
     assert sum(samples) == 24
 

@@ -250,12 +250,12 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
     ("change", "message"),
     [
         ({"learning_rates": {"vision": 2e-6}}, "learning_rates {'vision': 2e-06}; it was {} before"),
-        ({"max_steps": 9}, "max_steps 9; it was None before"),
+        ({"max_steps": 9}, "max_steps 9; it had none before"),
         ({"schedule": "cosine"}, "schedule cosine; it was constant before"),
         ({"warmup": 0.03}, "warmup 0.03; it was 0.0 before"),
         ({"weight_decay": 0.1}, "weight_decay 0.1; it was 0.01 before"),
         ({"betas": (0.9, 0.95)}, "betas (0.9, 0.95); it was (0.9, 0.999) before"),
-        ({"clip_norm": 1.0}, "clip_norm 1.0; it was None before"),
+        ({"clip_norm": 1.0}, "clip_norm 1.0; it had none before"),
     ],
 )
 def test_a_training_continues_with_other_settings_of_its_optimizer_and_warns(

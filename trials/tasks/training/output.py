@@ -111,14 +111,8 @@ def open_output(
     may change, and a damaged checkpoint, are logged as warnings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    record = read_record(folder / RECORD_FILE)
-    if record is None:
-        check_unclaimed(folder, settings)
-    else:
-        _check_rows(folder, record, [each for each in (plan, instead_of) if each], settings)
-        then = replace(record.settings, arrangement_version=settings.arrangement_version)
-        _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
-    record = record or TrainingRecord(id=uuid4().hex[:16], settings=settings)
+    check_settings(folder, settings, plan, instead_of=instead_of)
+    record = read_record(folder / RECORD_FILE) or TrainingRecord(id=uuid4().hex[:16], settings=settings)
     record = replace(record, settings=settings, plan=plan)
     steps, changes = _resumed_steps(folder, record), record.changes
     if instead_of:
@@ -133,6 +127,22 @@ def open_output(
     is_current = model is not None and (model.training, model.steps) == (record.id, steps)
     has_model = model is not None and is_current and not _fault(folder / MODEL_FOLDER, model)
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
+
+
+def check_settings(
+    folder: Path, settings: Settings, plan: Plan | None = None, *, instead_of: Plan | None = None
+) -> None:
+    """Check that a training with these settings may begin or resume in `folder`, as `open_output`; change nothing.
+
+    Raise OutputTaken, and warn of settings that may change.
+    """
+    record = read_record(folder / RECORD_FILE)
+    if record is None:
+        check_unclaimed(folder, settings)
+        return
+    _check_rows(folder, record, [each for each in (plan, instead_of) if each], settings)
+    then = replace(record.settings, arrangement_version=settings.arrangement_version)
+    _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
 
 
 def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
@@ -229,13 +239,17 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
     }
     fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
     if fixed:
-        other = f", or change its plan with `--resume-with {now.plan}`" if then.plan != now.plan else ""
+        other = ""
+        if then.plan != now.plan:
+            other = f", as by `--plan {then.plan}`, or change its plan with `--resume-with {now.plan}`"
         raise OutputTaken(
             f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
             f"name another folder, or go back to those settings{other}"
         )
     for name, (old, new) in changed.items():
-        _log.warning("%s: the training continues with %s %s; it was %s before", folder, name, new, old)
+        after = f"no {name}" if new is None else f"{name} {new}"
+        before = "had none" if old is None else f"was {old}"
+        _log.warning("%s: the training continues with %s; it %s before", folder, after, before)
 
 
 def _read(kind: type[wire.T], path: Path) -> wire.T | None:
