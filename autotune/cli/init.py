@@ -122,7 +122,8 @@ def _model(model: str, out: Path) -> str:
         return _relative(Path(model), out)
     # A mistyped path such as models/intern must not be taken for a hub id.
     if model.count("/") != 1 or model.startswith((".", "/")) or Path(model).parent.is_dir():
-        raise JobError(f"{model}: no such folder; give a local folder or a hub id such as org/name")
+        order = ", and the model before the data" if Path(model).is_file() else ""
+        raise JobError(f"{model}: no such folder; give a local folder or a hub id such as org/name{order}")
     return model
 
 

@@ -10,7 +10,7 @@ from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
-from autotune.results.headline import headline_of
+from autotune.results.headline import headline_of, is_sure
 from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
 from trials.units import probability_text
@@ -92,6 +92,8 @@ def _payback(source: StudySource) -> str:
     saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     if saved <= 0:
         return f"{other.role} is as fast"
+    if not is_sure(other.gain, other.gain_error):
+        return f"when it is paid back compared with {other.role} is uncertain"
     return f"paid back in {best.search_seconds / saved:.1f} epochs, compared with {other.role}"
 
 

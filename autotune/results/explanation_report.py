@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from autotune.results.headline import SIGNIFICANT, is_sure
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
@@ -12,8 +13,6 @@ from trials.units import number_of
 _MEBI = 1 << 20
 LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
-_SIGNIFICANT = 2.0
-"""Standard errors by which two figures must differ to be told apart."""
 _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
 _LEAST_SHOWN = 0.0005
@@ -80,14 +79,14 @@ def _losses(time: PlanTime) -> str:
     if first.seconds <= 0:
         return text
     # An order is only stated where the errors allow it.
-    apart = first.seconds - second.seconds > _SIGNIFICANT * math.hypot(first.error, second.error)
+    apart = first.seconds - second.seconds > SIGNIFICANT * math.hypot(first.error, second.error)
     largest = f"The largest loss is {NAMES[first.name]}: {share_text(first, time)} of the time"
     if second.seconds <= 0:
         return f"{text} {largest}."
     order = ", then" if apart else "; within the errors it may also be"
     losses = f"{text} {largest}{order} {NAMES[second.name]}: {share_text(second, time)}."
     rest = time.part(UNEXPLAINED)
-    if rest.seconds > max(first.seconds, _SIGNIFICANT * rest.error):
+    if rest.seconds > max(first.seconds, SIGNIFICANT * rest.error):
         losses += f" Even more is not explained: {share_text(rest, time)}."
     return losses
 
@@ -183,7 +182,7 @@ def _payback(best: BestPlan, why: Explanation) -> str:
     gain, error = _gain(best, usual, winner)
     if usual.plan_id == winner.plan_id or gain - 1 < LEAST_SAVED:
         return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is as fast"
-    if gain - 1 < _SIGNIFICANT * error:
+    if not is_sure(gain, error):
         return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"
     epochs = best.search_seconds / ((gain - 1) * winner.epoch_seconds)
     steps = math.ceil(epochs * winner.steps)
@@ -204,7 +203,7 @@ def _advice(why: Explanation, memory_limit_bytes: int) -> Iterator[str]:
     large = [
         part
         for part in winner.causes
-        if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, _SIGNIFICANT * part.error)
+        if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, SIGNIFICANT * part.error)
     ]
     for part in large[:_MOST_ADVICE]:
         what = _ADVICE.get(part.name) or _more_memory(why.further, memory_limit_bytes)

@@ -8,6 +8,8 @@ from storage.records import Baseline, BestPlan
 
 NEARLY = 0.02
 """Gain up to which a baseline is said to be as good as the best plan found."""
+SIGNIFICANT = 2.0
+"""Standard errors by which two figures must differ to be told apart."""
 _OF_YOURS = "your present settings"
 
 
@@ -22,6 +24,11 @@ class Headline:
     """Standard error."""
     text: str
     """The same in words."""
+
+
+def is_sure(gain: float, error: float) -> bool:
+    """Return whether a gain is more than its standard error explains."""
+    return gain - 1 >= SIGNIFICANT * error
 
 
 def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = None) -> Headline | None:

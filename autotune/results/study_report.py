@@ -8,7 +8,7 @@ from typing import Any
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
-from autotune.results.headline import headline_of
+from autotune.results.headline import headline_of, is_sure
 from autotune.results.launch_report import launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import table
@@ -97,6 +97,8 @@ def _payback_text(best: BestPlan) -> str:
     cost = f"The search's trials took {best.search_seconds:.0f} s"
     if saved < LEAST_SAVED * best.epoch_seconds:
         return f"{cost}; {other.role} is as fast"
+    if not is_sure(other.gain, other.gain_error):
+        return f"{cost}; the errors are too large to say when they are paid back compared with {other.role}"
     epochs = best.search_seconds / saved
     return f"{cost}; an epoch is {saved:.0f} s shorter than with {other.role}: paid back in {epochs:.1f} epochs"
 

@@ -59,6 +59,8 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) ->
         lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
+    elif not launched.report.finished:
+        lines.append("The training has more steps, and writes the model after the last: launch goes on without --steps")
     return "\n".join(lines)
 
 

@@ -143,7 +143,8 @@ def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypat
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
     code, message = refusal("tune", tunings.job.spoil(hardware__memory_limit="1MiB"))
     assert code == 3
-    assert "no plan fits 1 MiB per rank: the leanest layout" in message
+    assert " fits 1 MiB per rank: layouts " in message
+    assert "; the leanest, p" in message
     assert "raise hardware.memory_limit" in message
 
 

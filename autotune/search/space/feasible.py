@@ -24,7 +24,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Padded, Plan, layer_counts
+from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Packing, Padded, Plan, layer_counts
 from trials.units import number_of
 from trials.workload import Workload
 
@@ -56,8 +56,6 @@ def feasible_space(
     several = _further(workload, solver, wanted)
     fitting = _fitting(workload, solver, chosen)
     every = [*chosen, *chain.from_iterable(further.possible for further in several)]
-    if not fitting and len(every) == len(chosen):
-        raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
     axes = Axes(
         layouts=fitting,
         packers=_packers(wanted),
@@ -70,6 +68,9 @@ def feasible_space(
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
     )
+    refusal = partial(_nothing_fits, workload, solver, replace(axes, layouts=tuple(every)), remedy)
+    if not fitting and len(every) == len(chosen):
+        raise NoFeasiblePlan(refusal())
     usual = tuple(packings_of(axes).usual())
     offer = offered_ladders(
         workload, solver, [layout for layout in fitting if layout.tensor == 1], usual, wanted.sequence
@@ -94,9 +95,8 @@ def feasible_space(
         searched += rest
         axes = replace(axes, layouts=tuple(searched))
         space = Space(axes, solver, partial(allows, wanted)) if rest else space
-        if space is None:
-            raise NoFeasiblePlan(_none_fits(workload, solver, every, remedy))
-        _check_left(workload, axes, space, remedy)
+        if space is None or space.is_empty:
+            raise NoFeasiblePlan(refusal())
         show(f"{_names(rest)} are searched too: no plan with other layouts fits the memory")
     if spread := [layout for layout in searched if solver.extrapolates(layout)]:
         show(
@@ -104,11 +104,6 @@ def feasible_space(
             "computed from that of all ranks"
         )
     return space
-
-
-def _check_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> None:
-    if space.is_empty:
-        raise NoFeasiblePlan(_nothing_left(workload, axes, space, remedy))
 
 
 def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
@@ -239,17 +234,6 @@ def _fitting(workload: Workload, solver: Solver, chosen: Sequence[Layout]) -> tu
     return tuple(layout for layout in chosen if _least(workload, solver, layout)[0] <= usable)
 
 
-def _none_fits(workload: Workload, solver: Solver, chosen: Sequence[Layout], remedy: str) -> str:
-    limit = workload.memory_limit_bytes
-    least = {layout: _least(workload, solver, layout) for layout in chosen}
-    layout, (needed, stage) = min(least.items(), key=lambda entry: entry[1][0])
-    return (
-        f"no plan fits {limit // _MEBI} MiB per rank: the leanest layout, {layout_name(layout)} with everything "
-        f"recomputed, needs about {_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB "
-        f"more than available; {remedy}{_or_devices(workload, solver)}"
-    )
-
-
 def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, int]:
     """Return (bytes, stage) that the longest sample needs at least, alone or shared by as many ranks as possible."""
     alone = solver.fullest(solver.leanest(Padded(samples=1), layout))
@@ -291,14 +275,14 @@ def _longest(workload: Workload) -> tuple[int, int]:
     return workload.data.most_vision_units, workload.data.longest_text_tokens
 
 
-def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> str:
-    # Every layout fits with one sample at a time, so the packs are too large, or what the space fixes does not fit.
+def _nothing_fits(workload: Workload, solver: Solver, axes: Axes, remedy: str) -> str:
+    """Return why no plan of these axes can be trained, with the least memory that a plan needs."""
     batch = f"the global batch of {number_of(workload.global_batch_samples, 'sample')}"
     searched = (
         f"layouts {_names(axes.layouts)}, {number_of(len(axes.capacities), 'pair')} of capacities, recompute "
         f"{axes.recompute}"
     )
-    miss = space.nearest_miss()
+    miss = Space(axes, solver).nearest_miss()
     if miss is None:
         return (
             f"no plan of the search space keeps {batch} within 10 %: {searched}; set training.global_batch_samples to "
@@ -307,10 +291,10 @@ def _nothing_left(workload: Workload, axes: Axes, space: Space, remedy: str) -> 
     packing, layout, needed, stage = miss
     limit = workload.memory_limit_bytes
     return (
-        f"no plan of the search space that keeps {batch} within 10 % fits {limit // _MEBI} MiB per rank: "
-        f"{searched}; the leanest, {layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about "
-        f"{_mebi(needed)} MiB on stage {stage}, {_mebi(needed) - limit // _MEBI} MiB more than available; {remedy}, "
-        "or widen search.space"
+        f"no plan that keeps {batch} within 10 % fits {limit // _MEBI} MiB per rank: {searched}; the leanest, "
+        f"{layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about {_mebi(needed)} MiB on stage "
+        f"{stage}, {_mebi(needed) - limit // _MEBI} MiB more than available; {remedy}"
+        f"{_or_devices(workload, solver, packing)}, or widen search.space"
     )
 
 
@@ -319,12 +303,12 @@ def _mebi(expected: float) -> int:
     return math.ceil(expected / HEADROOM / _MEBI)
 
 
-def _or_devices(workload: Workload, solver: Solver) -> str:
+def _or_devices(workload: Workload, solver: Solver, packing: Packing) -> str:
     """Return more devices as a further remedy, the fewest whose pipeline fits; an empty text where none does."""
     devices = 2 * workload.hardware.devices
     while devices <= solver.layers:
         pipeline = Layout(pipeline=devices, data=1, zero=zero_stages(workload.model, 1)[0])
-        if solver.least_bytes(Padded(samples=1), pipeline) <= HEADROOM * workload.memory_limit_bytes:
+        if solver.least_bytes(packing, pipeline) <= HEADROOM * workload.memory_limit_bytes:
             return f", or give {devices} devices"
         devices *= 2
     return ""

@@ -36,6 +36,8 @@ def test_the_cost_of_the_search_is_compared_with_what_it_saves() -> None:
     """1000 samples an epoch: 125 s with the best baseline, 100 s with the winner."""
     text = best_text(best(search_seconds=50.0))
     assert "trials took 50 s; an epoch is 25 s shorter than with baseline-b: paid back in 2.0 epochs" in text
+    vague = best(baselines=tuple(replace(each, gain_error=each.gain) for each in best().baselines))
+    assert "the errors are too large to say when they are paid back compared with baseline-b" in best_text(vague)
 
 
 def test_a_search_that_found_nothing_faster_says_so() -> None:

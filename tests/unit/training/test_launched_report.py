@@ -54,6 +54,18 @@ def test_a_launch_with_nothing_left_to_train_says_how_to_go_on_and_claims_no_slo
     assert "Disturbed" not in text
 
 
+def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() -> None:
+    launched = Launched(
+        report=TrainingReport(steps=8, finished=False, model=None, blank_samples=0),
+        training_samples_per_second=None,
+        data_wait_share=None,
+        steps=8,
+        blank_samples=0,
+    )
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    assert text.endswith("writes the model after the last: launch goes on without --steps")
+
+
 def test_the_last_and_the_best_evaluation_are_named() -> None:
     def text(*losses: float) -> str:
         found = [

@@ -1,6 +1,5 @@
 """The part of the requested space that can be searched, and messages about the rest."""
 
-import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from autotune.errors import JobError, NoFeasiblePlan
-from autotune.search.solver.limits import HEADROOM
 from autotune.search.space.capacities import capacities
 from autotune.search.space.feasible import allows, feasible_space
 from autotune.search.space.layouts import layout_name
@@ -156,22 +154,23 @@ def test_capacities_hold_the_longest_sample_where_it_would_be_lost() -> None:
     assert pairs(space) == {(9, 480)}
 
 
-def test_where_no_layout_fits_the_leanest_one_is_named_with_its_stage_and_what_is_missing() -> None:
-    solver = solver_of(1, PREDICTOR)
-    least, stage = min(
-        solver.fullest(solver.leanest(Padded(samples=1), layout))
-        for layout in (Layout(pipeline=1, data=2, zero=1), Layout(pipeline=2, data=1, zero=0))
-    )
-    limit = math.floor(least / HEADROOM) - 3 * MEBI
-    with pytest.raises(NoFeasiblePlan) as found:
-        space_of(workload_of(limit))
-    needed = math.ceil(least / HEADROOM / MEBI)
-    missing = needed - limit // MEBI
-    assert f"needs about {needed} MiB on stage {stage}, {missing} MiB more than available; {REMEDY}" in str(found.value)
-    more = re.search(r", or give (\d+) devices$", str(found.value))
-    assert more
-    pipeline = Layout(pipeline=int(more[1]), data=1, zero=0)
-    assert solver.least_bytes(Padded(samples=1), pipeline) <= HEADROOM * limit
+def test_where_nothing_fits_the_least_limit_that_does_is_named() -> None:
+    def needed(limit: int) -> int:
+        with pytest.raises(NoFeasiblePlan) as found:
+            space_of(workload_of(limit * MEBI))
+        told = re.search(rf"needs about (\d+) MiB on stage \d, (\d+) MiB more .*; {REMEDY}", str(found.value))
+        assert told, found.value
+        assert int(told[2]) == int(told[1]) - limit
+        return int(told[1])
+
+    least = needed(3)
+    assert needed(least - 1) == least
+    assert space_of(workload_of(least * MEBI)).starts
+
+
+def test_where_nothing_fits_the_fewest_devices_on_which_a_plan_fits_are_named() -> None:
+    with pytest.raises(NoFeasiblePlan, match=r", or give (4|8) devices, or widen search\.space$"):
+        space_of(workload_of(9 * MEBI))
 
 
 def test_layouts_that_cannot_fit_are_left_out() -> None:

@@ -150,8 +150,8 @@ def test_where_nothing_fits_with_zero_0_or_1_only_such_layouts_are_searched() ->
     assert "no plan with ZeRO 0 or 1 fits the memory" in said[0]
 
 
-def test_where_nothing_fits_at_all_the_leanest_layout_is_named() -> None:
-    with pytest.raises(NoFeasiblePlan, match=r"no plan fits .* the leanest layout, p"):
+def test_where_nothing_fits_at_all_the_leanest_plan_is_named() -> None:
+    with pytest.raises(NoFeasiblePlan, match=r"no plan .* fits 1 MiB .* the leanest, p"):
         searched(predictor(0.0), memory=1 << 20)
 
 
