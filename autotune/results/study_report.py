@@ -11,7 +11,7 @@ from autotune.results.explanation_report import LEAST_SAVED, explanation_text, p
 from autotune.results.headline import headline_of, is_sure
 from autotune.results.launch_report import launch_text
 from autotune.results.rival import rival_of
-from autotune.results.text_table import table
+from autotune.results.text_table import table, terminal_width
 from autotune.search.compile_setting import decision_text
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -35,6 +35,8 @@ from trials.units import number_of, probability_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
+_PIPE_WIDTH = 120
+"""Most characters of a line of plans where no terminal says how many fit."""
 _SHOWN = 4
 _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()
@@ -171,7 +173,7 @@ def plans_text(found: Sequence[Known]) -> str:
         for known in found
     ]
     header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", *_OPTIONAL)
-    lines = [_table_of_used(header, rows, len(_OPTIONAL))]
+    lines = [_table_of_used(header, rows, len(_OPTIONAL), terminal_width() or _PIPE_WIDTH)]
     if any(row[-len(_OPTIONAL)] for row in rows):
         lines.append("`autotune show PLAN` explains the doubts about a plan")
     for known in found:
@@ -230,11 +232,13 @@ def _end_text(study: StudyRecord) -> str:
     return end if study.archived is None else f"{end}, archived"
 
 
-def _table_of_used(header: Sequence[str], rows: Sequence[Sequence[str]], optional: int) -> str:
+def _table_of_used(
+    header: Sequence[str], rows: Sequence[Sequence[str]], optional: int, width: int | None = None
+) -> str:
     """Return a table without those of its last `optional` columns that are empty."""
     first = len(header) - optional
     kept = [number for number in range(len(header)) if number < first or any(row[number] for row in rows)]
-    return table([header[number] for number in kept], [[row[number] for number in kept] for row in rows])
+    return table([header[number] for number in kept], [[row[number] for number in kept] for row in rows], width)
 
 
 def _first_line(note: str | None) -> str:

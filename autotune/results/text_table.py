@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 _GAP = "  "
-_PIPE_WIDTH = 120
-"""Most characters of a table's lines where no terminal says how many fit."""
 
 
 def fitted(text: str, width: int | None = None) -> str:
@@ -17,7 +15,7 @@ def fitted(text: str, width: int | None = None) -> str:
     Lines of a chart, with a word that does not fit, stay. `width` is by default that of the terminal; without a
     terminal lines are not folded.
     """
-    width = width or _terminal_width() or sys.maxsize
+    width = width or terminal_width() or sys.maxsize
     return "\n".join(line if len(line) <= width else _folded(line, width) for line in text.split("\n"))
 
 
@@ -29,7 +27,8 @@ def _folded(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _terminal_width() -> int | None:
+def terminal_width() -> int | None:
+    """Return the characters of a line of the terminal; None where the output goes elsewhere."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     return shutil.get_terminal_size().columns if is_terminal else None
 
@@ -38,9 +37,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
     """Return columns as wide as their widest entry, folded between words where lines are longer than `width`.
 
     Where even single words need more, each row is a paragraph with a line per column. `width` is by default that
-    of the terminal, or 120.
+    of the terminal; without a terminal lines are not folded.
     """
-    width = width or _terminal_width() or _PIPE_WIDTH
+    width = width or terminal_width() or sys.maxsize
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     least = [max((len(word) for entry in column for word in entry.split()), default=0) for column in columns]

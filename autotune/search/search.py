@@ -161,9 +161,13 @@ class Search:
             tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
             if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
-        # The first plan of each baseline runs whatever the budget is: without it there is no gain to state.
+        fastest = min((self.predictor.epoch_seconds(plans[0]) for plans in self._to_compare.values()), default=0.0)
         for role, plans in self._to_compare.items():
-            yield from self._seed(plans.pop(0), role)
+            plan = plans.pop(0)
+            # Whatever the budget is: without the fastest baseline there is no gain to state.
+            is_needed = role == Role.CURRENT_PLAN or self.predictor.epoch_seconds(plan) <= _AS_FAST * fastest
+            if is_needed or self._budget.has_time(1):
+                yield from self._seed(plan, role)
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""

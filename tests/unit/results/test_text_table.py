@@ -9,14 +9,12 @@ ROWS = [
 ]
 
 
-def test_lines_that_go_elsewhere_than_to_a_terminal_have_at_most_120_characters() -> None:
+def test_lines_that_go_elsewhere_have_any_length() -> None:
     header, rule, first, second = table(HEADER, ROWS).splitlines()
     assert header == "plan              hardware         here"
     assert rule == "-" * len(header)
     assert first == "  ".join(ROWS[0])
     assert second == "  ".join(ROWS[1])
-    wide = table(HEADER, [(*ROWS[0][:2], "word " * 60)])
-    assert max(map(len, wide.splitlines())) == 120 - 1  # the gap behind the last word
 
 
 def test_the_widest_column_is_folded_between_words_to_fit_a_terminal() -> None:

@@ -156,7 +156,7 @@ def test_hours_of_devices_are_those_of_all_agents_trials(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)  # on two devices
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), device_hours=201 / 3600)
-    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
+    assert set(roles(ledger.trials)) <= {*ALWAYS, Role.CONFIRM}
     more = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), device_hours=1.0)
     assert Role.PREDICTED in roles(more.trials)
 
@@ -170,15 +170,9 @@ def test_baselines_leave_three_quarters_of_the_trials_to_the_search(bench: Bench
     assert Counter(roles(ledger.trials))[Role.OMNIBAL] == neighbours
 
 
-def test_when_the_time_is_spent_the_baselines_alone_are_compared_and_those_repeated_that_may_win(bench: Bench) -> None:
-    machine = SimulatedLauncher(PREDICTOR, factor_of=lambda plan: 5.0 if isinstance(plan.packing, Padded) else 1.0)
-    ledger = bench.search(bench.study(), machine, time_limit="0.000001s")
-    counts = Counter(roles(ledger.trials))
-    assert [counts[role] for role in ALWAYS] == [1, 1, 1]
-    assert set(counts) == {*ALWAYS, Role.CONFIRM}
-    assert not [
-        trial for trial in ledger.trials if trial.role == Role.CONFIRM and isinstance(trial.plan.packing, Padded)
-    ]
+def test_when_the_time_is_spent_the_baseline_predicted_fastest_is_measured_alone(bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit="0.000001s")
+    assert set(roles(ledger.trials)) == {Role.PACKED, Role.CONFIRM}
 
 
 @pytest.mark.long
@@ -186,14 +180,17 @@ def test_time_that_an_earlier_run_took_is_spent(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, Failed(cause=Timeout(seconds=300)), seconds=300)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="5min")
-    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
+    assert set(roles(ledger.trials)) <= {*ALWAYS, Role.CONFIRM}
 
 
 def test_time_for_the_repetitions_is_left(bench: Bench) -> None:
     study = bench.study()
     bench.record(study, measured(), seconds=100)
     ledger = bench.search(study, SimulatedLauncher(PREDICTOR), time_limit="3min")  # no time for another such trial
-    assert set(roles(ledger.trials)) == {*ALWAYS, Role.CONFIRM}
+    assert set(roles(ledger.trials)) <= {*ALWAYS, Role.CONFIRM}
+    assert {Role.DEFAULT, Role.PACKED, Role.CONFIRM} <= set(roles(ledger.trials))
+    slow = next(trial.plan for trial in ledger.trials if trial.role == Role.DEFAULT)
+    assert slow not in {trial.plan for trial in ledger.trials if trial.role == Role.CONFIRM}
 
 
 @pytest.mark.long
