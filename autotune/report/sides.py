@@ -1,4 +1,4 @@
-"""The two plans that a report compares: the usual settings, and what the search found."""
+"""The two plans that a report compares: the fastest baseline, and what the search found."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,11 +41,11 @@ class Side:
 
 
 def sides(source: StudySource, simulator: Simulator) -> tuple[Side, ...]:
-    """Return the usual settings and the best plan, as far as they are known; one where they are the same plan."""
+    """Return the fastest baseline and the best plan, as far as they are known; one where they are the same plan."""
     before, after = source.usual, source.best
     found = []
     if before is not None and before != after:
-        found.append(_side(source, simulator, "before", "Before: the usual settings", before))
+        found.append(_side(source, simulator, "before", "Before: the fastest baseline", before))
     if after is not None:
         name = "After: the best plan" if source.winner is not None else "After: the fastest plan so far"
         found.append(_side(source, simulator, "after", name, after))

@@ -103,7 +103,7 @@ class StudySource:
 
     @property
     def usual(self) -> Plan | None:
-        """The usual settings, as the explanation names them; without it, by the same rule: the fastest baseline.
+        """The fastest baseline, as the explanation names it; without it, by the same rule.
 
         While none was measured, it is the first that was tried. None where an earlier study measured the fastest one:
         which plan it was is not known here.

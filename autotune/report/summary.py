@@ -44,7 +44,7 @@ def _estimated_gain(before: Side | None, best: BestPlan) -> str:
         return "Its gain is not known, because no baseline was measured to its end."
     gain = before.time.epoch_seconds / best.epoch_seconds
     return (
-        f"It trains about {gain:.2f} times as fast as the usual settings ({before.time.role}), whose run ended early "
+        f"It trains about {gain:.2f} times as fast as the fastest baseline ({before.time.role}), whose run ended early "
         "as clearly slower."
     )
 
@@ -57,7 +57,7 @@ def notes(source: StudySource) -> tuple[str, ...]:
 
 def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
-    names = {"before": "usual settings", "after": "best plan"}
+    names = {"before": "fastest baseline", "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"

@@ -32,7 +32,7 @@ _ADVICE = {
 def explanation_text(best: BestPlan, changed: str) -> str:
     """Return why the winner won; empty for a winner without an explanation.
 
-    `changed` shows what it changes in the usual settings.
+    `changed` shows what it changes in the fastest baseline.
     """
     why = best.explanation
     if why is None:
@@ -61,7 +61,7 @@ def _headline(why: Explanation) -> str:
             f"Why it won: no baseline was measured in its search, so only its own time is explained. {_losses(winner)}"
         )
     if usual.plan_id == winner.plan_id:
-        return f"Why it won: no plan was faster than {_named(usual.role)}, the usual settings. {_losses(winner)}"
+        return f"Why it won: no plan was faster than {_named(usual.role)}, the fastest baseline. {_losses(winner)}"
     return f"Why it won. {_losses(usual)}"
 
 
@@ -140,7 +140,7 @@ def _changes(best: BestPlan, why: Explanation) -> str:
 
 
 def _gain(best: BestPlan, usual: PlanTime, winner: PlanTime) -> tuple[float, float]:
-    """Return (how much faster the winner is than the usual settings, standard error), as the baselines say."""
+    """Return (how much faster the winner is than the fastest baseline, standard error), as the baselines say."""
     for baseline in best.baselines:
         if baseline.role == usual.role:
             return baseline.gain, baseline.gain_error

@@ -1,4 +1,4 @@
-"""What single changes of a plan give: of the usual settings towards the winner, and of the winner with more memory."""
+"""What single changes give: of the fastest baseline towards the winner, and of the winner with more memory."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,9 +32,9 @@ class Changes:
         self._trials, self._measured = tuple(trials), frozenset(measured)
 
     def towards(self, winner: Plan, usual: Plan, time: PlanTime) -> tuple[ChangeEffect, ...]:
-        """Return the effects of the winner's packing, split and recomputation on the usual settings, each alone.
+        """Return the effects of the winner's packing, split and recomputation on the fastest baseline, each alone.
 
-        `time` is that of the usual settings.
+        `time` is that of the fastest baseline.
         """
         return tuple(self._effect(change, usual, plan, time) for change, plan in self._variants(winner, usual))
 
@@ -50,7 +50,7 @@ class Changes:
         return (self._effect("no-recompute", winner, replace(winner, stages=stages), time),)
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
-        """Yield those variants that differ from the usual settings and keep the global batch."""
+        """Yield those variants that differ from the fastest baseline and keep the global batch."""
         solver = Solver(self._predictor.corrected, self._limits)
         # Some data have too few samples for the packs of a variant.
         with suppress(InvalidPlan, DataError):
@@ -99,13 +99,13 @@ class Changes:
 
 
 def repacked(usual: Plan, packing: Packing) -> Plan:
-    """Return the usual settings with other packs, all of which recompute what those of the first level did."""
+    """Return the fastest baseline with other packs, all of which recompute what those of the first level did."""
     stages = (stage.recomputing(stage.recomputed[:1] * len(packing.degrees)) for stage in usual.stages)
     return replace(usual, packing=packing, stages=tuple(stages))
 
 
 def resplit(usual: Plan, winner: Plan) -> Plan:
-    """Return the usual settings with the winner's layout and boundaries, and as large a share of layers recomputed."""
+    """Return the baseline with the winner's layout and boundaries, and as large a share of layers recomputed."""
     shares = [_shares(usual, level) for level in range(len(usual.packing.degrees))]
     counts = layer_counts(winner.boundaries, sum(stage.vision for stage in usual.stages))
     stages = (

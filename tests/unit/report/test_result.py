@@ -1,4 +1,4 @@
-"""What a report says of a result: the usual settings, where the time goes, and what the figures rest on."""
+"""What a report says of a result: the fastest baseline, where the time goes, and what the figures rest on."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -88,7 +88,7 @@ def test_usual_settings_that_an_earlier_search_measured_are_those_of_the_explana
     assert before.speed.mean == 5.0
     said = headline(source, (before, after))
     assert said == "The best plan trains 2.00 \u00b1 0.10 times as fast as default, the fastest baseline."
-    assert [card.name for card in cards(source, (before, after))][:2] == ["usual settings", "best plan"]
+    assert [card.name for card in cards(source, (before, after))][:2] == ["fastest baseline", "best plan"]
 
 
 @pytest.mark.parametrize("others", [(), (run(2, padded_plan(3), "omnibal", 150.0),)], ids=["alone", "with another"])
@@ -133,7 +133,7 @@ def test_a_baseline_that_ended_early_gives_an_estimated_gain_where_no_other_was_
     why = replace(EXPLANATION, usual="current-plan", plans=(EXPLANATION.winner, current))
     source = source_of(run(1, CURRENT, "current-plan", shortened=True), explanation=why, gains={})
     said = headline(source, sides_of(source))
-    assert "about 2.00 times as fast as the usual settings (current-plan), whose run ended early" in said
+    assert "about 2.00 times as fast as the fastest baseline (current-plan), whose run ended early" in said
     assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
 
 

@@ -127,7 +127,7 @@ def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
 def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
     same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())))
     text = text_of(same)
-    assert "no plan was faster than default, the usual settings" in text
+    assert "no plan was faster than default, the fastest baseline" in text
     assert "are not paid back" in text
     assert "default s" not in text  # its time is shown once, as that of the best
     assert "alone  " not in text
