@@ -47,7 +47,7 @@ _CLIMB_GAIN = 1.07
 _INFORMED_CLIMBS = 8
 """Climbs from different packings, of all pipeline degrees, where an earlier search has corrected the predictions."""
 _LEAST_CHANCE = 1e-9
-_CHANCES = (0.025, 0.8, 0.95)
+_CHANCES = (0.025, 0.9, 0.95)
 """Least probability that a plan fits the memory, of those that are tried: at first, after one trial that ran out of
 memory, and after more."""
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
