@@ -58,7 +58,8 @@ def trusted(
     begun = None if record is None else record.settings.plan
     if rival is None:
         return of_winner(best)
-    if begun == best.plan.id or (begun != rival.plan_id and keeps(rival)):
+    # A training with a third plan goes on with that one, so nobody is asked.
+    if begun == best.plan.id or (begun != rival.plan_id and (begun is not None or keeps(rival))):
         listener(Note(text=f"Training with plan {best.plan.id}, not {rival.plan_id}; {rival}"))
         return of_winner(best)
     listener(Note(text=f"Training with plan {rival.plan_id}, not {best.plan.id}; {rival}"))

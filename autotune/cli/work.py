@@ -26,7 +26,7 @@ from autotune.results.rival import Rival
 from autotune.search.compiling import decided
 from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.launched_report import launched_document, launched_text
-from autotune.training.plan_change import plan_that_began
+from autotune.training.plan_change import plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
@@ -131,7 +131,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         keeps = asking(options) if certificate is None else unasked  # the user may have left during the search
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if not retune_on_drift:
-            chosen = plan_that_began(bench, chosen, options.display)
+            chosen = plan_of_training(bench, chosen, options.display)
         if certificate is not None and chosen.plan != best.plan:
             certificate = certified(bench, chosen.plan, options.display)
         chosen, launched = _launch(options, bench, chosen, certificate, how)

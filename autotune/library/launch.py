@@ -14,7 +14,7 @@ from autotune.plan_choice import Keeps, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
-from autotune.training.plan_change import plan_that_began
+from autotune.training.plan_change import plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -90,4 +90,4 @@ def bench_with_plan(
         now, output = bench.prepared.workload, job.training.output
         chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
         keeps_own = wanted is None and not retunes
-        yield bench, plan_that_began(bench, chosen, listener) if keeps_own else chosen
+        yield bench, plan_of_training(bench, chosen, listener) if keeps_own else chosen

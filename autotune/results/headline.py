@@ -9,7 +9,7 @@ from storage.records import Baseline, BestPlan
 NEARLY = 0.02
 """Gain up to which a baseline is said to be as good as the best plan found."""
 SIGNIFICANT = 2.0
-"""Standard errors by which two figures must differ to be told apart."""
+"""Number of standard errors above which a difference is significant."""
 _OF_YOURS = "your present settings"
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from autotune.errors import PlanNotValid
-from autotune.events import Listener, Note, unheard
+from autotune.events import Listener, Note
 from autotune.plan_choice import choose_plan
 from autotune.results.known_plan import KnownPlan
 from autotune.workbench import Workbench
@@ -36,20 +36,20 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     return choose_plan(bench.store, bench.prepared.workload, own, listener), False
 
 
-def plan_that_began(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
+def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
     """Return the plan of the training in the output folder, which a later search does not change, else `chosen`."""
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
     if record is None or record.settings.plan == chosen.plan.id:
         return chosen
     own = record.plan or record.settings.plan
     try:
-        found = choose_plan(bench.store, bench.prepared.workload, own, unheard)
+        found = choose_plan(bench.store, bench.prepared.workload, own, listener)
         check_plan(bench.prepared, found.plan)
     except (PlanNotValid, UnknownRecord):  # the refusal of the chosen plan says how to go on
         return chosen
     listener(
         Note(
-            text=f"The training goes on with plan {found.plan.id}, with which it began, not {chosen.plan.id}, to which "
+            text=f"The training goes on with its plan {found.plan.id}, not with {chosen.plan.id}, to which "
             f"`autotune launch JOB --resume-with {chosen.plan.id}` changes it"
         )
     )

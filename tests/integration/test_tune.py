@@ -246,7 +246,7 @@ def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: 
     assert again["steps"] == done["steps"]
     for options in ([], ["--dry-run"]):  # the winner is another plan, as after a later search
         own, said = other.run("launch", str(other.job), *options)
-        assert f"The training goes on with plan {plan}, with which it began, not {begun['plan']}" in said
+        assert f"The training goes on with its plan {plan}, not with {begun['plan']}" in said
     assert own["commands"]
     samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]
     assert sum(samples) == 24

@@ -124,7 +124,7 @@ def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
     assert "are paid back after" not in text
 
 
-def test_usual_settings_that_won_are_said_to_be_fastest() -> None:
+def test_a_baseline_that_won_is_said_to_be_fastest() -> None:
     same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())))
     text = text_of(same)
     assert "no plan was faster than default, the fastest baseline" in text
