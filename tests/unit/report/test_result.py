@@ -137,6 +137,13 @@ def test_a_baseline_that_ended_early_gives_an_estimated_gain_where_no_other_was_
     assert any("from a run that ended early" in card.note for card in cards(source, sides_of(source)))
 
 
+@pytest.mark.parametrize(("error", "expected"), [(0.1, "paid back in"), (0.9, "is uncertain")])
+def test_when_a_search_is_paid_back_is_stated_where_the_errors_allow(error: float, expected: str) -> None:
+    source = source_of(*KNOWN_BEFORE, gains={"default": (2.0, error)})
+    (note,) = (card.note for card in cards(source, sides_of(source)) if card.name == "time of the search's trials")
+    assert expected in note
+
+
 def test_a_search_whose_baselines_all_failed_has_no_gain_to_state() -> None:
     source = source_of(run(0, WINNER.plan, "sampled", 100.0), gains={})
     assert "Its gain is not known, because no baseline was measured" in headline(source, sides_of(source))
