@@ -24,6 +24,7 @@ from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.plan import Padded, Stage
 from trials.tasks.answer import CertificationReport
 from trials.tasks.certifying.inputs import compare_inputs
+from trials.tasks.certifying.norms import distance, norm_of, product
 from trials.tasks.certifying.reference import (
     Results,
     SharedWeights,
@@ -33,7 +34,7 @@ from trials.tasks.certifying.reference import (
     set_weights,
 )
 from trials.tasks.certifying.saved import compare_saved, plain_name, remove_scratch
-from trials.tasks.certifying.under_plan import GradientReader, PlanRun, PlanStep, first_unclipped, norm_of, run_plan
+from trials.tasks.certifying.under_plan import GradientReader, PlanRun, PlanStep, first_unclipped, run_plan
 from trials.tasks.request import Certification, Request
 from trials.tasks.session import Session, open_session
 
@@ -333,9 +334,9 @@ def _parameters(
             part=run.parts[name],
             found=norm_of(gradient),
             expected=norm_of(expected),
-            product=float(torch.dot(gradient.flatten().double(), expected.flatten().double())),
-            difference=norm_of(gradient - expected),
-            rounding=None if rounded is None else norm_of(_named(rounded, name, run.tied) - expected),
+            product=product(gradient, expected),
+            difference=distance(gradient, expected),
+            rounding=None if rounded is None else distance(_named(rounded, name, run.tied), expected),
         )
 
 

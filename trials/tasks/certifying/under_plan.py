@@ -17,6 +17,7 @@ from trials.engine.state import WEIGHT, OptimizerState, kept
 from trials.model.paths import parameters_at
 from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.model.stage import StageModule
+from trials.tasks.certifying.norms import distance, largest, newest, norm_of
 from trials.tasks.certifying.plain_optimizer import PlainAdamW, factors, trains
 from trials.tasks.certifying.saved import write_saved
 from trials.tasks.request import Certification, Request
@@ -97,11 +98,7 @@ class GradientReader:
             keeps=session.coordinates.leads_stage,
         )
         before, self._before = self._before, moments
-        return {
-            # In float64, since the difference loses digits.
-            name: ((moment.double() - beta * before[name] if name in before else moment.double()) / (1 - beta)).float()
-            for name, moment in moments.items()
-        }
+        return {name: newest(moment, before.get(name), beta) for name, moment in moments.items()}
 
 
 def run_plan(request: Request, task: Certification, rank: int, device: torch.device) -> PlanRun:
@@ -230,9 +227,9 @@ def _updates(
         yield UpdateComparison(
             name=name,
             part=parts[name],
-            change=norm_of(weight - begun[name].float()),
-            difference=norm_of(found[name] - weight),
-            rounding=math.hypot(_FEW * norm_of(weight), _SOME * float(weight.abs().max())),
+            change=distance(weight, begun[name]),
+            difference=distance(found[name], weight),
+            rounding=math.hypot(_FEW * norm_of(weight), _SOME * largest(weight)),
         )
 
 
@@ -276,8 +273,3 @@ def _schedule_faults(session: Session, schedule: Schedule, total: int) -> Iterat
 def _step(session: Session, course: Course, number: int) -> Step:
     stretch = next(each for each in course.stretches if each.before <= number < each.before + each.steps)
     return session.build(stretch.epoch, stretch.plan, stretch.order).step(number - stretch.before)
-
-
-def norm_of(tensor: torch.Tensor) -> float:
-    """Return the Euclidean norm."""
-    return float(torch.linalg.vector_norm(tensor.double()))
