@@ -41,6 +41,7 @@ def time_updates(
 ) -> tuple[UpdateTiming, ...]:
     """Time updates of a single rank, and of all ranks in data parallel with each ZeRO stage. Every rank must call it.
 
+    Those of a single rank are the engine's where it is alone, else those of the optimizer.
     `build` makes a stage with one layer of each kind. On links over which a step takes too long, its update is that of
     a single rank; with ZeRO 1 it is divided by the ranks, which then gather the weights.
     """
@@ -49,7 +50,11 @@ def time_updates(
     # Each stage is freed before the next one is built: of a large model, only one fits.
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in build().parameters()]
     size = sum(count for count, trains in counts if trains)
-    alone = _optimizer_seconds(build(), request.job.training, task.repeats) / size
+    if ranks > 1:
+        alone = _optimizer_seconds(build(), request.job.training, task.repeats) / size
+    else:
+        layout = Layout(pipeline=1, data=1, zero=task.zero_stages[0])
+        alone = _engine_seconds(request, layout, build(), task.repeats) / size
     timings = [UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=alone)]
     reducing, sending = rates.reduction * size * GRADIENT_BYTES, rates.gathering * sum(count for count, _ in counts)
     for layout in layouts:
@@ -68,6 +73,7 @@ def time_updates(
 
 
 def _optimizer_seconds(stage: StageModule, training: TrainingSection, repeats: int) -> float:
+    stage.float()  # the engine updates float32 copies of bfloat16 weights
     parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
