@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
 from autotune.prediction.columns import TOKENS
-from autotune.prediction.curves import fit_curve
+from autotune.prediction.curves import fit_curve, with_floor
 from autotune.prediction.robust_fit import fit_not_negative
 from trials.grid import Grid
 from trials.layer_costs import (
@@ -187,11 +187,15 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
     kept = np.array([t.kept_bytes for t in timings], dtype=np.float64)
     # Every token of a probe of the head is a target.
     columns = np.column_stack((sizes, sizes[:, TOKENS]))
-    curve_sizes, curve = fit_curve(kind, columns, _time_ratios(timings, kind, cost), [t.spread for t in timings])
+    ratios, spreads = _time_ratios(timings, kind, cost), [t.spread for t in timings]
+    curve = fit_curve(kind, columns, ratios, spreads)
+    if hosts := [t.host_seconds for t in timings if t.host_seconds]:
+        seconds = np.array([t.forward_seconds + t.backward_seconds for t in timings])
+        curve = with_floor(curve, kind, columns, float(np.median(hosts)) * ratios / seconds)
     return replace(
         cost,
-        curve_sizes=curve_sizes,
-        curve=curve,
+        curve_sizes=curve[0],
+        curve=curve[1],
         seconds_error=float(np.median(np.abs(_time_ratios(timings, kind, cost) - 1))),
         bytes_error=float((np.abs(sizes @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)).max()),
         # A quarter of the sizes may be noisier than this.

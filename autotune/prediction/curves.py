@@ -5,6 +5,7 @@ bound by launches where packs are small. A curve keeps what a profile measured o
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +21,8 @@ _SIZE_COLUMN: dict[LayerKind, int] = {
     "head": TARGETS,
 }
 """Column that a curve of each kind depends on."""
+Curve: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
+"""Ascending sizes, and the factor at each."""
 _ERROR = 0.4
 """Standard error of the median of five normally distributed values, over their interquartile range."""
 _BISQUARE = 4.685 * 1.4826
@@ -43,9 +46,7 @@ class Curves:
         return factors
 
 
-def fit_curve(
-    kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[float]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def fit_curve(kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[float]) -> Curve:
     """Return (sizes, factors) of measured over fitted seconds, given as `ratios` [timings] at `sizes` [timings, 5].
 
     Each factor is drawn towards 1 by the share of the factors' variance that the noise of the measurements explains
@@ -60,6 +61,14 @@ def fit_curve(
     variance, noise = float(np.mean(found**2)), _ERROR * float(np.median(spreads))
     kept = max(0.0, 1 - noise**2 / variance) if variance else 0.0
     return tuple(at.tolist()), tuple(np.exp(kept * found).tolist())
+
+
+def with_floor(curve: Curve, kind: LayerKind, sizes: Array, floors: Array) -> Curve:
+    """Return the curve, nowhere below `floors` [timings], which are given at `sizes` [timings, 5]."""
+    column = sizes[:, _SIZE_COLUMN[kind]]
+    at = np.unique(column)
+    least = np.array([np.median(floors[column == size]) for size in at])
+    return tuple(at.tolist()), tuple(np.maximum(np.interp(at, *curve), least).tolist())
 
 
 def _nearest_half(logarithms: Array) -> float:

@@ -55,6 +55,9 @@ class LayerTiming:
     """Bytes live during the passes beyond those kept and output; 0 where the meter does not count them."""
     spread: float
     """Interquartile range of the repeats, as a share of their median."""
+    host_seconds: float = 0.0
+    """In which the host enqueues both passes of a further such layer for a device; 0 where it computes them, and for
+    kinds of which a stage has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

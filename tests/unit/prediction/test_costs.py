@@ -346,7 +346,7 @@ def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
         asked.append(tuple(numbers))
         turn = len(asked)
         widths = {0: 0.0, 1: 0.5 if turn <= 8 else 0.01, 2: 2.0 if turn <= 4 else 0.9}
-        return [(1.0 + widths[number] * (turn % 4), 1.0, 0.0) for number in numbers]
+        return [Times(1.0 + widths[number] * (turn % 4), 1.0, 0.0) for number in numbers]
 
     found = measure_until_quiet(measure, count=3, repeats=4)
     assert asked == [(0, 1, 2)] * 4 + [(1, 2)] * 4 + [(1, 2)] * 4
@@ -355,14 +355,27 @@ def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
     assert NOISE_LIMIT < spread(found[2]) < 0.9
 
 
+def test_a_layer_takes_at_least_as_long_as_the_host_to_enqueue_it() -> None:
+    (report,) = reports_of(COSTS, noise=0.0, ranks=1)
+    sizes = np.array([(0, samples * length, samples * length**2, 1) for samples, length in SHAPES], dtype=np.float64)
+    seconds = sizes @ (np.array(COSTS["language"].forward_seconds) + COSTS["language"].backward_seconds)
+    host = float(np.median(seconds))  # longer than the device for half of the sizes
+    slow = with_timings(report, lambda t: replace(t, host_seconds=host) if t.layer == "language" else t)
+    fitted = fit_costs([slow])["language"]
+    np.testing.assert_allclose(fitted.forward_seconds, COSTS["language"].forward_seconds, rtol=1e-6)
+    factors = np.interp(sizes[:, 1], fitted.curve_sizes, fitted.curve)
+    alone = np.array([(sizes[:, 1] == size).sum() == 1 for size in sizes[:, 1]])
+    np.testing.assert_allclose((factors * seconds)[alone], np.maximum(seconds, host)[alone], rtol=1e-6)
+
+
 def test_quiet_times_are_not_taken_again() -> None:
     asked = []
 
     def measure(numbers: Sequence[int]) -> list[Times]:
         asked.append(tuple(numbers))
-        return [(1.0, 2.0, 0.5) for _ in numbers]
+        return [Times(1.0, 2.0, 0.5) for _ in numbers]
 
-    assert measure_until_quiet(measure, count=2, repeats=3) == [[(1.0, 2.0, 0.5)] * 3] * 2
+    assert measure_until_quiet(measure, count=2, repeats=3) == [[Times(1.0, 2.0, 0.5)] * 3] * 2
     assert len(asked) == 3
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.host import time_host
 from trials.tasks.profiling.links import time_communication
@@ -44,8 +45,15 @@ _QUICK_UNITS, _QUICK_TOKENS = 4, 512
 """Sizes at which one layer of the largest models takes less than a second on a CPU."""
 Draw: TypeAlias = Callable[[PreTrainedModel, Iterable[str], int, torch.device], None]
 """Function that fills weights, from a seed."""
-Times: TypeAlias = tuple[float, float, float]
-"""Seconds of forward, backward, and what recomputation adds to both."""
+
+
+class Times(NamedTuple):
+    """Seconds of one run of a probe."""
+
+    forward: float
+    backward: float
+    again: float
+    """What recomputation adds to both."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
@@ -186,7 +194,7 @@ class Profiler:
         self, stage: StageModule, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
     ) -> None:
         self._stage, self._device, self._repeats = stage, device, repeats
-        self._stopwatch = Stopwatch(device)
+        self._stopwatch, self._head_start = Stopwatch(device), HeadStart(device)
         self._takes_gradient = takes_gradient
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
@@ -198,7 +206,11 @@ class Profiler:
             return [self._times(probes[number]) for number in numbers]
 
         times = measure_until_quiet(measure, len(probes), self._repeats)
-        return tuple(_timing(*each) for each in zip(probes, times, measured, strict=True))
+        hosts = host_seconds(probes, self._states, self._device, self._repeats)
+        return tuple(
+            replace(_timing(probe, *each), host_seconds=hosts.get(probe.layer, 0.0))
+            for probe, each in zip(probes, zip(times, measured, strict=True), strict=True)
+        )
 
     def warm_up(self, probes: Iterable[Probe]) -> None:
         """Run each probe once, so that buffers are allocated, code is loaded, and layers are compiled."""
@@ -238,14 +250,17 @@ class Profiler:
         return time_slow_calls(probed, lambda probe: probe.run(self._states(probe)), self._device)
 
     def _times(self, probe: Probe) -> Times:
-        forward, backward = self._pass(probe, probe.run)
+        forward, backward = self._pass(probe, probe.run, probe.layer)
         if probe.recomputed is None:
-            return forward, backward, 0.0
-        return forward, backward, sum(self._pass(probe, probe.recomputed)) - forward - backward
+            return Times(forward, backward, 0.0)
+        again = sum(self._pass(probe, probe.recomputed, f"recomputed {probe.layer}")) - forward - backward
+        return Times(forward, backward, again)
 
-    def _pass(self, probe: Probe, run: Run) -> tuple[float, float]:
+    def _pass(self, probe: Probe, run: Run, name: str) -> tuple[float, float]:
         """Return the seconds (forward, backward), under the same memory meter as a training."""
         states = self._states(probe)
+        self._head_start.give(name)
+        began = time.perf_counter()
         # On a CPU the meter's hooks cost time on every saved tensor, in a training too.
         with nullcontext() if self._device.type == "cuda" else self._meter().watch():
             with self._stopwatch.section("forward"):
@@ -254,6 +269,7 @@ class Profiler:
                 gradient = torch.ones_like(output)
                 with self._stopwatch.section("backward"):
                     output.backward(gradient)
+        self._head_start.took(name, time.perf_counter() - began)
         seconds = self._stopwatch.read()
         return seconds["forward"], seconds.get("backward", 0.0)
 
@@ -317,7 +333,7 @@ def measure_until_quiet(
 
 def spread(times: Sequence[Times]) -> float:
     """Return the interquartile range of the seconds of both passes as a share of their median; 0 for one repeat."""
-    seconds = [forward + backward for forward, backward, _ in times]
+    seconds = [each.forward + each.backward for each in times]
     return interquartile_range(seconds) / statistics.median(seconds)
 
 
