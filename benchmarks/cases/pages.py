@@ -1,6 +1,7 @@
 """A small Qwen2.5-VL with pages of any size and long chats: a job of another kind than the example's."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
@@ -15,7 +16,8 @@ from tests.tiny_models.qwen2_5_vl import CHAT, SPECIAL, patch_tokens
 
 _PATCH = 28
 """Pixels on each side of a merged patch."""
-_MOST_PATCHES = 80
+_MOST_PATCHES, _PATCHES = 80, math.exp(2.8)
+"""Merged patches of an image, at most and at the median."""
 _WORDS = ("total", "date", "page", "the", "of", "is", "a", "on", "line", "column", "table", "figure", "left", "above")
 
 
@@ -23,7 +25,7 @@ def make_job(folder: Path, samples: int) -> Path:
     """Write the model, the data and a job for two ranks into the folder; return the job file."""
     _save_model(folder / "model")
     return write_job(
-        folder / "job.yaml", folder / "model", _make_data(folder / "data", samples), hardware={"memory_limit": "220MiB"}
+        folder / "job.yaml", folder / "model", make_data(folder / "data", samples), hardware={"memory_limit": "220MiB"}
     )
 
 
@@ -50,17 +52,17 @@ def _save_model(folder: Path) -> None:
     save(folder, config=config, images=images, special=SPECIAL, chat=CHAT)
 
 
-def _make_data(folder: Path, samples: int) -> Path:
-    """Write images and an annotation file in LLaVA's format; return the file."""
+def make_data(folder: Path, samples: int, patches: float = _PATCHES) -> Path:
+    """Write images and an annotation file in LLaVA's format; return the file. Half of the images have `patches`."""
     (folder / "images").mkdir(parents=True)
     random = Random(7)
-    records = [_record(folder, number, random) for number in range(samples)]
+    records = [_record(folder, number, random, patches) for number in range(samples)]
     file = folder / "train.jsonl"
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return file
 
 
-def _record(folder: Path, number: int, random: Random) -> Mapping[str, Any]:
+def _record(folder: Path, number: int, random: Random, patches: float) -> Mapping[str, Any]:
     """Return a sample; a fifth of them are chats without an image, with four times as many words."""
     shown = random.random() < 0.8
     words = round(random.lognormvariate(2.5 if shown else 3.9, 0.8)) + 1
@@ -69,13 +71,13 @@ def _record(folder: Path, number: int, random: Random) -> Mapping[str, Any]:
         {"from": "human", "value": "<image>\n" * shown + question},
         {"from": "gpt", "value": " ".join(random.choices(_WORDS, k=min(words, 250)))},
     ]
-    image = {"image": _draw_page(folder / "images", number, random)} if shown else {}
+    image = {"image": _draw_page(folder / "images", number, random, patches)} if shown else {}
     return {"id": number, **image, "conversations": turns}
 
 
-def _draw_page(folder: Path, number: int, random: Random) -> str:
-    """Draw lines on white paper: receipts, pages and cut-outs of 4 to 80 merged patches; return the name."""
-    patches = random.lognormvariate(2.8, 0.7)
+def _draw_page(folder: Path, number: int, random: Random, patches: float) -> str:
+    """Draw lines on white paper: receipts, pages and cut-outs; return the name."""
+    patches = patches * random.lognormvariate(0.0, 0.7)
     aspect = random.choice((0.3, 0.7, 1.4, 3.0)) * random.uniform(0.9, 1.1)
     width, height = (max(round(_PATCH * (patches * each) ** 0.5), _PATCH) for each in (aspect, 1 / aspect))
     page = Image.new("RGB", (width, height), "white")

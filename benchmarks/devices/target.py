@@ -1,12 +1,17 @@
 """The devices that are measured, or the CPU that pretends to be one."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.machine.hardware import probe_hardware
+from benchmarks.devices.models import Model
+from benchmarks.devices.public_models import internvl3_2b, qwen2_5_vl_3b, small_pages
 from trials.plan import Offload
 from trials.tasks.request import ProbeSizes
 from trials.workload import Hardware
 
+_FAMILIES = ("internvl", "qwen2-5-vl", "llava-onevision")
 _PEAK_FLOPS = {
     "A100": 312e12,
     "H100 PCIe": 756e12,
@@ -20,17 +25,28 @@ matches counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """Sizes of an InternVL model: layers, width, width of the feed-forward part, and heads."""
+class KernelSizes:
+    """Sizes for which kernels are compared with transformers' own code."""
 
-    vision: tuple[int, int, int, int]
-    language: tuple[int, int, int, int]
-    kv_heads: int
-    vocabulary: int | None = None
-    """None for that of the tokenizer."""
-    tile: int = 448
-    """Pixels in a row."""
-    patch: int = 14
+    attention: Mapping[str, tuple[int, int, int, tuple[int, ...], bool]]
+    """Heads, those of key and value, their width, the lengths of samples, and whether attention is causal."""
+    patches: int
+    head: tuple[int, int, int, float]
+    """Tokens, width, vocabulary, and the share of the tokens with a label."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RivalCase:
+    """A model with its data that autotune and the plain packed loop train."""
+
+    name: str
+    make: Callable[[Path, int], tuple[Path, Path]]
+    """Write a number of samples; return the model's folder and the annotation file."""
+    batch: int
+    limit: str | None = None
+    """Memory of the device."""
+    trials: int = 12
+    time_limit: str = "90s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +68,21 @@ class Target:
     samples: int
     trials: int
     batch: int
-    rounds: int
-    """Runs of each plan."""
+    drawn_plans: int
+    """Plans drawn at random whose predictions are compared with runs."""
     time_limit: str
     """Of each search."""
     timed_steps: int
     """Of each trial."""
+    families: tuple[str, ...]
+    """Names of tiny models whose gradients are compared with transformers' own."""
+    kernels: KernelSizes
+    rivals: tuple[RivalCase, ...]
+    rounds_of_rival: int
+    steps: int
+    """Of each training next to the rival."""
+    workers: int
+    """Processes that load the rival's packs."""
     pretended: bool = False
 
     @property
@@ -90,9 +115,28 @@ def real_target() -> Target:
         samples=2000,
         trials=12,
         batch=64,
-        rounds=3,
+        drawn_plans=17,
         time_limit="4min",
         timed_steps=6,
+        families=_FAMILIES,
+        kernels=KernelSizes(
+            attention={
+                "tiles of InternViT-300M": (16, 16, 64, (1025,) * 24, False),
+                "windows of Qwen2.5-VL": (16, 16, 80, (64,) * 256, False),
+                "samples of Qwen2.5-1.5B": (12, 2, 128, (300, 900, 1500, 2600, 700, 1100, 400, 500), True),
+            },
+            patches=16_384,
+            head=(8192, 1536, 151_674, 0.15),
+        ),
+        rivals=(
+            RivalCase(name="InternVL3-2B", make=internvl3_2b, batch=16),
+            RivalCase(name="InternVL3-2B in 52 GiB", make=internvl3_2b, batch=16, limit="52GiB"),
+            RivalCase(name="Qwen2.5-VL-3B", make=qwen2_5_vl_3b, batch=32),
+            RivalCase(name="Qwen2.5-VL-3B in 76 GiB", make=qwen2_5_vl_3b, batch=32, limit="76GiB"),
+        ),
+        rounds_of_rival=2,
+        steps=20,
+        workers=8,
     )
 
 
@@ -106,11 +150,17 @@ def pretended_target() -> Target:
         trained=Model(vision=(2, 32, 64, 2), language=(2, 32, 64, 2), kv_heads=1, tile=56),
         large=Model(vision=(45, 64, 128, 2), language=(48, 96, 192, 2), kv_heads=1, tile=56),
         compiled=ProbeSizes(unit_counts=(3, 1, 5), sample_shapes=((2, 20), (1, 50), (3, 30))),
-        samples=48,
+        samples=240,
         trials=2,
         batch=8,
-        rounds=1,
+        drawn_plans=3,
         time_limit="10s",
         timed_steps=2,
+        families=_FAMILIES,
+        kernels=KernelSizes(attention={"samples": (4, 2, 16, (5, 9), True)}, patches=16, head=(32, 16, 64, 0.5)),
+        rivals=(RivalCase(name="pages", make=small_pages, batch=8, limit="2GiB", trials=2, time_limit="10s"),),
+        rounds_of_rival=1,
+        steps=6,
+        workers=0,
         pretended=True,
     )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.references.packed_loop import Data
+from benchmarks.references.loop_data import Data
 from benchmarks.references.packs_by_hand import first_fit_decreasing
 from tests.values.training import prepared_of
 from trials.data.loader import encode
@@ -38,6 +38,8 @@ def test_tokens_labels_and_pixels_are_those_of_a_training(example: Path, tmp_pat
 
 def test_the_loop_imports_nothing_of_autotune() -> None:
     folder = Path(__file__).parents[3] / "benchmarks" / "references"
-    sources = [folder / f"{name}.py" for name in ("packed_loop", "kept_bytes", "packs_by_hand")]
+    sources = [
+        folder / f"{name}.py" for name in ("packed_loop", "loop_data", "kept_bytes", "packs_by_hand", "precision")
+    ]
     lines = [line for source in sources for line in source.read_text().splitlines()]
     assert not [line for line in lines if line.startswith(("from trials", "from autotune"))]
