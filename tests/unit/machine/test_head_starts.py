@@ -65,7 +65,7 @@ def test_a_device_is_kept_busy_for_as_long_as_the_host_needs(monkeypatch: pytest
     start.give("vision")
     start.took("head", 10.0)
     start.give("head")
-    assert cycles == [6_000_000, 50_000_000]
+    assert cycles == [4_500_000, 50_000_000]
     at_once = ahead.HeadStart(CPU)
     at_once.took("vision", 0.003)
     at_once.give("vision")
