@@ -203,11 +203,13 @@ class LevelSizes(EpochSizes):
     def __init__(self, whole: EpochSizes, level: int) -> None:
         super().__init__(whole.epoch, whole.tensor)
         packs = np.flatnonzero(whole.levels == level)
-        self.whole, self.table = whole.whole[packs], whole.table[packs]
-        self.samples_alone, self.degrees = whole.samples_alone[packs], whole.degrees[packs]
-        self.levels = whole.levels[packs]
+        self.row_share = float(whole.degrees[packs].sum() / whole.degrees.sum())
         self.degree = whole.epoch.packing.degrees[level]
-        self.row_share = float(self.degrees.sum() / whole.degrees.sum())
+        found = [whole.whole[packs], whole.table[packs], whole.samples_alone[packs]]
+        if not len(packs):  # a level that no sample needs has one pack, of nothing
+            found = [np.zeros((1, each.shape[1])) for each in found]
+        self.whole, self.table, self.samples_alone = found
+        self.degrees, self.levels = np.full(len(self.table), self.degree), np.full(len(self.table), level)
 
     @cached_property
     def blocks(self) -> tuple[Ints, ...]:

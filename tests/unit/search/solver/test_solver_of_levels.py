@@ -153,6 +153,8 @@ class BruteForce:
     @cache  # noqa: B019
     def _level_seconds(self, stages: tuple[Stage, ...], number: int, level: int, again: Recomputed) -> float:
         sizes, of_level = self._sizes, self._sizes.levels == level
+        if not of_level.any():
+            return 0.0
         parts = Parts.of([self._part(stages, number, again)])
         mean = sizes.table[of_level].mean(axis=0, keepdims=True)
         loaded = sizes.whole[of_level].mean(axis=0, keepdims=True)
@@ -181,6 +183,13 @@ def check(number: int) -> bool:
 def test_the_best_plan_has_the_least_recomputation_of_all_that_fit(first: int) -> None:
     fits = [check(number) for number in range(first, first + 30)]
     assert 15 < sum(fits) < 30
+
+
+@pytest.mark.parametrize("number", [60, 87, 290])
+def test_a_level_without_packs_is_solved_too(number: int) -> None:
+    predictor, _, packing, layout = problem(number)
+    assert len(np.unique(predictor.sizes(packing, layout).levels)) < len(packing.degrees)
+    check(number)
 
 
 def test_a_level_of_longer_packs_recomputes_more() -> None:
