@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.attention import varlen
 
 from benchmarks.references.loop_data import Data
-from benchmarks.references.packs_by_hand import first_fit_decreasing
+from benchmarks.references.packs_by_hand import attend_to, first_fit_decreasing, packed_flash, per_sample
+from benchmarks.references.precision import Optimizer
+from tests.machines import varlen as stand_in
 from tests.values.training import prepared_of
 from trials.data.loader import encode
 from trials.model.inputs.encoders import load_encoder
@@ -43,3 +49,32 @@ def test_the_loop_imports_nothing_of_autotune() -> None:
     ]
     lines = [line for source in sources for line in source.read_text().splitlines()]
     assert not [line for line in lines if line.startswith(("from trials", "from autotune"))]
+
+
+def test_one_call_for_all_samples_attends_as_one_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in.varlen_attn)
+    lengths, ends = [3, 1, 5], torch.tensor([0, 3, 4, 9], dtype=torch.int32)
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    attend_to(lengths, ends)
+    expected, _ = per_sample(None, query, key, value, scaling=0.3)
+    found, _ = packed_flash(None, query, key, value, scaling=0.3)
+    torch.testing.assert_close(found, expected)
+    # Images have windows of their own, and look both ways.
+    windows, _ = packed_flash(None, query, key, value, scaling=0.3, cu_seq_lens_q=ends, max_length_q=5)
+    assert not torch.allclose(windows, expected)
+
+
+def test_small_updates_add_up_in_the_float32_copies() -> None:
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = Optimizer([weight], learning_rate=1e-3, weight_decay=0.0)
+    for _ in range(10):  # each is lost in bfloat16, whose next number below 1 is 0.996
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert weight.grad is None
+    torch.testing.assert_close(weight.float(), torch.full((4,), 0.99), rtol=4e-3, atol=0)
+    with torch.no_grad():
+        weight.fill_(2.0)
+    optimizer.forget()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert weight.tolist() == [2.0] * 4
