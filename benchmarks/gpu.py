@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -124,7 +125,8 @@ def parity(target: Target, example: Path) -> Iterator[Row]:
     models = {"example": with_model(example, target.trained, "parity")}
     for family in target.families:
         models[family] = example / family
-        plugins.load(_TINY, family).make(models[family])
+        with redirect_stdout(sys.stderr):  # stdout is for the result alone
+            plugins.load(_TINY, family).make(models[family])
     cases: list[tuple[str, str, Offload]] = [(name, dtype, "none") for name in models for dtype in _TYPES]
     cases += [("example", "bfloat16", offload) for offload in target.offloads if offload != "none"]
     for name, dtype, offload in cases:

@@ -13,7 +13,7 @@ import torch
 from tests.machines.planted.writing import SAVING_FAULTS
 from trials.channels.folder import FolderChannel
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Sample
-from trials.engine import engine, optimizer
+from trials.engine import base, engine, optimizer
 from trials.engine.base import EngineBase
 from trials.engine.gradients.flat import FlatGradients
 from trials.model import trained
@@ -117,7 +117,7 @@ def _built(**changes: float) -> Iterator[None]:
             group.update(changes)
         return found
 
-    with patch.object(engine, "build_optimizer", changed):
+    with patch.object(base, "build_optimizer", changed):
         yield
 
 
@@ -143,7 +143,7 @@ def _updating(
         found.__class__ = Changed
         return found
 
-    with patch.object(engine, "build_optimizer", build_changed):
+    with patch.object(base, "build_optimizer", build_changed):
         yield
 
 
@@ -185,7 +185,7 @@ def no_warmup() -> AbstractContextManager[Any]:
 
 def unset_rates() -> AbstractContextManager[Any]:
     """Compute the schedule, and never set the learning rates by it."""
-    return patch.object(engine, "scale_learning_rates", lambda *_: None)
+    return patch.object(base, "scale_learning_rates", lambda *_: None)
 
 
 def reset_momentum() -> AbstractContextManager[Any]:
