@@ -43,7 +43,8 @@ def test_all_parts_run_on_a_pretended_device() -> None:
         "device", *["parity"] * 8, *["kernels"] * 4, *["predictions"] * 11, "tuning", "tuning", *["rivals"] * 5,
         "large", *["compiled"] * 8,
     ]  # fmt: skip
-    assert all(check["value"] is not None for check in found["checks"])
+    without = [check["name"] for check in found["checks"] if check["value"] is None]
+    assert without == ["training over the plain packed loop, without a memory limit"]  # all CPU ranks have one
     held = {check["name"]: check["holds"] for check in found["checks"]}
     # The other bars are about times, which say nothing on a busy CPU.
     for name in (
