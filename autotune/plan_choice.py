@@ -58,7 +58,7 @@ def trusted(
     begun = None if record is None else record.settings.plan
     if rival is None:
         return of_winner(best)
-    # A training with a third plan goes on with that one, so nobody is asked.
+    # A training that began with neither of the two keeps its own plan, so the answer would change nothing.
     if begun == best.plan.id or (begun != rival.plan_id and (begun is not None or keeps(rival))):
         listener(Note(text=f"Training with plan {best.plan.id}, not {rival.plan_id}; {rival}"))
         return of_winner(best)

@@ -31,3 +31,17 @@ def test_a_transposed_tensor_and_nan_are_counted() -> None:
     assert norms.distance(tensor, tensor.contiguous()) == 0
     assert math.isnan(norms.norm_of(torch.tensor([1.0, math.nan])))
     assert math.isnan(norms.largest(torch.tensor([1.0, math.nan])))
+
+
+@pytest.mark.parametrize("apart", [1, 1 << 20])
+def test_infinities_are_told_and_not_raised(apart: int) -> None:
+    """Inside one part and in different ones."""
+    endless, mixed = torch.zeros(1 + apart), torch.zeros(1 + apart)
+    endless[0] = endless[apart] = math.inf
+    mixed[0], mixed[apart] = math.inf, math.nan
+    signs = torch.ones(1 + apart)
+    signs[0] = -1
+    assert norms.norm_of(endless) == math.inf
+    assert math.isnan(norms.norm_of(mixed))
+    assert math.isnan(norms.product(endless, signs))
+    assert math.isnan(norms.distance(endless, endless))

@@ -11,17 +11,17 @@ _PART = 1 << 20
 
 def norm_of(tensor: torch.Tensor) -> float:
     """Return the Euclidean norm."""
-    return math.hypot(*(_norm(part) for (part,) in _parts(tensor)))
+    return math.sqrt(sum(_square(part) for (part,) in _parts(tensor)))
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the Euclidean norm of the difference in float32."""
-    return math.hypot(*(_norm(first.float() - second.float()) for first, second in _parts(one, other)))
+    return math.sqrt(sum(_square(first.float() - second.float()) for first, second in _parts(one, other)))
 
 
 def product(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the inner product."""
-    return math.fsum(float(torch.dot(first.double(), second.double())) for first, second in _parts(one, other))
+    return sum(float(torch.dot(first.double(), second.double())) for first, second in _parts(one, other))
 
 
 def largest(tensor: torch.Tensor) -> float:
@@ -45,8 +45,8 @@ def newest(mean: torch.Tensor, before: torch.Tensor | None, beta: float) -> torc
     return found
 
 
-def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))
+def _square(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.double())) ** 2
 
 
 def _parts(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

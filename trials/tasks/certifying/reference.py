@@ -21,6 +21,7 @@ from trials.model.paths import allocate
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
+from trials.tasks.certifying.norms import norm_of
 from trials.tasks.certifying.plain_optimizer import clip_share
 
 
@@ -102,7 +103,7 @@ def model_results(
     gradients, norms = dict[str, torch.Tensor](), list[float]()
     for name, each in sums.items():
         comm.all_reduce(each)
-        norms.append(float(torch.linalg.vector_norm(each.double())))
+        norms.append(norm_of(each))
         if keep(name):
             gradients[name] = each.cpu()
     return Results(loss=loss.item(), gradients=gradients, norm=math.hypot(*norms))
