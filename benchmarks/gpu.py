@@ -53,13 +53,13 @@ from benchmarks.devices.target import Target, pretended_target, real_target
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import plugins
 from trials.launchers.local import LocalLauncher
-from trials.outcome import Completed, Measurement
+from trials.outcome import Completed, Failed, Measurement
 from trials.plan import Layout, Offload, Packed, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
 
 Row: TypeAlias = dict[str, Any]
-PARTS = ("parity", "kernels", "predictions", "tuning", "rivals", "large", "compiled")
+PARTS = ("parity", "kernels", "predictions", "tuning", "large", "compiled", "rivals")
 _TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 STEP_ERROR, BYTE_ERROR = 0.05, 0.05
 _TYPES = ("float32", "bfloat16")
@@ -103,12 +103,16 @@ def checks_of(rows: list[Row]) -> list[Check]:
     def values(key: str) -> list[float]:
         return [row[key] for row in rows if row.get(key) is not None]
 
-    predicted = [row for row in rows if row.get("calibrated_error") is not None]
-    errors = [row["calibrated_error"] for row in predicted[len(predicted) // 2 :]]
-    later = [float(np.median(errors))] if errors else []
+    of_devices: dict[int, list[float]] = {}
+    for row in rows:
+        if row.get("calibrated_error") is not None:
+            of_devices.setdefault(row["devices"], []).append(row["calibrated_error"])
+    later = [float(np.median(errors[len(errors) // 2 :])) for errors in of_devices.values()]
     ratios = {limited: [row["over_loop"] for row in rows if row.get("limited") is limited] for limited in (False, True)}
     return [
         at_least("parity: certificates that hold", values("holds"), 1.0),
+        at_most("relative error of a kernel", [most for row in rows for most in row.get("error", {}).values()], 1e-2),
+        at_most("plans that failed", values("failed"), 0.0),
         at_most("relative error of the step predicted after half of the plans, median", later, STEP_ERROR),
         at_most("relative error of the predicted peak bytes", values("byte_error"), BYTE_ERROR),
         at_least("steps of the trainings", values("steps"), 1.0),
@@ -154,10 +158,11 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
             )
             calibrated = CalibratedPredictor(predictor)
             runner = Runner(prepared, calibrated, pool)
-            for number, plan in enumerate(plans(target, prepared, predictor, devices)):
+            for plan in plans(target, prepared, predictor, devices):
                 outcome = runner.run(plan).outcome
                 found = outcome.measurement if isinstance(outcome, Completed) else None
-                yield {"number": number, **_predicted(target, prepared, calibrated, plan, found)}
+                failed = float(isinstance(outcome, Failed))
+                yield {"failed": failed, **_predicted(target, prepared, calibrated, plan, found)}
                 if found:
                     calibrated.observe(plan, found, prepared.job.search.warmup_steps)
 
@@ -210,7 +215,7 @@ def whole(prepared: Prepared, *, frees: bool = False, offload: Offload = "none",
 
 
 def packing(prepared: Prepared, samples: float = 2.0) -> Packed:
-    """Return packs of about so many mean samples."""
+    """Return packs with room for about this number of samples of mean size."""
     index = prepared.index
     qv, qt = (
         max(int(np.ceil(samples * column.mean())), int(column.max()))
@@ -319,9 +324,9 @@ _RUNS: dict[str, Callable[[Target, Path], Iterator[Row]]] = {
     "kernels": kernel,
     "predictions": predictions,
     "tuning": tuning,
-    "rivals": rivals,
     "large": large,
     "compiled": compiled,
+    "rivals": rivals,
 }
 
 

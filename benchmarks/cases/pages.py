@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,31 +23,39 @@ _WORDS = ("total", "date", "page", "the", "of", "is", "a", "on", "line", "column
 
 def make_job(folder: Path, samples: int) -> Path:
     """Write the model, the data and a job for two ranks into the folder; return the job file."""
-    _save_model(folder / "model")
+    vision = {
+        "depth": 10, "hidden_size": 128, "num_heads": 4, "intermediate_size": 384, "out_hidden_size": 192,
+        "fullatt_block_indexes": [4, 9],
+    }  # fmt: skip
+    text = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6}
+    save_model(folder / "model", vision, text, section=[8, 8, 8], most_patches=_MOST_PATCHES)
     return write_job(
         folder / "job.yaml", folder / "model", make_data(folder / "data", samples), hardware={"memory_limit": "220MiB"}
     )
 
 
-def _save_model(folder: Path) -> None:
-    """Write 10 vision layers of width 128, 2 of them with full attention, and 6 language layers of width 192."""
+def save_model(
+    folder: Path, vision: Mapping[str, Any], text: Mapping[str, Any], *, section: Sequence[int], most_patches: int
+) -> None:
+    """Write a Qwen2.5-VL of these sizes, without weights, for images of at most so many merged patches.
+
+    `section` divides half of the width of a head between positions in time, height and width.
+    """
     images = Qwen2VLImageProcessorPil(
         patch_size=_PATCH // 2,
         merge_size=2,
-        size={"shortest_edge": 4 * _PATCH**2, "longest_edge": _MOST_PATCHES * _PATCH**2},
+        size={"shortest_edge": 4 * _PATCH**2, "longest_edge": most_patches * _PATCH**2},
     )
-    vision = {
-        "depth": 10, "hidden_size": 128, "num_heads": 4, "intermediate_size": 384, "patch_size": _PATCH // 2,
-        "window_size": 4 * _PATCH, "out_hidden_size": 192, "fullatt_block_indexes": [4, 9],
-    }  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [8, 8, 8]}
+    rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [*section]}
 
     def config(ids: Mapping[str, int]) -> Mapping[str, Any]:
-        text = {
-            **TEXT, "hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 6, "vocab_size": len(ids),
-            "rope_parameters": rope,
-        }  # fmt: skip
-        return {"model_type": "qwen2_5_vl", "vision_config": vision, "text_config": text, **patch_tokens(ids)}
+        return {
+            "model_type": "qwen2_5_vl",
+            "vision_config": {"patch_size": _PATCH // 2, "window_size": 4 * _PATCH, **vision},
+            "text_config": {**TEXT, "vocab_size": len(ids), "rope_parameters": rope, **text},
+            "tie_word_embeddings": text.get("tie_word_embeddings", False),
+            **patch_tokens(ids),
+        }
 
     save(folder, config=config, images=images, special=SPECIAL, chat=CHAT)
 

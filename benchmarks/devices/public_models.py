@@ -1,18 +1,13 @@
 """Models of the sizes of public ones, with generated data: InternVL3-2B and Qwen2.5-VL-3B."""
 
 import json
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
-from transformers import Qwen2VLImageProcessorPil
 
 from benchmarks.cases import pages
 from benchmarks.devices.models import Model, make_example, rewrite, with_model
-from tests.tiny_models import TEXT, save
-from tests.tiny_models.qwen2_5_vl import CHAT, SPECIAL, patch_tokens
 
 _ENLARGED = 8
 """Size of a picture over that of the example's, whose tiles are 56 pixels wide."""
@@ -53,27 +48,15 @@ def qwen2_5_vl_3b(folder: Path, samples: int) -> tuple[Path, Path]:
 
     Sizes are those of Qwen/Qwen2.5-VL-3B-Instruct.
     """
-    images = Qwen2VLImageProcessorPil(
-        patch_size=_PATCH // 2,
-        merge_size=2,
-        size={"shortest_edge": 4 * _PATCH**2, "longest_edge": _MOST_PATCHES * _PATCH**2},
-    )
     vision = {
-        "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "patch_size": _PATCH // 2,
-        "window_size": 112, "out_hidden_size": 2048, "fullatt_block_indexes": [7, 15, 23, 31],
+        "depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 2048,
+        "fullatt_block_indexes": [7, 15, 23, 31],
     }  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": 1_000_000.0, "mrope_section": [16, 24, 24]}
-
-    def config(ids: Mapping[str, int]) -> Mapping[str, Any]:
-        text = {
-            **TEXT, "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True,
-            "max_position_embeddings": 32_768, "rope_parameters": rope,
-        }  # fmt: skip
-        settings = {"model_type": "qwen2_5_vl", "vision_config": vision, "text_config": text}
-        return {**settings, "tie_word_embeddings": True, **patch_tokens(ids)}
-
-    save(folder / "qwen2.5-vl-3b", config=config, images=images, special=SPECIAL, chat=CHAT)
+    text = {
+        "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 2, "vocab_size": 151_936, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
+    }  # fmt: skip
+    pages.save_model(folder / "qwen2.5-vl-3b", vision, text, section=[16, 24, 24], most_patches=_MOST_PATCHES)
     return folder / "qwen2.5-vl-3b", pages.make_data(folder / "data", samples, patches=350)
 
 

@@ -1,10 +1,12 @@
 """Tuned trainings on one device, and the plain packed loop on the same device in the same minutes."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def _case(target: Target, case: RivalCase, folder: Path) -> Iterator[dict[str, A
     flops = flops_of_sample(prepared)
     tokens = float(prepared.index.text_tokens.mean())
     tuned = run(autotune("tune", job, "--json"), folder / "tune").document
-    yield {"row": "tuned", "flops": flops, "tokens": tokens, "seconds": tuned.get("seconds"), "plan": tuned["plan"]}
+    yield {"row": "tuned", "flops": flops, "tokens": tokens, "plan": tuned["plan"]}
     swept: dict[str, Mapping[str, Any]] = {}
     for precision in ("bfloat16", "autocast") if on_device else ("float32",):
         settings = {
@@ -113,7 +115,12 @@ def _loop(settings: Mapping[str, Any], folder: Path, steps: int) -> Ended:
     (folder / "runs.json").write_text(json.dumps([settings]))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     words: list[str | Path] = [*launcher, "-m", "benchmarks.references.packed_loop", folder / "runs.json"]
-    return _some_steps(words, folder, Path(settings["progress"]), steps, {"TOKENIZERS_PARALLELISM": "false"})
+    environment = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),  # torchrun would give it one
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # as autotune's ranks have
+    }
+    return _some_steps(words, folder, Path(settings["progress"]), steps, environment)
 
 
 def _some_steps(
@@ -139,5 +146,6 @@ def _some_steps(
 def _kill(process: subprocess.Popen[bytes]) -> None:
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
     for each in family:
-        each.kill()
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
     psutil.wait_procs(family[:-1], timeout=30)

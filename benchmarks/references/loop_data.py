@@ -110,8 +110,11 @@ class Data:
 class Packs(Dataset[Batch]):
     """The inputs of packs, in an order."""
 
-    def __init__(self, data: Data, positions: Callable[..., Any] | None, packs: Sequence[Sequence[int]]) -> None:
-        self._data, self._positions_of, self._packs = data, positions, packs
+    def __init__(
+        self, data: Data, positions: Callable[..., Any] | None, packs: Sequence[Sequence[int]], dtype: torch.dtype
+    ) -> None:
+        """`positions` computes those of a sample with images; pixels have this type."""
+        self._data, self._positions_of, self._packs, self._dtype = data, positions, packs, dtype
 
     def __len__(self) -> int:
         return len(self._packs)
@@ -121,11 +124,13 @@ class Packs(Dataset[Batch]):
         shown = [self._data.pixels(sample.images) for sample in samples if sample.images]
         pixels, grids = zip(*(shown or [self._data.blank()]), strict=True)
         ends = [0, *accumulate(len(sample.ids) for sample in samples)]
+        labels = torch.tensor([label for sample in samples for label in sample.labels])
         return {
             "ids": torch.tensor([token for sample in samples for token in sample.ids])[None],
-            "labels": torch.tensor([label for sample in samples for label in sample.labels]),
+            "labels": labels,
+            "targets": (labels != IGNORED).nonzero().squeeze(1),  # here, since a GPU would keep the host waiting
             "positions": torch.cat([self._positions(each) for each in samples], dim=-1),
-            "pixels": torch.cat(pixels),
+            "pixels": torch.cat(pixels).to(self._dtype),
             "grids": None if grids[0] is None else torch.cat(grids),
             "shows": bool(shown),
             "lengths": [len(sample.ids) for sample in samples],

@@ -124,10 +124,8 @@ class Packed(torch.nn.Module):
         """Yield the inputs of packs, on the device."""
         positions = getattr(self.model.model, "get_rope_index", None)
         workers, on_device = self._run.workers, self._run.device == "cuda"
-        loader = DataLoader(
-            Packs(self._data, positions, packs), batch_size=None, num_workers=workers, pin_memory=on_device
-        )
-        for batch in loader:
+        inputs = Packs(self._data, positions, packs, self.model.dtype)
+        for batch in DataLoader(inputs, batch_size=None, num_workers=workers, pin_memory=on_device):
             yield {
                 name: each.to(self._run.device, non_blocking=True) if isinstance(each, torch.Tensor) else each
                 for name, each in batch.items()
@@ -139,7 +137,7 @@ class Packed(torch.nn.Module):
             return self._loss(batch)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        labels, pixels = batch["labels"], batch["pixels"].to(self.model.dtype)
+        labels, pixels = batch["labels"], batch["pixels"]
         inputs: dict[str, Any] = {"position_ids": batch["positions"]}
         grids = {} if batch["grids"] is None else {"image_grid_thw": batch["grids"]}
         nothing: torch.Tensor | float = 0.0
@@ -152,7 +150,7 @@ class Packed(torch.nn.Module):
         states = self.model.model(input_ids=batch["ids"], use_cache=False, **inputs)
         rows = states.last_hidden_state[0]
         if self._run.target_rows:
-            rows, labels = rows[labels != IGNORED], labels[labels != IGNORED]
+            rows, labels = (each.index_select(0, batch["targets"]) for each in (rows, labels))
         logits = self.model.lm_head(rows)
         return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum") + nothing
 
@@ -230,7 +228,8 @@ def fits(run: Run, packed: Packed, optimizer: Optimizer, packs: Sequence[list[in
         except torch.cuda.OutOfMemoryError:
             over = True
         packed.zero_grad(set_to_none=True)
-        if over:
+        if over:  # also of what the optimizer has begun to hold
+            optimizer.forget()
             torch.cuda.empty_cache()
     most = torch.tensor(float(over))
     dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -323,9 +322,11 @@ def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimi
     """Return the steps with the fastest length; set whether all is recomputed. All ranks choose alike."""
     found: list[tuple[float, int, tuple[int, int]]] = []
     before = {name: each.cpu().clone() for name, each in packed.state_dict().items()}
+    costs = packed.costs
+    mean = sum(costs) / len(costs)
     for length, freed in _variants(run, packed):
         packed.recompute(*freed)
-        steps = steps_of(data, run, length, packed.costs)
+        steps = steps_of(data, run, length, costs)
         if not fits(run, packed, optimizer, [pack for step in steps for of in step for pack in of]):
             continue
         chosen = steps[:: max(1, len(steps) // 6)][:6]
@@ -336,8 +337,9 @@ def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimi
             _step(packed, replica, optimizer, step, batches)
         seconds = torch.tensor(time.perf_counter() - began)
         dist.all_reduce(seconds)
-        samples = sum(len(pack) for step in chosen for of_rank in step for pack in of_rank)
-        found.append((samples / float(seconds), length, freed))
+        # Steps have different numbers of samples, of different sizes.
+        work = sum(costs[one] for step in chosen for of_rank in step for pack in of_rank for one in pack)
+        found.append((work / mean / float(seconds), length, freed))
     if not found:
         raise SystemExit(f"no length of {run.lengths} keeps to {run.memory_limit} bytes")
     _, length, freed = max(found)
@@ -346,7 +348,7 @@ def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimi
     packed.load_state_dict(before)
     optimizer.forget()
     packed.recompute(*freed)
-    return steps_of(data, run, length, packed.costs)
+    return steps_of(data, run, length, costs)
 
 
 def _variants(run: Run, packed: Packed) -> Iterator[tuple[int, tuple[int, int]]]:

@@ -50,6 +50,7 @@ class Optimizer:
     def forget(self) -> None:
         """Take the weights as they are now, without moments."""
         self._adamw.state.clear()
+        self._adamw.zero_grad(set_to_none=True)
         if self._copies is not self._weights:
             with torch.no_grad():
                 torch._foreach_copy_(self._copies, self._weights)
