@@ -153,9 +153,7 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
         prepared = prepared_of(example, model, target, devices, "bfloat16")
         logs = example / f"predictions-{devices}"
         with WarmPool(LocalLauncher(logs, devices, target.accelerator)) as pool:
-            predictor = Predictor(
-                profile_layers(prepared, pool, logs), prepared.epoch, prepared.workload.model.element_bytes
-            )
+            predictor = _profiled(prepared, pool, logs)
             calibrated = CalibratedPredictor(predictor)
             runner = Runner(prepared, calibrated, pool)
             for plan in plans(target, prepared, predictor, devices):
@@ -165,6 +163,11 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
                 yield {"failed": failed, **_predicted(target, prepared, calibrated, plan, found)}
                 if found:
                     calibrated.observe(plan, found, prepared.job.search.warmup_steps)
+
+
+def _profiled(prepared: Prepared, pool: WarmPool, logs: Path) -> Predictor:
+    costs = profile_layers(prepared, pool, logs).with_workers(prepared.job.data.workers or 0)
+    return Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
 
 
 def _predicted(
@@ -285,8 +288,7 @@ def large(target: Target, example: Path) -> Iterator[Row]:
     prepared = prepared_of(example, with_model(example, target.large, "large"), target, 1, "bfloat16")
     logs = example / "large-logs"
     with WarmPool(LocalLauncher(logs, 1, target.accelerator)) as pool:
-        costs = profile_layers(prepared, pool, logs)
-    predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
+        predictor = _profiled(prepared, pool, logs)
     # The split is compared, not what fits into one device's memory.
     ample, layout = solver(prepared, predictor).ample, Layout(pipeline=STAGES, data=1, zero=1)
     packs = packing(prepared)
@@ -297,7 +299,7 @@ def large(target: Target, example: Path) -> Iterator[Row]:
     yield {
         "layers": {
             kind: {"forward_seconds": list(cost.forward_seconds), "backward_seconds": list(cost.backward_seconds)}
-            for kind, cost in costs.layers
+            for kind, cost in predictor.costs.layers
         },
         "boundaries": np.cumsum([stage.vision + stage.language for stage in ours.stages]).tolist(),
         "omnibal_boundaries": list(OMNIBAL_STAGES),
