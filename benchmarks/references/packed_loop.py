@@ -5,8 +5,8 @@
 Imports nothing from autotune. Samples are tokenised once, packed first-fit-decreasing to one length, and dealt to the
 ranks in random order, or sorted by cost in rows. DistributedDataParallel averages gradients; each sample has an
 attention call of its own, on a GPU all have one call of FlashAttention; head and loss are computed for labelled rows,
-or for all. With several lengths in a run, each is tried for a few steps with everything recomputed and with nothing,
-and the fastest that keeps to the limit is used.
+or for all. With several lengths in a run, each is tried for a few steps, under a memory limit also with the vision
+layers or all layers recomputed, and the fastest that keeps to the limit is used.
 """
 
 import json
@@ -56,7 +56,8 @@ class Run:
     """File of packs that were made elsewhere, in place of `lengths`: for each step, rank and micro-batch, the samples
     and the (vision, language) layers to recompute."""
     recomputed: tuple[int, int] | None = None
-    """Vision and language layers to recompute, from the first on; all or nothing, whichever is faster, when absent."""
+    """Vision and language layers to recompute, from the first on. When absent, all, those of vision, or none: whichever
+    is fastest."""
     matched: bool = True
     """Sort packs by cost and deal neighbours to the ranks of a row, rather than packs in random order."""
     target_rows: bool = True
@@ -319,7 +320,7 @@ def _step(
 
 
 def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimizer) -> Steps:
-    """Return the steps with the fastest length; set whether all is recomputed. All ranks choose alike."""
+    """Return the steps with the fastest length; set what is recomputed. All ranks choose alike."""
     found: list[tuple[float, int, tuple[int, int]]] = []
     before = {name: each.cpu().clone() for name, each in packed.state_dict().items()}
     costs = packed.costs
@@ -358,6 +359,7 @@ def _variants(run: Run, packed: Packed) -> Iterator[tuple[int, tuple[int, int]]]
             continue
         yield length, (0, 0)
         if run.memory_limit:
+            yield length, (packed.layers[0], 0)
             yield length, packed.layers
 
 
