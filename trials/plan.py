@@ -174,10 +174,14 @@ class Layout:
             )
 
     @property
+    def whole_copies(self) -> bool:
+        """Whether each rank has a whole copy of the model, and all ranks at once average all gradients."""
+        return self.pipeline == self.tensor == self.reduce_within == 1 and self.zero < 2
+
+    @property
     def can_overlap(self) -> bool:
-        """Whether data ranks can average gradients during a backward pass: all ranks at once, each all of them."""
-        alone = self.pipeline == self.tensor == self.reduce_within == 1
-        return alone and self.data > 1 and self.zero < 2
+        """Whether data ranks can average gradients during a backward pass."""
+        return self.whole_copies and self.data > 1
 
     @property
     def grid(self) -> Grid:

@@ -13,7 +13,6 @@ from deepspeed import comm
 from trials.data.loader import MicroBatch
 from trials.data.tokens import pack
 from trials.engine.copying import CopyStream, Inputs, States
-from trials.engine.gradients.overlapped_averages import OverlappedAverages
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
@@ -54,19 +53,17 @@ class EngineBase:
 class OneStage(EngineBase):
     """An engine whose ranks all have one stage."""
 
-    _averages: OverlappedAverages | None
-
     @abstractmethod
     def _loss(self, inputs: States, targets: Targets) -> torch.Tensor:
         """Return the loss [] of a pack, summed over its targets."""
 
     @abstractmethod
-    def _backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of a loss to those of the packs before."""
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of a loss to those of the packs before; it may be of the `last` pack of a step."""
 
     @abstractmethod
     def _update(self) -> None:
-        """Average gradients over the ranks, but those that `_averages` has, and update the weights."""
+        """Average gradients over the ranks, and update the weights."""
 
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         """Implement `TrainingEngine.step`."""
@@ -77,10 +74,8 @@ class OneStage(EngineBase):
                 inputs, targets = next(packs)
             with self.stopwatch.section(FORWARD):
                 loss = self._loss(inputs, targets)
-            if self._averages and number == count - 1:
-                self._averages.begin()
             with self.stopwatch.section(BACKWARD):
-                self._backward(loss)
+                self._backward(loss, last=number == count - 1)
             total += loss.detach()
         with self.stopwatch.section(OPTIMIZER):
             self._update()

@@ -23,10 +23,9 @@ from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.gradients.clipping import count_in_norm, join_norms
 from trials.engine.gradients.messages import in_buckets
 from trials.engine.gradients.node_reduction import NodeReduction
-from trials.engine.gradients.overlapped_averages import OverlappedAverages
 from trials.engine.gradients.replicas import sum_gradients
 from trials.engine.muon import import_uncompiled
-from trials.engine.replica_engine import ReplicaEngine, copies_alone
+from trials.engine.replica_engine import ReplicaEngine
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
@@ -90,7 +89,7 @@ def build_engine(
     import_uncompiled()
     if plan.layout.pipeline > 1:
         return PipelineEngine(plan, stage, where, device, training)
-    if copies_alone(plan.layout):
+    if plan.layout.whole_copies:
         return ReplicaEngine(plan, stage, device, training)
     return PlainEngine(plan, stage, device, training)
 
@@ -124,11 +123,11 @@ class _DeepSpeedEngine(EngineBase):
         self._engine.allreduce_no_retain = partial(_average, self._engine)
         if self._plan.layout.reduce_within > 1:
             NodeReduction(self._plan.layout.grid, self._plan.layout.reduce_within).take_over(self._engine)
-        self.state = OptimizerState(self._engine, self._optimizer, self.stage)
+        self.state = OptimizerState(self._engine.optimizer, self._optimizer, self.stage)
 
 
 class PlainEngine(OneStage, _DeepSpeedEngine):
-    """One stage on every rank: data parallelism with ZeRO, or with tensor ranks."""
+    """One stage on every rank: data parallelism with ZeRO 2 or 3, with tensor ranks, or first in each node."""
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         super().__init__(plan, stage, device, training)
@@ -144,26 +143,17 @@ class PlainEngine(OneStage, _DeepSpeedEngine):
             model=stage, optimizer=self._optimizer, config=config, dist_init_required=False, mpu=mpu
         )
         self._take_state()
-        size = plan.layout.bucket_bytes
-        self._averages = OverlappedAverages(self._engine, stage, size) if size else None
 
     def _loss(self, inputs: States, targets: Targets) -> torch.Tensor:
         loss: torch.Tensor = self._engine(inputs, targets)
         return loss
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002 (averages follow in `_update`)
         self._engine.backward(loss)
 
     def _update(self) -> None:
         sum_gradients(self._engine, self.stage)
-        if self._averages:
-            self._averages.finish()
         self._engine.step()
-
-    def close(self) -> None:
-        if self._averages:
-            self._averages.close()
-        super().close()
 
 
 class PipelineEngine(_DeepSpeedEngine):

@@ -1,7 +1,5 @@
 """Data parallelism of whole copies of the model, with torch alone: nothing stands between the passes."""
 
-from types import SimpleNamespace
-
 import torch
 from deepspeed import comm
 
@@ -10,21 +8,18 @@ from trials.engine.copying import States
 from trials.engine.gradients.flat import FlatGradients
 from trials.engine.gradients.overlapped_averages import OverlappedAverages, as_reached, buckets
 from trials.engine.state import OptimizerState
+from trials.engine.weight_shards import ShardedState, WeightShards
 from trials.job import TrainingSection
 from trials.model.ends.head_loss import Targets
 from trials.model.stage import StageModule
-from trials.plan import Layout, Plan
-
-
-def copies_alone(layout: Layout) -> bool:
-    """Return whether each rank has a whole copy of the model, and all average gradients at once."""
-    return layout.pipeline == layout.tensor == layout.reduce_within == 1 and layout.zero == 0
+from trials.plan import Plan
 
 
 class ReplicaEngine(OneStage):
-    """Implementation of `TrainingEngine` for these layouts.
+    """Implementation of `TrainingEngine` for layouts with `whole_copies`.
 
-    DeepSpeed copies gradients into its messages and back; here they lie in them.
+    DeepSpeed copies gradients into its messages and back, and runs Python for each of bfloat16 weights; here they are
+    added up in the float32 buffers that are sent.
     """
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
@@ -36,20 +31,26 @@ class ReplicaEngine(OneStage):
         order = [each for bucket in buckets(as_reached(stage), size) for each in bucket]
         self._gradients = FlatGradients(order)
         self._most = training.clip_norm
-        self._norm: float | None = None
-        engine = SimpleNamespace(optimizer=self._optimizer)
-        self.state = OptimizerState(engine, self._optimizer, stage)
-        self._averages = OverlappedAverages(engine, stage, size) if size else None
+        self._norm: torch.Tensor | None = None
+        self._shards = WeightShards(order, self._optimizer) if plan.layout.zero else None
+        self.state = (
+            ShardedState(self._shards, self._optimizer, stage)
+            if self._shards
+            else OptimizerState(self._optimizer, self._optimizer, stage)
+        )
+        self._averages = OverlappedAverages(stage, size) if size else None
 
     @property
     def gradient_norm(self) -> float | None:
-        return self._norm
+        return None if self._norm is None else float(self._norm)
 
     def _loss(self, inputs: States, targets: Targets) -> torch.Tensor:
         loss: torch.Tensor = self.stage(inputs, targets)
         return loss
 
-    def _backward(self, loss: torch.Tensor) -> None:
+    def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        if self._averages and last:
+            self._averages.begin()
         loss.backward()
 
     def _update(self) -> None:
@@ -59,11 +60,16 @@ class ReplicaEngine(OneStage):
             self._gradients.average(self._plan.layout.data)
         if self._most:
             self._norm = self._gradients.clip(self._most)
-        self._optimizer.step()
+        elif self._shards:
+            self._norm = self._gradients.norm()
+        if self._shards:
+            self._shards.update()
+        else:
+            self._optimizer.step()
         self._gradients.clear()
 
     def close(self) -> None:
         if self._averages:
             self._averages.close()
         self._gradients.close()
-        del self.state
+        del self.state, self._shards

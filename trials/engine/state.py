@@ -33,9 +33,9 @@ class OptimizerState:
     ranks, so all ranks of a stage must access the parameters in the same order.
     """
 
-    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer, stage: StageModule) -> None:
-        """Access the state of DeepSpeed's `engine`, which was built with the torch `optimizer` for the `stage`."""
-        self._wrapper = engine.optimizer
+    def __init__(self, wrapper: Any, optimizer: torch.optim.Optimizer, stage: StageModule) -> None:
+        """Access the state of DeepSpeed's `wrapper` of the torch `optimizer` for the `stage`, or of that itself."""
+        self._wrapper = wrapper
         self._optimizer = optimizer
         self._tensor, self._slices = stage.tensor, stage.slices
         self._is_connected = False
@@ -80,6 +80,10 @@ class OptimizerState:
         """Set the whole `part` of the parameter. Call `begin_writing` first."""
         if parameter in self._slices:
             value = self._tensor.slice_of(value, self._slices[parameter])
+        self._write(parameter, part, value)
+
+    def _write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
+        """Set what the ranks with this slice of the parameter hold."""
         if part == WEIGHT:
             with GatheredParameters(parameter, modifier_rank=0):
                 parameter.copy_(value)

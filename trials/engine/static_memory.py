@@ -15,9 +15,11 @@ BUCKET = 50_000_000
 def buffer_bytes(layout: Layout, element_bytes: int) -> int:
     """Return the bytes of DeepSpeed's buffer for gradients in backward passes, with a copy in float32 for a message.
 
-    Stages of a pipeline have it only after their passes, as have ZeRO 0, and ZeRO 1 with bfloat16 weights.
+    Stages of a pipeline have it only after their passes, as have ZeRO 0, and ZeRO 1 with bfloat16 weights; whole copies
+    of a model have none.
     """
-    if layout.pipeline > 1 or layout.zero == 0 or (layout.zero == 1 and element_bytes == 2):
+    after = layout.pipeline > 1 or layout.zero == 0 or (layout.zero == 1 and element_bytes == 2)
+    if after or layout.whole_copies:
         return 0
     buffer = element_bytes if layout.zero == 2 else GRADIENT_BYTES
     copy = GRADIENT_BYTES if element_bytes < GRADIENT_BYTES else 0

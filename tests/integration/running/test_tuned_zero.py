@@ -71,7 +71,7 @@ def test_a_search_finds_a_plan_with_zero_3_where_zero_1_lacks_the_memory_and_tra
     layouts = [f"p1-d2-z{zero}" for zero in (0, 1, 2, 3)]
     search = {**few, "space": {"layouts": layouts, "sequence": ["1"]}}
     heard: list[object] = []
-    job = job_of(shallow, tmp_path / "output", search=search, training=BATCH, hardware={"memory_limit": limit})
+    job = job_of(shallow, tmp_path / "output", search=search, training=BATCH, hardware={"memory_limit": f"{limit}B"})
     best = tune(job, listener=heard.append)
     assert best.plan.layout == Layout(pipeline=1, data=2, zero=3)
     done = [event.trial for event in heard if isinstance(event, TrialEnded)]

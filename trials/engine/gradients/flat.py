@@ -1,4 +1,4 @@
-"""Gradients that lie one behind the other in memory, so that ranks average them without copies."""
+"""Float32 gradients that lie one behind the other in memory, so that ranks average them without copies."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,17 @@ from trials.engine.gradients.messages import in_buckets
 
 
 class FlatGradients:
-    """The gradients of some parameters, as views of a few buffers. Backward passes add to them in place."""
+    """The float32 gradients of some parameters, as views of a few buffers. Backward passes add to them in place."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give each parameter a gradient of zeros."""
         self._parameters = parameters
         self._buffers = list[torch.Tensor]()
         for bucket in in_buckets(parameters):
-            buffer = torch.zeros(sum(each.numel() for each in bucket), dtype=bucket[0].dtype, device=bucket[0].device)
+            # The error of a bfloat16 sum grows with the number of its terms.
+            buffer = torch.zeros(sum(each.numel() for each in bucket), device=bucket[0].device)
             for parameter, part in zip(bucket, buffer.split([each.numel() for each in bucket]), strict=True):
+                parameter.grad_dtype = None  # of any type: autograd adds bfloat16 gradients without a float32 copy
                 parameter.grad = part.view_as(parameter)
             self._buffers.append(buffer)
 
@@ -29,14 +31,18 @@ class FlatGradients:
             comm.all_reduce(buffer)
             buffer.div_(ranks)
 
-    def clip(self, most: float) -> float:
-        """Scale them so that their norm is at most `most`; return the norm before."""
+    def norm(self) -> torch.Tensor:
+        """Return the norm over all of them, []."""
         # Of each parameter by itself: over a whole buffer, torch's float32 sum on a CPU is off by some 1e-4.
-        norm = get_total_norm([each.grad for each in self._parameters if each.grad is not None])
+        return get_total_norm([each.grad for each in self._parameters if each.grad is not None])
+
+    def clip(self, most: float) -> torch.Tensor:
+        """Scale them so that their norm is at most `most`; return the norm before, []."""
+        norm = self.norm()
         scale = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's and DeepSpeed's clipping
         for buffer in self._buffers:
             buffer.mul_(scale)
-        return float(norm)
+        return norm
 
     def clear(self) -> None:
         """Set all to zero."""

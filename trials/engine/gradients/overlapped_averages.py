@@ -1,12 +1,10 @@
 """Averages of gradients over data ranks that run while the last backward pass of a step computes further gradients."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import distributed, nn
 
-from trials.engine.gradients.messages import float_buffers, gradient_of
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.paths import parameters_at
 from trials.model.stage import StageModule
@@ -20,21 +18,15 @@ class OverlappedAverages:
     buckets in the same order, whichever gradients they have, and none waits for a bucket that another one leaves out.
     """
 
-    def __init__(self, engine: Any, stage: StageModule, bucket_bytes: int) -> None:
-        """Replace the averages of `engine`, which has one stage, no tensor ranks, and ZeRO 0 or 1."""
-        self._buffers = float_buffers(engine)
+    def __init__(self, stage: StageModule, bucket_bytes: int) -> None:
+        """Average the gradients of a stage, which `FlatGradients` hold in the order of the buckets."""
         self._buckets = buckets(as_reached(stage), bucket_bytes)
         self._bucket_of = {each: number for number, bucket in enumerate(self._buckets) for each in bucket}
         self._missing: list[set[nn.Parameter]] = []
         """Parameters of each bucket whose gradient is not complete; empty but in the last pass of a step."""
         self._sums: list[tuple[torch.Tensor, distributed.Work]] = []
         """Those of the first buckets, which have begun."""
-        # Later than the hooks by which DeepSpeed adds bfloat16 gradients up.
         self._hooks = [each.register_post_accumulate_grad_hook(self._take) for each in self._bucket_of]
-        engine.buffered_allreduce_fallback = _leave
-        if hasattr(engine.optimizer, "params_in_partition"):  # float32 weights with ZeRO 1
-            engine.optimizer.allreduce_bucket = _joined
-            engine.optimizer.gradient_average = False
 
     def begin(self) -> None:
         """Call it before the last backward pass of a step."""
@@ -47,7 +39,7 @@ class OverlappedAverages:
         for bucket, (joined, work) in zip(self._buckets, self._sums, strict=True):
             work.wait()
             joined.div_(distributed.get_world_size())
-            gradients = [gradient_of(each, self._buffers) for each in bucket]
+            gradients = _gradients(bucket)
             if gradients[0].data_ptr() != joined.data_ptr():  # copied, as they lay apart
                 for each, part in zip(gradients, joined.split([each.numel() for each in gradients]), strict=True):
                     each.copy_(part.view_as(each))
@@ -72,10 +64,10 @@ class OverlappedAverages:
             self._sum_next()
 
     def _sum_next(self) -> None:
-        gradients = [gradient_of(each, self._buffers) for each in self._buckets[len(self._sums)]]
+        gradients = _gradients(self._buckets[len(self._sums)])
         joined = adjoining(gradients)
         if joined is None:
-            joined = _joined(gradients)
+            joined = torch.cat([each.flatten() for each in gradients])
         work = distributed.all_reduce(joined, async_op=True)
         assert work is not None  # only a rank outside of the group has none
         self._sums.append((joined, work))
@@ -120,10 +112,5 @@ def adjoining(gradients: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((sum(each.numel() for each in gradients),), (1,))
 
 
-def _joined(bucket: Iterable[torch.Tensor], *_: Any, **__: Any) -> torch.Tensor:
-    """Return the tensors, flat; in place of `DeepSpeedZeroOptimizer.allreduce_bucket`, as they are averages already."""
-    return torch.cat([each.flatten() for each in bucket])
-
-
-def _leave(*_: Any, **__: Any) -> None:
-    """Replace `DeepSpeedEngine.buffered_allreduce_fallback`: nothing is left to average."""
+def _gradients(bucket: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [each.grad for each in bucket if each.grad is not None]
