@@ -50,7 +50,7 @@ def baselines(
         yield Baseline(role=Role.PACKED, plan=packed)
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
-    # Packs recompute nothing wherever that fits, so the default without it would be a further trial for nothing.
+    # Packs that recompute nothing are compared where they fit, so the default would be a further trial for nothing.
     defaults = {Role.DEFAULT: True} | ({Role.DEFAULT_NO_RECOMPUTE: False} if packed is None else {})
     for role, recompute in defaults.items():
         stages = _uniform(limits.vision_layers, limits.language_layers, layout.pipeline, recompute)

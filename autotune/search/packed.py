@@ -1,6 +1,7 @@
 """The plan of trainings that are fast without a search: packs of one hand-picked length, in data parallelism alone."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -14,10 +15,12 @@ from trials.plan import SIMPLE_PACKER, Layout, Packed, Plan
 from trials.workload import Workload
 
 _MOST_QV = (1 << 31) - 1
+_RECOMPUTED = ((False, False), (True, False), (True, True))
+"""Whether vision and language layers are recomputed: trainers have a switch for all layers, and some for a tower."""
 
 
 def packed_plan(workload: Workload, solver: Solver, limits: Limits, *, hold_all: bool) -> Plan | None:
-    """Return the plan predicted fastest of packs of one length, all of whose layers recompute everything or nothing.
+    """Return the plan predicted fastest of packs of one length that recompute all layers, those of vision, or none.
 
     It has one stage, every device in data parallelism, and the least ZeRO stage that fits. Packs are filled by length
     alone. The lengths give each rank 1, 2, 4 and so on packs in a step, down to those of one sample. `hold_all` is that
@@ -56,15 +59,22 @@ def _packings(workload: Workload, *, hold_all: bool) -> Iterator[Packed]:
 
 
 def _fitting(packing: Packed, layouts: Sequence[Layout], solver: Solver, limits: Limits) -> Iterator[Plan]:
-    """Yield the plan that recomputes nothing, then the one that recomputes all, each with the least ZeRO stage."""
+    """Yield the plans that recompute nothing, vision layers, and all, each with the least ZeRO stage that fits."""
     try:
         keeps = solver.keeps_batch(packing, layouts[0])
     except (InvalidPlan, DataError):  # too few samples for a step of such packs
         return
     if not keeps:
         return
-    for recompute in (False, True):
+    for vision, language in _RECOMPUTED:
         # With a single stage, the leanest split is the only one.
-        plans = (solver.leanest(packing, layout, recompute=recompute) for layout in layouts)
+        whole = (solver.leanest(packing, layout, recompute=False) for layout in layouts)
+        plans = (_recomputing(plan, vision=vision, language=language) for plan in whole)
         fitting = (plan for plan in plans if solver.fullest(plan)[0] <= limits.usable_bytes)
         yield from islice(fitting, 1)
+
+
+def _recomputing(plan: Plan, *, vision: bool, language: bool) -> Plan:
+    (stage,) = plan.stages
+    freed = replace(stage, recompute_vision=vision * stage.vision, recompute_language=language * stage.language)
+    return replace(plan, stages=(freed,))

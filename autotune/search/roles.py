@@ -9,7 +9,7 @@ class Role(StrEnum):
     CURRENT_PLAN = "current-plan"
     """Baseline: the plan of `search.current_plan`."""
     PACKED = "packed"
-    """Baseline: packs of one length in data parallelism alone, with everything or nothing recomputed."""
+    """Baseline: packs of one length in data parallelism alone, with all, vision or no layers recomputed."""
     DEFAULT = "default"
     """Baseline: unpacked micro-batches, equally many layers per stage, everything recomputed."""
     DEFAULT_NO_RECOMPUTE = "default-no-recompute"

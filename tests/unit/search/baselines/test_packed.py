@@ -15,12 +15,8 @@ from trials.plan import Packed, Plan, Stage, ZeroStage
 
 PREDICTOR = predictor_of()
 KEPT = Stage(vision=VISION_LAYERS, language=LANGUAGE_LAYERS)
-RECOMPUTED = Stage(
-    vision=VISION_LAYERS,
-    language=LANGUAGE_LAYERS,
-    recompute_vision=VISION_LAYERS,
-    recompute_language=LANGUAGE_LAYERS,
-)
+OF_VISION = replace(KEPT, recompute_vision=VISION_LAYERS)
+RECOMPUTED = replace(OF_VISION, recompute_language=LANGUAGE_LAYERS)
 
 
 def packed(
@@ -33,14 +29,6 @@ def packed(
 ) -> Plan | None:
     limits = limits_of(memory)
     return packed_plan(workload_of(memory, devices, dtype), Solver(costs, limits), limits, hold_all=hold_all)
-
-
-def recomputed(plan: Plan | None) -> bool | None:
-    """Return whether all layers of a plan are recomputed, rather than none; None without a plan."""
-    if plan is None:
-        return None
-    (stage,) = plan.stages
-    return {KEPT: False, RECOMPUTED: True}[stage]
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
@@ -77,13 +65,28 @@ def test_its_length_is_the_fastest_of_those_that_give_each_rank_one_two_and_four
     assert PREDICTOR.epoch_seconds(plan) == min(seconds)
 
 
-def test_with_less_memory_it_recomputes_everything_and_with_too_little_there_is_none() -> None:
+def test_with_less_memory_it_is_the_fastest_that_fits_of_all_lengths_and_switches_and_with_too_little_none() -> None:
     ample = packed()
     assert ample is not None
-    needed = Solver(PREDICTOR, limits_of(AMPLE)).fullest(ample)[0]
-    assert recomputed(packed(round(needed))) is not None
-    found = [recomputed(packed(round(share * needed))) for share in (1.04, 0.4, 0.1)]
-    assert found == [False, True, None]
+    assert isinstance(ample.packing, Packed)
+    solver, mean = Solver(PREDICTOR, limits_of(AMPLE)), INDEX.text_tokens.mean()
+    lengths = {16 * int(np.ceil(max(BATCH * mean / 2 / packs, INDEX.text_tokens.max()) / 16)) for packs in (1, 2, 4, 8)}
+    plans = [
+        replace(ample, packing=replace(ample.packing, qt=qt, qt_min=qt), stages=(stage,))
+        for qt in lengths
+        for stage in (KEPT, OF_VISION, RECOMPUTED)
+    ]
+    kept = [plan for plan in plans if solver.keeps_batch(plan.packing, plan.layout)]
+    needed, chosen = solver.fullest(ample)[0], set()
+    for share in np.linspace(0.1, 1.1, 30).tolist():
+        limits = limits_of(round(share * needed))
+        fitting = [plan for plan in kept if solver.fullest(plan)[0] <= limits.usable_bytes]
+        found = packed(round(share * needed))
+        assert (found is None) == (not fitting)
+        if found is not None and found.layout.zero == 0:
+            assert PREDICTOR.epoch_seconds(found) == min(map(PREDICTOR.epoch_seconds, fitting))
+        chosen.add(found and found.stages)
+    assert chosen == {None, (KEPT,), (OF_VISION,), (RECOMPUTED,)}
 
 
 def test_its_zero_stage_is_the_least_that_the_dtype_allows_and_that_fits() -> None:
