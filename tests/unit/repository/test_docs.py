@@ -339,8 +339,8 @@ def test_the_tutorial_shows_the_recorded_tuning_too() -> None:
     assert result in tutorial
     # What the tutorial says about this plan.
     assert "pipeline 1 x data 2" in result
-    assert "recompute 0v+0l; level 2 8v+0l" in result
-    assert "recomputes 8 vision layers for the packs of its second level alone" in tutorial
+    assert "recompute 8v+1l" in result
+    assert "recomputes 8 vision layers and one language layer" in tutorial
 
 
 @documents
