@@ -28,7 +28,7 @@ from benchmarks.full_training.jobs import write_job
 
 _DROPPED = 4
 """Steps at the start of a training that do not count."""
-_PACKS = (1, 2, 4)
+_PACKS = (1, 2, 3, 4)
 """Packs of a step for which the loop's lengths are swept."""
 TUNED = "tuned"
 
