@@ -18,8 +18,8 @@ from trials.plan import Plan
 class ReplicaEngine(OneStage):
     """Implementation of `TrainingEngine` for layouts with `whole_copies`.
 
-    DeepSpeed copies gradients into its messages and back, and runs Python for each of bfloat16 weights; here they are
-    added up in the float32 buffers that are sent.
+    DeepSpeed copies gradients into its messages and back, and runs a Python hook for each bfloat16 parameter in each
+    backward pass. Here autograd adds gradients up in the float32 buffers that ranks send.
     """
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:

@@ -21,6 +21,8 @@ class WeightShards:
 
     def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
         """Replace the parameters of the optimizer by this rank's parts of them. They have float32 gradients."""
+        updated = {each for group in optimizer.param_groups for each in group["params"]}
+        assert updated == set(parameters), "the optimizer updates exactly these parameters"
         assert len({each.dtype for each in parameters}) == 1, "a buffer of weights has one type"
         ranks, rank = comm.get_world_size(), comm.get_rank()
         starts, end = list[int](), 0
@@ -43,7 +45,7 @@ class WeightShards:
             if begin < end:
                 assert parameter.grad is not None
                 elements, part = slice(begin - start, end - start), self._shard[begin - first : end - first]
-                part.grad = parameter.grad.flatten()[elements]
+                part.grad = parameter.grad.view(-1)[elements]
                 self._parts[parameter] = elements, part
         for group in optimizer.param_groups:
             group["params"] = [self._parts[each][1] for each in group["params"] if each in self._parts]

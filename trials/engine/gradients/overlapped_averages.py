@@ -11,7 +11,7 @@ from trials.model.stage import StageModule
 
 
 class OverlappedAverages:
-    """One rank's part in the averages of the buckets of gradients, in place of DeepSpeed's.
+    """One rank's part in the averages of the buckets of gradients.
 
     A bucket is summed as soon as the pass has all of its gradients, and the buckets before it are being summed. What
     the pass leaves, such as a vision tower without images on this rank, is summed after it. So all ranks sum the same
