@@ -66,9 +66,9 @@ def _fitting(packing: Packed, layouts: Sequence[Layout], solver: Solver, limits:
         return
     if not keeps:
         return
+    # With a single stage, the leanest split is the only one.
+    whole = [solver.leanest(packing, layout, recompute=False) for layout in layouts]
     for vision, language in _RECOMPUTED:
-        # With a single stage, the leanest split is the only one.
-        whole = (solver.leanest(packing, layout, recompute=False) for layout in layouts)
         plans = (_recomputing(plan, vision=vision, language=language) for plan in whole)
         fitting = (plan for plan in plans if solver.fullest(plan)[0] <= limits.usable_bytes)
         yield from islice(fitting, 1)
