@@ -153,7 +153,7 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
         prepared = prepared_of(example, model, target, devices, "bfloat16")
         logs = example / f"predictions-{devices}"
         with WarmPool(LocalLauncher(logs, devices, target.accelerator)) as pool:
-            predictor = _profiled(prepared, pool, logs)
+            predictor = profiled(prepared, pool, logs)
             calibrated = CalibratedPredictor(predictor)
             runner = Runner(prepared, calibrated, pool)
             for plan in plans(target, prepared, predictor, devices):
@@ -165,7 +165,8 @@ def predictions(target: Target, example: Path) -> Iterator[Row]:
                     calibrated.observe(plan, found, prepared.job.search.warmup_steps)
 
 
-def _profiled(prepared: Prepared, pool: WarmPool, logs: Path) -> Predictor:
+def profiled(prepared: Prepared, pool: WarmPool, logs: Path) -> Predictor:
+    """Return a predictor from a profile of the layers. Packs that other processes load are ready in time."""
     costs = profile_layers(prepared, pool, logs).with_workers(prepared.job.data.workers or 0)
     return Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
 
@@ -288,7 +289,7 @@ def large(target: Target, example: Path) -> Iterator[Row]:
     prepared = prepared_of(example, with_model(example, target.large, "large"), target, 1, "bfloat16")
     logs = example / "large-logs"
     with WarmPool(LocalLauncher(logs, 1, target.accelerator)) as pool:
-        predictor = _profiled(prepared, pool, logs)
+        predictor = profiled(prepared, pool, logs)
     # The split is compared, not what fits into one device's memory.
     ample, layout = solver(prepared, predictor).ample, Layout(pipeline=STAGES, data=1, zero=1)
     packs = packing(prepared)

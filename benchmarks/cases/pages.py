@@ -37,7 +37,7 @@ def make_job(folder: Path, samples: int) -> Path:
 def save_model(
     folder: Path, vision: Mapping[str, Any], text: Mapping[str, Any], *, section: Sequence[int], most_patches: int
 ) -> None:
-    """Write a Qwen2.5-VL of these sizes, without weights, for images of at most so many merged patches.
+    """Write the configuration of a Qwen2.5-VL of these sizes, whose images have at most `most_patches` merged patches.
 
     `section` divides half of the width of a head between positions in time, height and width.
     """

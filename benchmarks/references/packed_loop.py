@@ -325,7 +325,7 @@ def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimi
     before = {name: each.cpu().clone() for name, each in packed.state_dict().items()}
     costs = packed.costs
     mean = sum(costs) / len(costs)
-    for length, freed in _variants(run, packed):
+    for length, freed in variants(run, packed.layers):
         packed.recompute(*freed)
         steps = steps_of(data, run, length, costs)
         if not fits(run, packed, optimizer, [pack for step in steps for of in step for pack in of]):
@@ -352,15 +352,16 @@ def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimi
     return steps_of(data, run, length, costs)
 
 
-def _variants(run: Run, packed: Packed) -> Iterator[tuple[int, tuple[int, int]]]:
+def variants(run: Run, layers: tuple[int, int]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the lengths to try, each with the (vision, language) layers to recompute, of a model with `layers`."""
     for length in run.lengths:
         if run.recomputed is not None:
             yield length, run.recomputed
             continue
         yield length, (0, 0)
         if run.memory_limit:
-            yield length, (packed.layers[0], 0)
-            yield length, packed.layers
+            yield length, (layers[0], 0)
+            yield length, layers
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from benchmarks.devices import page
 from benchmarks.devices.models import make_example, with_model
 from benchmarks.devices.target import pretended_target
 from benchmarks.output.result import at_least
+from tests.values.search import COSTS
+from trials.layer_costs import LoadCost
 
 ROOT = Path(__file__).parents[2]
 PRETENDED = pretended_target()
@@ -64,6 +67,21 @@ def test_parts_that_do_not_begin_in_time_fail_the_benchmark() -> None:
     assert code == 1
     assert [row["part"] for row in found["rows"]] == ["device"]
     assert not any(check["holds"] for check in found["checks"])
+
+
+@pytest.mark.parametrize(("workers", "waits"), [(0, True), (4, False)])
+def test_predictions_count_the_processes_that_load_packs(
+    workers: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = replace(COSTS, loading=LoadCost(pixels_seconds=(0.0, 1.0, 0.0, 0.0)))
+    monkeypatch.setattr(gpu, "profile_layers", lambda *_: costs)
+    prepared: Any = SimpleNamespace(
+        job=SimpleNamespace(data=SimpleNamespace(workers=workers)),
+        workload=SimpleNamespace(model=SimpleNamespace(element_bytes=2)),
+        epoch=None,
+    )
+    nobody: Any = None
+    assert any(gpu.profiled(prepared, nobody, Path()).costs.loading.pixels_seconds) == waits
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.attention import varlen
 
 from benchmarks.references.loop_data import Data
+from benchmarks.references.packed_loop import Run, variants
 from benchmarks.references.packs_by_hand import attend_to, first_fit_decreasing, packed_flash, per_sample
 from benchmarks.references.precision import Optimizer
 from tests.machines import varlen as stand_in
@@ -78,3 +79,18 @@ def test_small_updates_add_up_in_the_float32_copies() -> None:
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     assert weight.tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("limit", "recomputed", "expected"),
+    [
+        (None, None, [(0, 0)]),
+        (1 << 30, None, [(0, 0), (12, 0), (12, 8)]),
+        (1 << 30, (3, 1), [(3, 1)]),
+    ],
+)
+def test_a_limit_makes_the_loop_try_each_switch_of_recomputation(
+    limit: int | None, recomputed: tuple[int, int] | None, expected: list[tuple[int, int]]
+) -> None:
+    run = Run(model="", data="", progress="", lengths=(7, 5), memory_limit=limit, recomputed=recomputed)
+    assert list(variants(run, (12, 8))) == [(length, layers) for length in (7, 5) for layers in expected]
