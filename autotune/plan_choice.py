@@ -115,7 +115,7 @@ def check_new(store: Store, now: Workload, output: Path) -> None:
     if record is None:
         return
     own = record.settings.plan
-    if reason := _obstacle(store, now, own, record.plan):
+    if reason := _obstacle(store, now, record.plan):
         raise JobError(
             f"training.output {output} holds a training with plan {own}, which cannot run here: {reason}; run "
             "`autotune tune JOB` and continue from its last checkpoint by `autotune launch JOB --resume-with PLAN` "
@@ -127,14 +127,14 @@ def check_new(store: Store, now: Workload, output: Path) -> None:
     )
 
 
-def _obstacle(store: Store, now: Workload, plan_id: str, plan: Plan | None) -> str:
+def _obstacle(store: Store, now: Workload, plan: Plan) -> str:
     """Return why the plan of a training cannot run here; empty where it may."""
-    tried = None
-    with suppress(UnknownRecord):
-        tried = store.find_plan(plan_id, now)
-    if (known := plan or (tried and tried.plan)) and (needed := known.layout.world_size) > now.hardware.devices:
+    if (needed := plan.layout.world_size) > now.hardware.devices:
         return f"it needs {needed} devices, and the job has {now.hardware.devices}"
-    return "" if tried is None else _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
+    with suppress(UnknownRecord):
+        tried = store.find_plan(plan.id, now)
+        return _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
+    return ""
 
 
 def _reasons(found: Validity) -> str:
@@ -156,7 +156,7 @@ def _trained(id_prefix: str, output: Path | None) -> Plan | None:
     """Return the only plan of the training in `output` whose id begins with a text; None where none or several do."""
     record = None if output is None else read_record(output / RECORD_FILE)
     plans = () if record is None else (record.plan, *(change.plan for change in record.changes))
-    found = {plan.id: plan for plan in plans if plan and plan.id.startswith(id_prefix.lower())}
+    found = {plan.id: plan for plan in plans if plan.id.startswith(id_prefix.lower())}
     return next(iter(found.values())) if len(found) == 1 else None
 
 

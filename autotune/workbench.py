@@ -68,7 +68,6 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
         module.open_site(place) as site,
     ):
         agent.take([resource(name) for name in names])
-        store.adopt_model(outline.shape, outline.path_digest)
         listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
         prepared = read_data(job, outline, folder, listener, cache=lengths_folder())
         yield Workbench(prepared=prepared, store=store, agent=agent, site=site, folder=folder)

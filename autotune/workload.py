@@ -26,7 +26,6 @@ from trials.data.records.sample import Encoder, Ints
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job, ModelSection, TrainingSection
 from trials.machine.shared_memory import shared_memory_bytes
-from trials.model.identity import path_digest
 from trials.model.inputs.chat_template import template_file
 from trials.model.inputs.encoders import load_encoder
 from trials.model.refusals.compiling import check_compilable
@@ -84,8 +83,6 @@ class Outline:
 
     hardware: Hardware
     shape: ModelShape
-    path_digest: str
-    """Key of the model in this folder in older versions."""
     encoder: Encoder
     findings: tuple[Finding, ...]
     """Of the model, which do not keep it from being trained."""
@@ -111,7 +108,6 @@ def look_at(job: Job) -> Outline:
     return Outline(
         hardware=hardware,
         shape=shape,
-        path_digest=path_digest(job.model),
         encoder=encoder,
         findings=tuple(model_findings(encoder, job.model)),
     )

@@ -41,18 +41,14 @@ from storage.database.tables import (
     STUDY,
     TAG,
     TRIAL,
-    WORKLOAD,
     UtcDateTime,
 )
 from storage.errors import BadBundle
-from storage.migrations.versions import r0009_names
-from storage.old_keys import OldKeys
 from storage.queries import exported, provenance
 from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
-from trials.workload import PATH_DIGEST
 
-FORMAT, VERSION, READABLE = "autotune-bundle", 6, (1, 2, 3, 4, 5, 6)
+FORMAT, VERSION = "autotune-bundle", 6
 _MOST_OF_A_LINE = 32 << 20
 _ROWS_AT_ONCE = 500
 _HALF = re.compile("[\ud800-\udfff]")
@@ -145,8 +141,7 @@ def take_in(connection: Connection, text: Iterable[str], digest: str) -> Importe
         "imported": datetime.now(UTC),
     }
     rows.ensure(connection, BUNDLE, bundle)
-    old_keys = OldKeys() if header["version"] == 1 else None
-    count, fresh = _stored(connection, numbered, digest, old_keys)
+    count, fresh = _stored(connection, numbered, digest)
     for table, keys in fresh.items():
         # As the database returns them, since it may convert what it stores.
         for row in _read(connection, table, keys):
@@ -167,7 +162,7 @@ def _read(connection: Connection, table: Table, keys: Sequence[tuple[Any, ...]])
 
 
 def _stored(
-    connection: Connection, numbered: Iterable[tuple[int, str]], digest: str, old_keys: OldKeys | None
+    connection: Connection, numbered: Iterable[tuple[int, str]], digest: str
 ) -> tuple[int, dict[Table, list[tuple[Any, ...]]]]:
     """Store the rows, and return (number of rows in the bundle, primary keys of the new ones)."""
     tables = {table.name: table for table in exported.TABLES}
@@ -181,8 +176,6 @@ def _stored(
             raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
         count += 1
         row = _row(table, document.get("row"), number)
-        if old_keys is not None:
-            row = old_keys.replaced(table, row)
         key = tuple(row[column.name] for column in table.primary_key)
         if _merged(connection, table, key, row, number):
             provenance.forget(connection, table, [key])  # of a row that was lost
@@ -211,7 +204,7 @@ def _merged(connection: Connection, table: Table, key: tuple[Any, ...], row: Row
         if row["status"] == FINISHED:
             end = {name: row.get(name) for name in ("status", "finished", "given_up")}
             rows.change(connection, TRIAL, row["id"], **end)
-    elif _differs(connection, table, stored, row):
+    elif _differs(table, stored, row):
         raise BadBundle(
             f"line {number} of the bundle contradicts the {table.name} {rows.text_of(key)} that is stored; what is "
             "stored stays"
@@ -225,24 +218,16 @@ def _has_subject(connection: Connection, row: Row) -> bool:
     return table is not None and connection.scalar(select(exists().where(table.c.id == row["key"]))) is True
 
 
-def _differs(connection: Connection, table: Table, stored: Row, row: Row) -> bool:
-    """Return whether the two rows contradict each other.
+def _differs(table: Table, stored: Row, row: Row) -> bool:
+    """Return whether the two rows contradict each other in a column that the bundle has.
 
-    One may identify its model only by path, and a bundle of an older version lacks later columns. Layer profiles,
-    decisions and notes are replaced in the course of time.
+    Layer profiles, decisions and notes are replaced in the course of time.
     """
     if table in (LAYER_PROFILE, COMPILE_DECISION, NOTE):
         return False
     ours, theirs = _document(table, stored), _document(table, row)
     names = {name for name in theirs if ours[name] != theirs[name]}
-    if table is MODEL:
-        names.discard("name")
-    if "workload_fingerprint" in names:
-        workloads = [each["workload_fingerprint"] for each in (ours, theirs)]
-        digests = select(MODEL.c.config_digest).join(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(workloads))
-        if any(digest.startswith(PATH_DIGEST) for digest in connection.scalars(digests)):
-            names.remove("workload_fingerprint")
-    return bool(names)
+    return bool(names - {"name"} if table is MODEL else names)
 
 
 def _document(table: Table, row: Row) -> dict[str, Any]:
@@ -256,9 +241,9 @@ def _document(table: Table, row: Row) -> dict[str, Any]:
 def _row(table: Table, document: Any, number: int) -> dict[str, Any]:
     columns = {column.name: column for column in table.columns if not _is_local(column)}
     later = {name for name, column in columns.items() if column.nullable or column.server_default is not None}
-    document = r0009_names.renamed(table.name, document) if isinstance(document, dict) else None
-    if document is None or not columns.keys() - later <= document.keys() <= columns.keys():
-        names = set(columns).symmetric_difference(document or {})
+    document = document if isinstance(document, dict) else {}
+    if not columns.keys() - later <= document.keys() <= columns.keys():
+        names = set(columns).symmetric_difference(document)
         raise BadBundle(
             f"line {number} of the bundle does not have the columns of {table.name}: "
             f"{', '.join(sorted(names)) or 'none'}; export it again with this version"
@@ -303,10 +288,10 @@ def _time(value: Any) -> datetime:
 def _check_header(header: dict[str, Any]) -> None:
     if header.get("format") != FORMAT:
         raise BadBundle(f"this is no file that `autotune db export` wrote; its first line is not of an {FORMAT}")
-    if header.get("version") not in READABLE:
+    if header.get("version") != VERSION:
         raise BadBundle(
-            f"the bundle has version {header.get('version')!r}, this software reads {READABLE[0]} to {VERSION}; export "
-            "it again with the same version of vlm-autotune"
+            f"the bundle has version {header.get('version')!r}, this software reads {VERSION}; export it again with "
+            "the same version of vlm-autotune"
         )
     if not isinstance(header.get("source"), str):
         raise BadBundle("the bundle does not say where it comes from; export it again")

@@ -6,7 +6,7 @@ StorageError
 |   |-- DatabaseDamaged    it has content that no version of this software writes
 |   `-- SpoolUnavailable   results cannot be put on disk to wait for their database
 |-- NoHome                 the user's own folders cannot be found
-|-- DatabaseTooNew         a newer version of this software wrote the database; nothing was changed
+|-- OtherVersion           the database is of a version that this one does not know; nothing was changed
 |-- NotStorable            a number that no column takes: not finite, or of more than 64 bits
 |-- BadBundle              a file of exported results cannot be imported; nothing was stored
 |-- UnfinishedStudy        a study has no winner yet
@@ -48,7 +48,7 @@ class NoHome(StorageError):
     """The user has no home folder, and the variables that name others are not set."""
 
 
-class DatabaseTooNew(StorageError):
+class OtherVersion(StorageError):
     """The database has tables that this version does not know."""
 
 

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from storage.errors import AlreadyFinished, DeletedRecord, SpoolUnavailable, StorageError, UnknownRecord
 from storage.launch_speed import LaunchWindow
-from storage.migrations.versions import r0009_names
 from storage.records import LaunchResult, TrialResult
 from storage.store import Store
 from trials import wire
@@ -74,9 +73,8 @@ class Spool:
 
     def _replay(self, path: Path, store: Store) -> bool:
         try:
-            content = r0009_names.renamed_result(read_regular(path, _MOST_BYTES))
             kind = next((kind for end, kind in _KINDS.items() if path.name.endswith(end)), TrialResult)
-            _store(store, wire.decode(kind, content))
+            _store(store, wire.decode(kind, read_regular(path, _MOST_BYTES)))
         except FileNotFoundError:  # another process has stored it
             return False
         except (WireError, AlreadyFinished) as error:

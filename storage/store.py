@@ -27,7 +27,7 @@ from storage.records import (
 from storage.trainings import Trainings
 from storage.upkeep import schema
 from trials.plan import Plan
-from trials.workload import ModelShape, Software, Workload
+from trials.workload import Software, Workload
 
 NO_PARAMETERS: Mapping[str, object] = MappingProxyType({})
 
@@ -37,7 +37,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
 
     Without a URL, open the user's own SQLite file. Any number of processes may open the same new database at once.
     Wait up to `lock_timeout_seconds` for a lock that another program holds.
-    Raise BadUrl, DatabaseUnavailable, or DatabaseTooNew with the database untouched.
+    Raise BadUrl, DatabaseUnavailable, or OtherVersion with the database untouched.
     """
     database = Database(url.parse(url.default_url() if database_url is None else database_url), lock_timeout_seconds)
     try:
@@ -86,21 +86,13 @@ class Store(Trainings, Housekeeping):
 
     @property
     def revision(self) -> str | None:
-        """The revision of the tables, such as `0003`."""
+        """The revision of the tables, such as `0100`."""
         return schema.revision(self._database)
 
     def add_workload(self, workload: Workload) -> str:
         """Store the workload unless it is stored already, and return its fingerprint."""
         with self._database.transaction(write=True) as connection:
             return workloads.add(connection, workload)
-
-    def adopt_model(self, model: ModelShape, path_digest: str) -> None:
-        """Assign to `model` what an older version stored under a digest that includes the path of the model folder.
-
-        Studies, plans, launches and layer profiles of that entry then belong to `model`.
-        """
-        with self._database.transaction(write=True) as connection:
-            workloads.adopt_model(connection, model, path_digest)
 
     def workload(self, fingerprint: str) -> Workload:
         with self._database.transaction() as connection:

@@ -2,7 +2,6 @@
 
 | changed | verdict | why |
 |---|---|---|
-| model, stored by an older version that knew it by its path | re-measure | perhaps the same model in another place |
 | model, but not its name | invalid | other layers: the split may not even fit, every cost differs |
 | data type in which gradients are summed | re-measure | other bytes and reductions, the same layers |
 | accelerator, device name, compute capability | invalid | other devices: every measured second and byte differs |
@@ -23,7 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, cast
 
-from trials.workload import PATH_DIGEST, Workload
+from trials.workload import Workload
 
 
 class Verdict(StrEnum):
@@ -53,8 +52,6 @@ class Change:
             return f"{self.field} changed"
         if self.field == _ELSEWHERE:
             return f"measured elsewhere and imported ({self.then})"
-        if _is_unknown(self.field, self.then):
-            return f"{self.field} is unknown: an older version stored this model by the path of its folder"
         return f"{self.field} was {self.then}, now {self.now}"
 
 
@@ -78,7 +75,7 @@ def validity(then: Workload, now: Workload, *, imported_from: str | None = None)
     An imported measurement is at best `re-measure`: it was not taken on these very devices.
     """
     changes = tuple(
-        Change(field=field, then=before, now=after, verdict=_verdict(field, before))
+        Change(field=field, then=before, now=after, verdict=_verdict(field))
         for field, before, after in _differing(then, now)
     )
     if imported_from is not None:
@@ -99,17 +96,12 @@ def _differing(then: object, now: object, prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{field.name}", before, after
 
 
-def _verdict(field: str, then: object) -> Verdict:
+def _verdict(field: str) -> Verdict:
     if field in _HARMLESS:
         return Verdict.VALID
-    if _is_unknown(field, then) or field == _GRADIENTS:
+    if field == _GRADIENTS:
         return Verdict.REMEASURE
     return Verdict.INVALID if field.startswith(_INVALIDATING) else Verdict.REMEASURE
-
-
-def _is_unknown(field: str, then: object) -> bool:
-    """Return whether an older version stored only a digest of the model that includes its path."""
-    return field == "model.config_digest" and str(then).startswith(PATH_DIGEST)
 
 
 def leaves(value: object, prefix: str = "") -> dict[str, object]:

@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias
 
 from trials import wire
 
-PATH_DIGEST = "path:"
-"""Beginning of a `config_digest` from an earlier version, in which the path of the model's folder was a part of it."""
 _FOR_PEOPLE = frozenset({"name"})
 
 
@@ -114,8 +112,7 @@ class ModelShape:
     square_flops: float
     """Forward operations per squared sample length in the language attention."""
     config_digest: str
-    """SHA-256 of the architecture and sizes in the configuration. For a model that an earlier version stored it is
-    `path:` with a digest that also covers the folder's path."""
+    """SHA-256 of the architecture and sizes in the configuration."""
     gradient_dtype: str | None = None
     """Type in which gradients are summed; None for that of the weights."""
     trained: str | None = None
@@ -123,7 +120,7 @@ class ModelShape:
     compiler: str | None = None
     """What compiles the layers; None for layers as they are."""
     target_flops: float = 0.0
-    """Forward operations of one target in the head. 0 where an earlier version counted the head in `token_flops`."""
+    """Forward operations of one target in the head."""
 
     @property
     def element_bytes(self) -> int:

@@ -12,7 +12,6 @@ from storage.records import LayerProfile
 from storage.store import Store
 from trials.job import Job
 from trials.layer_costs import LayerCosts
-from trials.model.identity import path_digest
 from trials.workload import ModelShape, Software
 
 _JSON = ".json"
@@ -79,8 +78,6 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
     Raise ProfileError for a file that cannot be used or is of another model.
     """
     profiled = read_profile(path)
-    if profiled.model.config_digest == path_digest(job.model):  # written when a digest had the folder's path in it
-        profiled = replace(profiled, model=replace(profiled.model, config_digest=shape.config_digest))
     if difference := _difference(profiled.model, shape):
         raise ProfileError(
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "

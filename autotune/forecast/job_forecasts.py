@@ -12,7 +12,6 @@ from autotune.search.compile_setting import AUTO, setting_of, with_compile
 from storage.reading import read_store
 from storage.store import Store
 from trials.job import Job
-from trials.model.identity import path_digest
 from trials.model.shape import model_shape
 from trials.plan import Plan
 from trials.workload import ModelShape
@@ -58,7 +57,6 @@ def forecaster_of(
 def _stored(job: Job, options: ClusterOptions, store: Store) -> tuple[ModelShape, Cluster]:
     """Return the model of the job, and the stored profile of it. Raise what `cluster_of_store` raises."""
     shape = model_shape(job.model, job.training)
-    store.adopt_model(shape, path_digest(job.model))
     return shape, cluster_of_store(job, shape, store, options)
 
 

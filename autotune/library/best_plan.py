@@ -19,5 +19,4 @@ def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
     outline = look_at(job)
     now = workload_of(job, outline)
     with read_store(chosen_database(database, job.database)) as store:
-        store.adopt_model(outline.shape, outline.path_digest)
         return known_winner(store, settled_workload(store, job, now))

@@ -11,8 +11,8 @@ from autotune.report.source import StudySource
 from autotune.search.study_settings import training_of
 from trials import wire
 
-_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "present", "parallel", "workers", "trial_timeout")
-"""Settings that a study adds, or that do not change its result; the current plan was `present` in earlier versions."""
+_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "parallel", "workers", "trial_timeout")
+"""Settings that a study adds, or that do not change its result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

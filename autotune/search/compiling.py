@@ -119,11 +119,7 @@ def _profile(bench: Workbench, listener: Listener, *, compiled: bool, fresh: boo
     launcher = bench.site.launcher(logs, prepared.workload.hardware.devices)
     # Ranks of its own: those that have compiled hold the compiler.
     with WarmPool(launcher, on_start=start_events(listener)) as pool:
-        costs = layer_costs(prepared, bench.store, pool, logs, listener, fresh=fresh)
-        if not compiled or costs.compiled_shares:
-            return costs
-        # Of an earlier version, which did not time both in turns.
-        return layer_costs(prepared, bench.store, pool, logs, listener, fresh=True)
+        return layer_costs(prepared, bench.store, pool, logs, listener, fresh=fresh)
 
 
 def _epoch_seconds(prepared: Prepared, costs: LayerCosts) -> float | None:

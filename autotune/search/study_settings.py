@@ -39,9 +39,9 @@ def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object])
     """Return whether a study with the `stored` settings is the search of these settings."""
     from trials.job import SpaceSection  # noqa: PLC0415 - look-ups, which need a name from here, do without jobs
 
-    # An earlier version stored fewer axes of the space, and the current plan by another name.
+    # A version before may have stored fewer axes of the space, which then had their defaults.
     space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
-    known = {"current_plan": stored.get("present"), **stored, "space": space}
+    known = {**stored, "space": space}
     return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}
 
 

@@ -120,7 +120,7 @@ def launch(
         check_first_steps(prepared, plan)
     request = prepared.request(plan, Training(output=output, max_steps=max_steps, window_steps=window_steps))
     with held(output):
-        instead_of = plan_to_replace(prepared, plan, store) if changes_plan else None
+        instead_of = plan_to_replace(prepared, plan) if changes_plan else None
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
         # another plan have other batches.
         lines = list(read_lines(output / PROGRESS_FILE))

@@ -9,7 +9,6 @@ from autotune.results.known_plan import KnownPlan
 from autotune.workbench import Workbench
 from autotune.workload import Prepared, check_plan
 from storage.errors import UnknownRecord
-from storage.store import Store
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, PlanChange, has_checkpoint_after, read_record
@@ -31,9 +30,7 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     else:
         return chosen, True
     listener(Note(text=f"{why}: it keeps plan {record.settings.plan}"))
-    # The record of an earlier version has the id of the plan alone.
-    own = record.plan or record.settings.plan
-    return choose_plan(bench.store, bench.prepared.workload, own, listener), False
+    return choose_plan(bench.store, bench.prepared.workload, record.plan, listener), False
 
 
 def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
@@ -41,9 +38,8 @@ def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
     if record is None or record.settings.plan == chosen.plan.id:
         return chosen
-    own = record.plan or record.settings.plan
     try:
-        found = choose_plan(bench.store, bench.prepared.workload, own, listener)
+        found = choose_plan(bench.store, bench.prepared.workload, record.plan, listener)
         check_plan(bench.prepared, found.plan)
     except (PlanNotValid, UnknownRecord):  # the refusal of the chosen plan says how to go on
         return chosen
@@ -64,11 +60,10 @@ def untried_change(output: Path) -> PlanChange | None:
     return record.changes[-1]
 
 
-def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None:
+def plan_to_replace(prepared: Prepared, plan: Plan) -> Plan | None:
     """Return the plan of the training in the output folder that `plan` replaces; None where both are the same.
 
-    Raise PlanNotValid where there is no training, where its plan is no longer known, and for a plan that cannot train
-    the model on the data.
+    Raise PlanNotValid where there is no training, and for a plan that cannot train the model on the data.
     """
     output, model = prepared.job.training.output, prepared.workload.model
     record = read_record(output / RECORD_FILE)
@@ -84,10 +79,4 @@ def plan_to_replace(prepared: Prepared, plan: Plan, store: Store) -> Plan | None
         prepared.epoch(plan.packing, plan.layout.data)
     except (InvalidPlan, DataError) as error:
         raise PlanNotValid(f"plan {plan.id} cannot continue the training in {output}: {error}") from error
-    try:
-        return record.plan or store.find_plan(record.settings.plan).plan
-    except UnknownRecord as error:
-        raise PlanNotValid(
-            f"the samples that the training in {output} has trained on are not known: {error}; continue it with the "
-            "database that holds its plan, or start again in another training.output"
-        ) from error
+    return record.plan

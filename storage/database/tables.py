@@ -24,7 +24,6 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
-    text,
 )
 
 from trials.wire import WHOLE
@@ -111,7 +110,7 @@ HARDWARE = Table(
     _required("cpu_name", Text),
     _required("cpu_cores", Whole),
     _required("ram_bytes", Whole),
-    _required("nodes", Whole, server_default=text("1")),
+    _required("nodes", Whole),
     Column("link", Text),
     Column("topology", Text),
     Column("power_limit_watts", Whole),
@@ -132,7 +131,7 @@ MODEL = Table(
     Column("gradient_dtype", Text),
     Column("trained", Text),
     Column("compiler", Text),
-    _required("target_flops", Finite, server_default=text("0")),
+    _required("target_flops", Finite),
 )
 
 DATA_PROFILE = Table(
@@ -205,7 +204,7 @@ PLAN = Table(
     _required("pipeline", Whole),
     _required("data", Whole),
     _required("zero", Whole),
-    _required("tensor", Whole, server_default=text("1")),
+    _required("tensor", Whole),
     Column("qv", Whole),
     Column("qt", Whole),
     _required("document", Text),
@@ -267,7 +266,7 @@ STAGE_MEASUREMENT = Table(
     Column("rank", Whole, primary_key=True, autoincrement=False),
     _required("stage", Whole),
     _required("data_rank", Whole),
-    _required("tensor_rank", Whole, server_default=text("0")),
+    _required("tensor_rank", Whole),
     _required("load_seconds", Finite),
     _required("forward_seconds", Finite),
     _required("backward_seconds", Finite),

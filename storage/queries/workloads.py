@@ -1,26 +1,23 @@
 """Workloads, and the layer profiles and decisions that their studies share."""
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Select, delete, exists, select, update
 
 from storage.database import rows
-from storage.database.rekeying import Rekeying
 from storage.database.tables import (
     COMPILE_DECISION,
     DATA_PROFILE,
     HARDWARE,
     LAYER_PROFILE,
-    METADATA,
     MODEL,
     PROVENANCE,
     WORKLOAD,
 )
 from storage.queries import codec, provenance
 from storage.records import CompileDecision, LayerProfile
-from trials.workload import PATH_DIGEST, ModelShape, Software, Workload
+from trials.workload import Software, Workload
 
 
 def add(connection: Connection, workload: Workload) -> str:
@@ -29,15 +26,6 @@ def add(connection: Connection, workload: Workload) -> str:
         rows.ensure(connection, table, {"fingerprint": value.fingerprint, **codec.columns(value)})
     rows.ensure(connection, WORKLOAD, codec.workload_row(workload))
     return workload.fingerprint
-
-
-def adopt_model(connection: Connection, model: ModelShape, path_digest: str) -> None:
-    old = replace(model, config_digest=f"{PATH_DIGEST}{path_digest}").fingerprint
-    if connection.execute(select(MODEL).where(MODEL.c.fingerprint == old).with_for_update()).first() is None:
-        return
-    of_model = connection.execute(rows.whole(WORKLOAD).where(WORKLOAD.c.model_fingerprint == old)).mappings()
-    keys = {row[WORKLOAD.c.fingerprint]: replace(codec.workload(row), model=model).fingerprint for row in of_model}
-    Rekeying(connection, METADATA.tables).model(old, model.fingerprint, model.config_digest, keys)
 
 
 def get(connection: Connection, fingerprint: str) -> Workload:

@@ -37,7 +37,6 @@ from storage.database.tables import (
     UtcDateTime,
 )
 from storage.errors import DatabaseDamaged, DatabaseUnavailable
-from storage.migrations.versions import r0003_models, r0009_names
 from storage.queries import codec
 from storage.queries.studies import whole_trials
 from storage.upkeep import schema
@@ -76,7 +75,7 @@ def repair(
 
     Repair requires exclusive access: `check` is called once the copy exists, and must raise while another process uses
     the database. A rebuilt file has no tables of Optuna: the next search restores them. Raise BadUrl,
-    DatabaseUnavailable, DatabaseTooNew, and DatabaseDamaged, with nothing changed, if no table of autotune is readable.
+    DatabaseUnavailable, OtherVersion, and DatabaseDamaged, with nothing changed, if no table of autotune is readable.
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
@@ -191,8 +190,7 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
             for table in tables:
                 for row in _rows(old, table):
                     read[table.name] += 1
-                    dropped[table.name] += not _inserted(connection, table, r0009_names.renamed(table.name, row))
-            r0003_models.rekey(connection, METADATA.tables)  # rows that an older version wrote
+                    dropped[table.name] += not _inserted(connection, table, row)
             dropped.update(_mend(connection))
         with new.errors(), new.engine.connect() as connection:
             # The file is moved without its log.

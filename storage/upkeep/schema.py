@@ -9,7 +9,7 @@ from sqlalchemy import Connection, column, inspect, select, table, text
 
 from storage.database.engine import Database, lock_path
 from storage.database.url import masked, sqlite_path
-from storage.errors import DatabaseTooNew, DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, OtherVersion
 from storage.migrations import versions
 from storage.upkeep.backup import back_up
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def prepare(database: Database) -> None:
     """Create the tables, or back them up and upgrade them; any number of processes may call this at once.
 
-    Raise DatabaseUnavailable, and DatabaseTooNew, with nothing written, if a newer version made the tables.
+    Raise DatabaseUnavailable, and OtherVersion, with nothing written, for tables that this version does not know.
     """
     path = sqlite_path(database.url)
     if (path is None or path.exists()) and _is_current(database):
@@ -89,7 +89,7 @@ def _connection(database: Database) -> Iterator[Connection]:
 
 
 def check_known(database: Database) -> None:
-    """Raise DatabaseTooNew when a newer version made the tables, and DatabaseUnavailable when there are none."""
+    """Raise OtherVersion for tables that this version does not know, and DatabaseUnavailable without tables."""
     with database.transaction() as connection:
         if _checked_revision(database, connection) is None:
             raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
@@ -107,14 +107,20 @@ def _is_current(database: Database) -> bool:
 
 
 def _checked_revision(database: Database, connection: Connection) -> str | None:
-    """Return the revision of the tables, or None if there are none. Raise DatabaseTooNew."""
+    """Return the revision of the tables, or None if there are none. Raise OtherVersion."""
     found, known = _revision(connection), known_revisions()
-    if found is not None and found not in known:
-        raise DatabaseTooNew(
-            f"{masked(database.url)} was made by a newer version (tables {found}, this version knows "
-            f"{known[-1]}); upgrade vlm-autotune, or name another database"
+    if found is None or found in known:
+        return found
+    if found < known[0]:
+        raise OtherVersion(
+            f"{masked(database.url)} was made by a version before 0.1.0 (tables {found}); export its studies with that "
+            "version (`autotune db export --study STUDY --out FILE`), then import them into another database with this "
+            "one (`autotune db import FILE`)"
         )
-    return found
+    raise OtherVersion(
+        f"{masked(database.url)} was made by a newer version (tables {found}, this version knows {known[-1]}); "
+        "upgrade vlm-autotune, or name another database"
+    )
 
 
 def known_revisions() -> tuple[str, ...]:

@@ -9,13 +9,13 @@ from sqlalchemy import Engine, inspect, text
 
 from storage.database.tables import METADATA
 from storage.database.url import parse
-from storage.errors import DatabaseTooNew, DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, OtherVersion
 from storage.store import Store, open_store
 from storage.upkeep.schema import VERSION_TABLE
 from tests.programs import postgres
 from tests.values.storage import WORKLOAD
 
-HEAD = "0013"
+HEAD = "0100"
 
 
 def revision(engine: Engine) -> str:
@@ -58,7 +58,7 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: s
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
         connection.execute(text("DROP TABLE autotune_launch_window"))
-    with pytest.raises(DatabaseTooNew, match=r"9999.*upgrade vlm-autotune"):
+    with pytest.raises(OtherVersion, match=r"9999.*upgrade vlm-autotune"):
         open_store(database_url)
     assert revision(engine) == "9999"
     with engine.connect() as connection:

@@ -4,7 +4,7 @@ import autotune
 import storage.errors
 import trials.errors
 from autotune import errors
-from storage.errors import BadUrl, DatabaseTooNew, DatabaseUnavailable, UnknownPlan
+from storage.errors import BadUrl, DatabaseUnavailable, OtherVersion, UnknownPlan
 from trials.errors import AutotuneError, DataError
 
 
@@ -22,7 +22,7 @@ from trials.errors import AutotuneError, DataError
         (errors.NoFeasiblePlan(), 3),
         (errors.NoProfile(), 3),
         (DatabaseUnavailable(), 4),
-        (DatabaseTooNew(), 5),
+        (OtherVersion(), 5),
         (errors.DeviceBusy(), 6),
     ],
     ids=repr,

@@ -7,9 +7,6 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from trials.job import ModelSection
-from trials.model.skeleton import load_config
-
 _OF_THE_WRITER = {
     "_name_or_path",
     "name_or_path",
@@ -35,13 +32,8 @@ _HUB = re.compile(r'[^"]*--')
 
 def config_digest(config: PretrainedConfig) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of what `save_pretrained` writes, without `_OF_THE_WRITER`."""
-    return _digest(json.dumps(_own(json.loads(config.to_json_string())), sort_keys=True))
-
-
-def path_digest(settings: ModelSection) -> str:
-    """Return the digest that identified a model before database revision 0003, with path and version."""
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    return _digest(config.to_json_string(use_diff=False))
+    own = json.dumps(_own(json.loads(config.to_json_string())), sort_keys=True)
+    return hashlib.sha256(own.encode()).hexdigest()[:16]
 
 
 def _own(value: Any) -> Any:
@@ -52,7 +44,3 @@ def _own(value: Any) -> Any:
             if name not in _OF_THE_WRITER
         }
     return [_own(each) for each in value] if isinstance(value, list) else value
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -56,8 +56,6 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     job, outline = outline_of(wanted.like) if wanted.like else (None, None)
     now = survey(options, job, outline)[0] if job and outline else None
     with read_store(options.database_url(job.database if job else None)) as store:
-        if outline:
-            store.adopt_model(outline.shape, outline.path_digest)
         now = settled_workload(store, job, now) if job and now else None
         found: Sequence[Known]
         if now or wanted.here:

@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from storage.database.engine import Database, explain
 from storage.database.url import parse
-from storage.errors import DatabaseTooNew, DatabaseUnavailable, StorageError
+from storage.errors import DatabaseUnavailable, OtherVersion, StorageError
 from storage.store import open_store
 from tests.programs import unprivileged
 from tests.values.storage import WORKLOAD
@@ -97,7 +97,7 @@ def test_a_database_of_a_newer_version_keeps_its_bytes(tmp_path: Path) -> None:
         newer.execute("PRAGMA journal_mode = DELETE")
         newer.execute("UPDATE autotune_alembic_version SET version_num = '9999'")
     before = contents(tmp_path)
-    with pytest.raises(DatabaseTooNew, match=str(path)):
+    with pytest.raises(OtherVersion, match=str(path)):
         open_store(f"sqlite:///{path}")
     assert contents(tmp_path) == before
 

@@ -15,12 +15,11 @@ import pytest
 
 from autotune.training.window_writer import WindowWriter
 from storage.errors import DatabaseUnavailable, SpoolUnavailable
-from storage.records import FinishedTrial, LaunchResult
+from storage.records import FinishedTrial
 from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.programs.processes import wait_for
 from tests.values.storage import (
-    DISTURBED,
     OUTCOMES,
     WORKLOAD,
     completed,
@@ -84,24 +83,6 @@ def test_the_speed_of_a_training_goes_through_the_spool_unchanged(url: str, tmp_
         assert spool.replay(store) == 2
         assert [found.windows for found in store.launches(packed_plan().id)] == [windows]
     assert len(spool.pending()) == 1, "the launch of another database stays"
-
-
-def test_results_that_the_version_before_left_are_stored(url: str, tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "spool")
-    with open_store(url) as store:
-        result = replace(result_of(started(store)), disturbance="others", disturbed=(DISTURBED,))
-        launch = store.start_launch(packed_plan(), store.add_workload(WORKLOAD), 8.0).id
-        ended = LaunchResult(
-            launch_id=launch, status="finished", steps=9, training_samples_per_second=9.5, finished=result.finished
-        )
-        for each in (result, ended, window_of(launch)):
-            spool.put(each)
-        for path in spool.pending():
-            path.write_text(path.read_text().replace('"disturbance"', '"contamination"').replace('"training_', '"'))
-        assert spool.replay(store) == 3
-        (trial,) = store.answers(WORKLOAD.fingerprint)
-        (training,) = store.launches(packed_plan().id)
-        assert (trial.result, training.result, training.windows) == (result, ended, (window_of(launch),))
 
 
 def test_a_training_goes_on_while_the_database_is_away_and_its_speed_is_stored_later(

@@ -9,26 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 from transformers import AutoModelForImageTextToText
 
-from autotune.cli import main
-from autotune.errors import ProfileError
-from autotune.forecast.cluster import ClusterOptions, cluster_of_file
-from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.workload import prepare
 from storage.store import open_store
 from tests.programs.users import JobFile, refusal
-from tests.values.storage import NOON, WORKLOAD, best_of, concluded
+from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of, variant_of
-from trials import wire
 from trials.job import ModelSection
-from trials.layer_costs import LayerCosts
-from trials.model.identity import config_digest, path_digest
+from trials.model.identity import config_digest
 from trials.model.shape import model_shape
 from trials.model.skeleton import load_config
-from trials.workload import PATH_DIGEST, ModelShape, Workload
+from trials.workload import ModelShape
 
 ROOT = Path(__file__).parents[3]
 PLAN = plan_of("12+8r2,1")
@@ -111,70 +104,12 @@ def test_code_that_came_from_the_hub_is_known_by_its_class(example: Path) -> Non
     assert digests[0] == digests[1] != digests[2]
 
 
-@pytest.fixture
-def older(job: JobFile, home: Path, tmp_path: Path) -> Workload:
-    """The job's workload; the user's database holds a plan of it, as the upgrade of an older one leaves it."""
-    found = load_job(job.path)
-    workload = prepare(found, tmp_path / "prepared").workload
-    unknown = replace(workload.model, config_digest=f"{PATH_DIGEST}{path_digest(found.model)}")
-    before = replace(workload, model=unknown)
-    with open_store() as store:
-        concluded(store, best_of(store.create_study(store.add_workload(before), {}, 0).id, workload=before, plan=PLAN))
-    return workload
-
-
-def test_a_plan_of_an_older_version_is_that_of_the_job_in_the_same_place(older: Workload, job: JobFile) -> None:
-    for _ in range(2):
-        answer = CliRunner().invoke(main, ["launch", str(job.path), "--dry-run", "--json"])
-        assert answer.exit_code == 0, answer.output
-    with open_store() as store:
-        assert store.last_winner(older.fingerprint) == store.best_plans()[0]
-        assert store.best_plans()[0].workload == older
-        assert not list(store.problems())
-
-
-def test_a_plan_of_an_older_version_can_be_named_for_a_model_that_was_moved(
-    older: Workload, job: JobFile, model: Path
-) -> None:
-    job.spoil(model__path=str(model))
-    assert "no plan is known" in refusal("launch", job.path, "--dry-run")[1]
-    answer = CliRunner().invoke(main, ["launch", str(job.path), "--plan", PLAN.id, "--dry-run"])
-    assert answer.exit_code == 0, answer.output
-    assert "model.config_digest is unknown: an older version stored this model by the path" in answer.stderr
-    with open_store() as store:
-        assert store.last_winner(older.fingerprint) is None
-
-
 def test_a_named_plan_of_another_model_of_the_same_size_is_refused(job: JobFile, home: Path, tmp_path: Path) -> None:
     workload = prepare(load_job(job.path), tmp_path / "prepared").workload
     other = replace(workload, model=replace(workload.model, config_digest="0" * 16))
     with open_store() as store:
         concluded(store, best_of(store.create_study(store.add_workload(other), {}, 0).id, workload=other, plan=PLAN))
     assert "model.config_digest was 0" in refusal("launch", job.path, "--plan", PLAN.id, "--dry-run")[1]
-
-
-@pytest.mark.parametrize("place", ["the same", "another"])
-def test_a_profile_file_of_an_older_version_holds_for_its_model_in_the_same_place(
-    place: str, job: JobFile, model: Path, tmp_path: Path
-) -> None:
-    surface = json.loads((ROOT / "benchmarks" / "surfaces" / "pages-epyc.jsonl").read_text().partition("\n")[0])
-    found = load_job(job.path)
-    shape = model_shape(found.model)
-    profiled = ProfiledCosts(
-        hardware=WORKLOAD.hardware,
-        model=replace(shape, config_digest=path_digest(found.model)),
-        software=WORKLOAD.software,
-        created=NOON,
-        costs=wire.decode(LayerCosts, json.dumps(surface["costs"])),
-    )
-    file = tmp_path / "costs.json"
-    file.write_text(wire.encode(profiled))
-    if place == "the same":
-        assert cluster_of_file(found, shape, file, ClusterOptions()).profiled.model == shape
-        return
-    job.spoil(model__path=str(model))
-    with pytest.raises(ProfileError, match="is of another model"):
-        cluster_of_file(load_job(job.path), shape, file, ClusterOptions())
 
 
 def test_a_configuration_is_read_again_when_its_file_was_changed_and_is_each_callers_own(model: Path) -> None:

@@ -124,8 +124,8 @@ def test_a_decision_is_made_anew_by_new_profiles_alone(store: Store, bench_of: B
 
 
 @pytest.mark.ranks
-def test_a_profile_of_an_earlier_version_is_made_again(store: Store, bench_of: BenchOf) -> None:
-    give(store, bench_of().prepared.workload, compiled=replace(COMPILED, compiled_shares=()))
+def test_layers_whose_compiled_profile_fails_are_not_compiled(store: Store, bench_of: BenchOf) -> None:
+    give(store, bench_of().prepared.workload, compiled=COSTS)  # there is none of compiled layers
     heard = Heard()
     assert decided(bench_of(LONG), heard).prepared.job.training.compile is False
     assert "compiled layers cannot be profiled (the layers could not be profiled: " in heard[0]  # there is no model

@@ -43,6 +43,7 @@ SETTINGS = Settings(
     learning_rate=1e-3,
     epochs=1,
 )
+PLAN = plan_of("4+2")
 
 
 def write_checkpoint(output: Path, opened: OpenedOutput, steps: int, keep: int = 2) -> Path:
@@ -67,14 +68,14 @@ def test_an_output_with_results_of_another_program_is_refused_and_stays_as_it_is
     (tmp_path / name).mkdir()
     (tmp_path / name / "theirs").write_text("of days")
     with pytest.raises(OutputTaken, match=f"holds {name}, which no training of autotune wrote; name an empty or a new"):
-        open_output(tmp_path, SETTINGS)
+        open_output(tmp_path, SETTINGS, PLAN)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [name, f"{name}/theirs"]
 
 
 def test_files_with_other_names_may_stand_in_the_output(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-notes.txt").write_text("ideas")
     (tmp_path / "checkpoint-007").mkdir()
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     for steps in (2, 4, 6):
         write_checkpoint(tmp_path, opened, steps)
     assert names(tmp_path) == [
@@ -87,7 +88,7 @@ def test_files_with_other_names_may_stand_in_the_output(tmp_path: Path) -> None:
 
 
 def test_only_files_that_a_checkpoint_lists_are_removed(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     first = write_checkpoint(tmp_path, opened, 2)
     (first / "evaluation.txt").write_text("good")
     linked = tmp_path.parent / f"{tmp_path.name}-linked"
@@ -103,8 +104,8 @@ def test_only_files_that_a_checkpoint_lists_are_removed(tmp_path: Path) -> None:
     ("keep", "kept"), [(1, ["checkpoint-8"]), (3, ["checkpoint-4", "checkpoint-6", "checkpoint-8"])]
 )
 def test_the_last_checkpoints_of_this_training_are_kept(keep: int, kept: list[str], tmp_path: Path) -> None:
-    other = open_output(tmp_path / "other", SETTINGS)
-    opened = open_output(tmp_path / "output", SETTINGS)
+    other = open_output(tmp_path / "other", SETTINGS, PLAN)
+    opened = open_output(tmp_path / "output", SETTINGS, PLAN)
     theirs = shutil.copytree(write_checkpoint(tmp_path / "other", other, 1), tmp_path / "output" / "checkpoint-1")
     for steps in (2, 4, 6, 8):
         write_checkpoint(tmp_path / "output", opened, steps, keep)
@@ -112,12 +113,12 @@ def test_the_last_checkpoints_of_this_training_are_kept(keep: int, kept: list[st
 
 
 def test_a_file_in_the_place_of_a_checkpoint_is_renamed(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2" / "theirs").touch()
     write_checkpoint(tmp_path, opened, 2)
     assert names(tmp_path / "checkpoint-2.old-1") == ["theirs"]
-    assert open_output(tmp_path, SETTINGS).steps == 2
+    assert open_output(tmp_path, SETTINGS, PLAN).steps == 2
 
 
 def zero(file: Path) -> None:
@@ -143,12 +144,12 @@ def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
     damage: object, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(damage)
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     for steps in (2, 4):
         write_checkpoint(tmp_path, opened, steps)
         append_line(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
     damage(tmp_path / "checkpoint-4")
-    assert open_output(tmp_path, SETTINGS).steps == 2
+    assert open_output(tmp_path, SETTINGS, PLAN).steps == 2
     assert message in caplog.text
     assert "so checkpoint-4 is not used" in caplog.text
     steps_left = [json.loads(line)["step"] for line in (tmp_path / PROGRESS_FILE).read_text().splitlines()]
@@ -176,14 +177,14 @@ def test_a_changed_plan_takes_over_at_the_checkpoint_that_is_left(tmp_path: Path
 
 
 def test_a_plan_whose_launch_failed_is_noted_once_and_kept(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     for _ in range(2):
         note_failed_plan(tmp_path, "a plan")
-    assert open_output(tmp_path, SETTINGS).record == replace(opened.record, failed=("a plan",))
+    assert open_output(tmp_path, SETTINGS, PLAN).record == replace(opened.record, failed=("a plan",))
 
 
 def test_only_the_trainings_own_later_checkpoints_count_as_progress(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     write_checkpoint(tmp_path, opened, 2)
     stranger = replace(opened, record=replace(opened.record, id=16 * "f"))
     write_checkpoint(tmp_path, stranger, 4)
@@ -191,33 +192,33 @@ def test_only_the_trainings_own_later_checkpoints_count_as_progress(tmp_path: Pa
 
 
 def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     zero(write_checkpoint(tmp_path, opened, 2) / "stage-0.safetensors")
     step = Progress(step=2, of=6, loss=1, seconds=1, samples=8)
     append_line(tmp_path / PROGRESS_FILE, step)
     with pytest.raises(OutputTaken, match=r"no checkpoint in .* can be used, checkpoint-2 included; restore one"):
-        open_output(tmp_path, SETTINGS)
+        open_output(tmp_path, SETTINGS, PLAN)
     assert (tmp_path / PROGRESS_FILE).read_text()
 
 
 def test_a_record_with_a_pattern_for_its_id_removes_nothing(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     record = tmp_path / "autotune.json"
     record.write_text(record.read_text().replace(opened.record.id, "*"))
     foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
     foreign.mkdir()
     with pytest.raises(OutputTaken, match=r"holds autotune\.json, which no training of autotune wrote"):
-        open_output(tmp_path, SETTINGS)
+        open_output(tmp_path, SETTINGS, PLAN)
     assert foreign.exists()
 
 
 def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     left = partial_folder(checkpoint_folder(tmp_path, 8), opened.record)
     left.mkdir()
     foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
     foreign.mkdir()
-    open_output(tmp_path, SETTINGS)
+    open_output(tmp_path, SETTINGS, PLAN)
     assert (left.exists(), foreign.exists()) == (False, True)
 
 
@@ -231,17 +232,17 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
     ],
 )
 def test_a_training_is_not_resumed_with_other_settings(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    open_output(tmp_path, SETTINGS)
+    open_output(tmp_path, SETTINGS, PLAN)
     with pytest.raises(OutputTaken, match=message):
-        open_output(tmp_path, replace(SETTINGS, **change))
-    open_output(tmp_path, SETTINGS)
+        open_output(tmp_path, replace(SETTINGS, **change), PLAN)
+    open_output(tmp_path, SETTINGS, PLAN)
 
 
 def test_a_training_continues_with_another_learning_rate_and_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_output(tmp_path, SETTINGS)
-    open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2))
+    open_output(tmp_path, SETTINGS, PLAN)
+    open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2), PLAN)
     assert "the training continues with learning_rate 0.0005; it was 0.001 before" in caplog.text
     assert "the training continues with epochs 2; it was 1 before" in caplog.text
 
@@ -261,18 +262,18 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
 def test_a_training_continues_with_other_settings_of_its_optimizer_and_warns(
     change: dict[str, Any], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_output(tmp_path, SETTINGS)
-    opened = open_output(tmp_path, replace(SETTINGS, **change))
+    open_output(tmp_path, SETTINGS, PLAN)
+    opened = open_output(tmp_path, replace(SETTINGS, **change), PLAN)
     assert f"the training continues with {message}" in caplog.text
     caplog.clear()
-    assert open_output(tmp_path, replace(SETTINGS, **change)) == opened
+    assert open_output(tmp_path, replace(SETTINGS, **change), PLAN) == opened
     assert not caplog.messages
 
 
 def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_defaults(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     document = json.loads((tmp_path / "autotune.json").read_text())
     for name in (
         "freeze",
@@ -287,24 +288,8 @@ def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_def
     ):
         del document["settings"][name]
     (tmp_path / "autotune.json").write_text(json.dumps(document))
-    assert open_output(tmp_path, SETTINGS) == opened
+    assert open_output(tmp_path, SETTINGS, PLAN) == opened
     assert not caplog.messages
-
-
-def test_a_checkpoint_of_version_0_1_0_is_resumed_with_its_plan_and_data(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = tmp_path / "checkpoint-3"
-    old.mkdir()
-    (old / "state.json").write_text(json.dumps({"steps": 3, "plan": SETTINGS.plan, "data": SETTINGS.data}))
-    with pytest.raises(OutputTaken, match=r"holds checkpoint-3 of plan 945b.* and data c0ffee, not of plan x and data"):
-        open_output(tmp_path, replace(SETTINGS, plan="x"))
-    opened = open_output(tmp_path, SETTINGS)
-    assert opened.steps == 3
-    assert "without checksums" in caplog.text
-    for steps in (4, 5, 6):
-        write_checkpoint(tmp_path, opened, steps)
-    assert old.exists()
 
 
 # --- before anything runs ---
@@ -361,7 +346,7 @@ def test_two_trainings_do_not_share_an_output(tmp_path: Path) -> None:
 
 
 def test_states_that_name_files_elsewhere_are_not_read(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     final = write_checkpoint(tmp_path, opened, 2)
     precious = tmp_path / "precious"
     precious.touch()
@@ -373,15 +358,15 @@ def test_states_that_name_files_elsewhere_are_not_read(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_place_of_a_state_is_not_read(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     write_checkpoint(tmp_path, opened, 2)
     (tmp_path / "checkpoint-9").mkdir()
     os.mkfifo(tmp_path / "checkpoint-9" / STATE_FILE)
-    assert open_output(tmp_path, SETTINGS).steps == 2
+    assert open_output(tmp_path, SETTINGS, PLAN).steps == 2
 
 
 def test_the_state_of_a_checkpoint_is_what_was_written(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
     state = wire.read(TrainingState, write_checkpoint(tmp_path, opened, 2) / STATE_FILE)
     assert state is not None
     assert (state.steps, state.training, [file.size for file in state.files]) == (2, opened.record.id, [17])

@@ -53,8 +53,7 @@ class TrainingRecord:
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     """Part of a glob pattern of names that are removed, so it holds no special character."""
     settings: Settings
-    # Records of trainings before a plan could be changed lack the fields below.
-    plan: Plan | None = None
+    plan: Plan
     """The plan of `settings`."""
     changes: tuple[PlanChange, ...] = ()
     """The plans before it, oldest first, in ascending order of steps."""
@@ -83,9 +82,9 @@ class TrainingState:
     """Total optimizer steps."""
     plan: str
     data: str
-    training: str | None = None
-    """Id of the training; None in a checkpoint of version 0.1.0, which had neither ids nor checksums."""
-    files: tuple[StoredFile, ...] = ()
+    training: str
+    """Id of the training."""
+    files: tuple[StoredFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +98,7 @@ class OpenedOutput:
     """Whether the model after these steps is there and intact."""
 
 
-def open_output(
-    folder: Path, settings: Settings, plan: Plan | None = None, *, instead_of: Plan | None = None
-) -> OpenedOutput:
+def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Plan | None = None) -> OpenedOutput:
     """Create `folder`, or resume the training in it: verify its newest checkpoint, and drop later progress.
 
     `plan` is the plan of `settings`. `instead_of` is the plan that the training in the folder has had until now, where
@@ -112,8 +109,8 @@ def open_output(
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_settings(folder, settings, plan, instead_of=instead_of)
-    record = read_record(folder / RECORD_FILE) or TrainingRecord(id=uuid4().hex[:16], settings=settings)
-    record = replace(record, settings=settings, plan=plan)
+    new = TrainingRecord(id=uuid4().hex[:16], settings=settings, plan=plan)
+    record = replace(read_record(folder / RECORD_FILE) or new, settings=settings, plan=plan)
     steps, changes = _resumed_steps(folder, record), record.changes
     if instead_of:
         changes += (PlanChange(plan=instead_of, steps=steps),)
@@ -129,18 +126,16 @@ def open_output(
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
-def check_settings(
-    folder: Path, settings: Settings, plan: Plan | None = None, *, instead_of: Plan | None = None
-) -> None:
+def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: Plan | None = None) -> None:
     """Check that a training with these settings may begin or resume in `folder`, as `open_output`; change nothing.
 
     Raise OutputTaken, and warn of settings that may change.
     """
     record = read_record(folder / RECORD_FILE)
     if record is None:
-        check_unclaimed(folder, settings)
+        check_unclaimed(folder)
         return
-    _check_rows(folder, record, [each for each in (plan, instead_of) if each], settings)
+    _check_rows(folder, record, [plan, *([instead_of] if instead_of else [])], settings)
     then = replace(record.settings, arrangement_version=settings.arrangement_version)
     _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
 
@@ -182,7 +177,7 @@ def has_checkpoint_after(folder: Path, steps: int) -> bool:
     return record is not None and any(state.training == record.id and state.steps > steps for state in states if state)
 
 
-def _until(steps: int, changes: Sequence[PlanChange], plan: Plan | None) -> tuple[PlanChange, ...]:
+def _until(steps: int, changes: Sequence[PlanChange], plan: Plan) -> tuple[PlanChange, ...]:
     """Return the changes in a training that continues with `plan` after `steps`.
 
     An older checkpoint may put that before some. A change back to the plan before, without a step in between, is none.
@@ -197,26 +192,15 @@ def _until(steps: int, changes: Sequence[PlanChange], plan: Plan | None) -> tupl
     return tuple(kept)
 
 
-def check_unclaimed(folder: Path, settings: Settings | None = None) -> None:
-    """Raise OutputTaken when a folder without a record holds a file that a training would write.
-
-    Checkpoints of version 0.1.0, which left no record, are accepted: with `settings` those of the same plan and data.
-    """
+def check_unclaimed(folder: Path) -> None:
+    """Raise OutputTaken when a folder without a record holds a file that a training would write."""
     if not folder.is_dir() or read_record(folder / RECORD_FILE):
         return
-    states = (_read(TrainingState, each / STATE_FILE) for each in _checkpoints(folder))
-    old = next((state for state in states if state and state.training is None), None)
-    if old is None:
-        names = (RECORD_FILE, MODEL_FOLDER, PROGRESS_FILE, *(each.name for each in _checkpoints(folder)))
-        if taken := [name for name in names if os.path.lexists(folder / name)]:
-            raise OutputTaken(
-                f"training.output {folder} holds {taken[0]}, which no training of autotune wrote; "
-                "name an empty or a new folder"
-            )
-    elif settings and (old.plan, old.data) != (settings.plan, settings.data):
+    names = (RECORD_FILE, MODEL_FOLDER, PROGRESS_FILE, *(each.name for each in _checkpoints(folder)))
+    if taken := [name for name in names if os.path.lexists(folder / name)]:
         raise OutputTaken(
-            f"training.output {folder} holds checkpoint-{old.steps} of plan {old.plan} and data {old.data}, not of "
-            f"plan {settings.plan} and data {settings.data}; name another folder, or train that plan"
+            f"training.output {folder} holds {taken[0]}, which no training of autotune wrote; "
+            "name an empty or a new folder"
         )
 
 
@@ -287,13 +271,11 @@ def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
         state = _read(TrainingState, each / STATE_FILE)
         if state is None:
             _log.warning("%s cannot be read, so %s is not used", each / STATE_FILE, each.name)
-        elif state.training not in (record.id, None) or each != checkpoint_folder(folder, state.steps):
+        elif state.training != record.id or each != checkpoint_folder(folder, state.steps):
             _log.warning("%s belongs to another training or step, so it is not used", each)
         elif fault := _fault(each, state):
             _log.warning("%s, so %s is not used", fault, each.name)
         else:
-            if state.training is None:
-                _log.warning("%s is of version 0.1.0, without checksums: it is used unchecked", each)
             yield state.steps
 
 

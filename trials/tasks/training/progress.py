@@ -69,11 +69,11 @@ class Progress:
     seconds: float
     samples: int
     learning_rate: float | None = None
-    """`training.learning_rate` after the schedule; those of parts follow the same one. None in older files."""
+    """`training.learning_rate` after the schedule; those of parts follow the same one."""
     data_wait_seconds: float = 0.0
     """Longest time that a rank waited for its packs: to be read where no workers do it ahead, and copied."""
     text_tokens: int = 0
-    """Tokens of the step's samples, without padding. 0 in older files."""
+    """Tokens of the step's samples, without padding."""
     gradient_norm: float | None = None
     """Norm of the whole model's gradient before clipping; None where nothing needed it."""
     window: RankTimes | None = None

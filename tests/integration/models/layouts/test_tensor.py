@@ -149,7 +149,7 @@ def test_adamw_has_the_same_losses_and_weights_while_the_tensor_degree_changes(
     )
     assert train(pool, whole, plan_of("3+0", "1+2")).steps == 4
     train(pool, changed, plans[0], max_steps=2)
-    change(changed, plans[1], profile_store)
+    change(changed, plans[1])
     assert train(pool, changed, plans[1]).steps == 4
     assert losses(changed) == pytest.approx(losses(whole), rel=WITHIN)
     one, other = (checkpointed(each.job.training.output / "checkpoint-4") for each in (whole, changed))

@@ -14,7 +14,6 @@ from autotune.errors import PlanNotValid
 from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.errors import UnknownPlan
-from storage.store import Store
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials.data.epoch import Epoch
@@ -48,11 +47,11 @@ def prepared(example: Path, folder: Path, **training: Any) -> Prepared:
     return prepared_of(example, folder, data=data, training=settings)
 
 
-def change(prepared: Prepared, plan: Plan, store: Store) -> None:
+def change(prepared: Prepared, plan: Plan) -> None:
     """Let the training continue with the plan, as `launch --resume-with` does before its ranks start."""
     output = prepared.job.training.output
     settings = training_settings(prepared.request(plan, Training(output=output)), prepared.index.digest)
-    open_output(output, settings, plan, instead_of=plan_to_replace(prepared, plan, store))
+    open_output(output, settings, plan, instead_of=plan_to_replace(prepared, plan))
 
 
 def lines(prepared: Prepared) -> list[dict[str, Any]]:
@@ -70,27 +69,27 @@ def losses(prepared: Prepared) -> list[float]:
     "plans", parameters({name: (plans,) for name, plans in SAME_STEPS.items()}, short=("packs shared",))
 )
 def test_a_plan_with_the_same_steps_continues_exactly(
-    plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+    plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     whole, parts = (prepared(shallow, tmp_path / name, schedule="cosine") for name in ("whole", "parts"))
     done = train(pool, whole, plans[0]).steps
     # Two steps before the end of an epoch: they would have other samples under a plan with other steps.
     train(pool, parts, plans[0], max_steps=1)
-    change(parts, plans[1], profile_store)
+    change(parts, plans[1])
     assert train(pool, parts, plans[1]).steps == done
     # Moments that were lost or mixed up would show in the first step after the change.
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
 
 
 def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
-    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+    shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     # With this learning rate no loss changes, so the loss of a step says which samples were in it.
     changed = prepared(shallow, tmp_path, learning_rate=1e-20)
     train(pool, changed, PIPELINE, max_steps=1)
-    change(changed, TIGHT, profile_store)
+    change(changed, TIGHT)
     train(pool, changed, TIGHT, max_steps=4)
-    change(changed, PADDED, profile_store)
+    change(changed, PADDED)
     train(pool, changed, PADDED, max_steps=5)
     before = losses(changed)
     report = train(pool, changed, PADDED)
@@ -110,16 +109,16 @@ def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
 
 @pytest.mark.long
 def test_a_curriculum_has_short_samples_first_after_a_stop_and_a_change_too(
-    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+    shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     settings = {"learning_rate": 1e-20, "global_batch_samples": 4}
     most = int(np.median(prepared(shallow, tmp_path).index.text_tokens))
     begun = prepared(shallow, tmp_path, **settings, curriculum={"steps": 3, "max_tokens": most})
     train(pool, begun, PIPELINE, max_steps=1)
     with pytest.raises(OutputTaken, match=r"a training with curriculum {'steps': 3, .*, not None"):
-        change(prepared(shallow, tmp_path, **settings), TIGHT, profile_store)
+        change(prepared(shallow, tmp_path, **settings), TIGHT)
     train(pool, begun, PIPELINE, max_steps=2)
-    change(begun, TIGHT, profile_store)
+    change(begun, TIGHT)
     report = train(pool, begun, TIGHT)
     record = read_record(begun.job.training.output / RECORD_FILE)
     assert record is not None
@@ -182,37 +181,31 @@ def sample_losses(example: Path, pool: WarmPool, folder: Path) -> np.ndarray[Any
 
 
 def test_a_change_that_cannot_be_made_is_refused_and_changes_nothing(
-    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+    shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     begun = prepared(shallow, tmp_path)
     with pytest.raises(PlanNotValid, match=r"holds no training that plan [0-9a-f]{16} could continue; start one with"):
-        change(begun, ZERO, profile_store)
+        change(begun, ZERO)
     train(pool, begun, PIPELINE, max_steps=1)
     output = begun.job.training.output
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     with pytest.raises(PlanNotValid, match=r"cannot continue the training in .*: stages hold 3 vision layers"):
-        change(begun, plan_of("3+2"), profile_store)
+        change(begun, plan_of("3+2"))
     other = replace(
         begun, job=begun.job.model_copy(update={"training": begun.job.training.model_copy(update={"seed": 1})})
     )
     with pytest.raises(OutputTaken, match="belongs to a training with seed 0, not 1"):
-        change(other, ZERO, profile_store)
-    record = output / RECORD_FILE
-    document = json.loads(record.read_text())
-    record.write_text(json.dumps({**document, "plan": None}))
-    with pytest.raises(PlanNotValid, match="has trained on are not known"):
-        change(begun, ZERO, profile_store)
-    record.write_bytes(before[record])
+        change(other, ZERO)
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
 @pytest.mark.usefixtures("home")
 def test_a_training_goes_on_with_a_plan_that_only_its_folder_knows(
-    shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
+    shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     begun = prepared(shallow, tmp_path)
     train(pool, begun, PIPELINE, max_steps=1)
-    change(begun, ZERO, profile_store)
+    change(begun, ZERO)
     train(pool, begun, ZERO, max_steps=2)
     empty = f"sqlite:///{tmp_path / 'empty.db'}"
     launched = launch(begun.job, plan=ZERO.id[:8], steps=3, database=empty)

@@ -53,4 +53,6 @@ def test_a_frozen_part_keeps_its_bits_and_is_in_no_checkpoint(shallow: Path, poo
     changed = parts.job.model_copy(update={"training": other})
     assert settings.freeze == ("vision",)
     with pytest.raises(OutputTaken, match="freeze"):
-        open_output(parts.job.training.output, training_settings(replace(request, job=changed), parts.index.digest))
+        open_output(
+            parts.job.training.output, training_settings(replace(request, job=changed), parts.index.digest), plan
+        )
