@@ -1,0 +1,26 @@
+"""Times, bytes and first proposals stay those of the version before, in every dimension of layouts."""
+
+import json
+
+import pytest
+
+from tests.values.golden_predictions import FILE, WORKLOADS, decoded
+from tests.values.parameters import parameters
+
+GOLDEN = json.loads(FILE.read_text())
+
+
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in WORKLOADS}, short=[name for name in WORKLOADS if "whole" in name])
+)
+def test_predictions_and_proposals_are_those_of_the_version_before(name: str) -> None:
+    then = GOLDEN[name]
+    now = WORKLOADS[name].predicted(list(map(decoded, then["documents"].values())))
+    assert (now["proposals"], now["layouts"]) == (then["proposals"], then["layouts"])
+    assert now["plans"].keys() == then["plans"].keys()
+    for plan, predicted in now["plans"].items():
+        before = then["plans"][plan]
+        assert predicted["steps"] == pytest.approx(before["steps"], rel=1e-12)
+        assert predicted["slower"] == pytest.approx(before["slower"], rel=1e-12)
+        for one, other in zip(predicted["bytes"], before["bytes"], strict=True):
+            assert one == pytest.approx(other, rel=1e-12)
