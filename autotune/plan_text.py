@@ -1,5 +1,6 @@
 """Plans and trials as text."""
 
+from autotune.dimensions.folds import layout_text
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
 from trials.plan import Layout, Levelled, Offload, Packing, Padded, Plan
@@ -11,12 +12,6 @@ _FREEING: dict[Offload, str] = {
     "vision": "offload v, recompute l",
     "language": "recompute v, offload l",
     "both": "offload",
-}
-_OFFLOADING: dict[Offload, str] = {
-    "none": "",
-    "vision": ", vision layers offload",
-    "language": ", language layers offload",
-    "both": ", layers offload",
 }
 
 
@@ -35,16 +30,6 @@ def plan_parts(plan: Plan) -> dict[str, str]:
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
         "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }
-
-
-def layout_text(layout: Layout, times: str = "x") -> str:
-    tensor = f" {times} tensor {layout.tensor}" if layout.tensor > 1 else ""
-    within = f", averages over {layout.reduce_within} ranks of a node first" if layout.reduce_within > 1 else ""
-    during = ", averages during the last backward pass" if layout.bucket_bytes else ""
-    return (
-        f"pipeline {layout.pipeline} {times} data {layout.data}{tensor}, ZeRO {layout.zero}{within}{during}"
-        f"{_OFFLOADING[layout.offload]}"
-    )
 
 
 def freeing_text(layout: Layout) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from autotune.dimensions.folds import check_layout
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -28,12 +28,10 @@ from trials.job import Job, ModelSection, TrainingSection
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.inputs.chat_template import template_file
 from trials.model.inputs.encoders import load_encoder
-from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
-from trials.model.refusals.tensor import check_tensor
 from trials.model.shape import cost_weights, model_shape
-from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Layout, Levelled, Packing, Plan
+from trials.model.skeleton import load_config
+from trials.plan import Levelled, Packing, Plan
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.tasks.request import Request, Task
 from trials.units import number_of
@@ -336,7 +334,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
     settings, shape = prepared.job.model, prepared.workload.model
     try:
         plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
-        check_layout(prepared, plan.layout)
+        check_layout(plan.layout, prepared.job, prepared.workload.hardware)
         if max(plan.layout.tensor, *plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
             check_degrees(config.get_text_config(), plan.packing.degrees, plan.layout.tensor)
@@ -344,25 +342,3 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
             check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
     except InvalidPlan as error:
         raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error
-
-
-def check_layout(prepared: Prepared, layout: Layout) -> None:
-    """Raise InvalidPlan, with the reason, for a layout that the nodes, the model or its training do not allow."""
-    hardware, settings, degree = prepared.workload.hardware, prepared.job.model, layout.tensor
-    if prepared.job.training.compiles:
-        check_compilable(layout)
-    if layout.offload != "none" and hardware.accelerator == "cpu":
-        raise InvalidPlan(
-            "its layers offload what they keep to the host's memory, where a CPU has it already; use offload none"
-        )
-    if degree == 1:
-        return
-    if not hardware.has_groups(degree):
-        raise InvalidPlan(
-            f"it has tensor degree {degree}, but a node has {hardware.of_node} devices, and such "
-            "ranks exchange too much to lie on several nodes; use a degree that divides them"
-        )
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    skeleton = build_skeleton(config, torch.float32)
-    layers = skeleton.modules(skeleton.chain.language_layers)
-    check_tensor(config, layers, degree, adapters=prepared.job.training.lora.rank is not None)

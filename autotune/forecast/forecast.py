@@ -7,6 +7,7 @@ from typing import Self
 
 import torch
 
+from autotune.dimensions.folds import untimed
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -14,7 +15,6 @@ from autotune.forecast.cluster import Cluster
 from autotune.machine.hardware import default_workers
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.timeline import Timeline, timeline
-from autotune.prediction.untimed import untimed
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits

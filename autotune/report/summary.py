@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from autotune.plan_text import layout_text, packing_text
+from autotune.dimensions.folds import layout_text
+from autotune.plan_text import packing_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import Side

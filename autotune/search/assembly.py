@@ -7,11 +7,11 @@ from itertools import chain
 
 from optuna.storages import BaseStorage
 
+from autotune.dimensions.folds import untimed
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
 from autotune.machine.device_problems import warn_of
-from autotune.prediction.untimed import untimed
 from autotune.search.baselines import Baseline, baselines
 from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs

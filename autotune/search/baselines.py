@@ -4,6 +4,8 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from autotune.dimensions.folds import layout_name
+from autotune.dimensions.usual import zero_stages
 from autotune.prediction.columns import TOKENS, UNITS
 from autotune.prediction.predictor import Predictor
 from autotune.search.hbp import hbp_plan
@@ -12,7 +14,6 @@ from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import omnibal_capacities
-from autotune.search.space.layouts import layout_name, zero_stages
 from trials.plan import Layout, Packed, Padded, Plan, Stage, layer_counts
 from trials.workload import Workload
 

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from autotune.dimensions.folds import named_layout
 from autotune.errors import JobError, PredictError
 from autotune.plan_file import read_plan
-from autotune.search.space.layouts import named_layout
 from storage.records import CompileDecision
 from storage.store import Store
 from trials.model.refusals.compiling import uncompilable

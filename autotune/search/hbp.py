@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.dimensions.usual import layouts
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import OMNIBAL_SLACK, capacity_of
-from autotune.search.space.layouts import layouts
 from trials.plan import OMNIBAL_PACKER, Layout, Levelled, Packed, Packing, Plan
 from trials.workload import DataProfile, Workload
 

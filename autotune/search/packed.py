@@ -6,10 +6,10 @@ from itertools import islice
 
 import numpy as np
 
+from autotune.dimensions.usual import sharded_layouts, zero_stages
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import up_to_step
-from autotune.search.space.layouts import sharded_layouts, zero_stages
 from trials.errors import DataError, InvalidPlan
 from trials.plan import SIMPLE_PACKER, Layout, Packed, Plan
 from trials.workload import Workload

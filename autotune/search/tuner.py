@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
+from autotune.dimensions.folds import check_named
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.search.assembly import assemble
@@ -19,7 +20,6 @@ from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.space.current_plan import current_plan, warn_of_batch
 from autotune.search.space.feasible import check_space
-from autotune.search.space.tensor import check_named
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
@@ -46,7 +46,7 @@ def check_search(prepared: Prepared) -> Plan | None:
     except UnknownName as error:
         raise JobError(f"search.sampler: {error}") from error
     check_space(prepared.workload, search.space)
-    check_named(prepared)
+    check_named(prepared.job, prepared.workload)
     return current_plan(prepared)
 
 

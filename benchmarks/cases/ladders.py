@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.dimensions.usual import layouts
 from autotune.events import Event, TrialEnded
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
@@ -21,7 +22,6 @@ from autotune.search.hbp import hbp_plan
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.space.layouts import layouts
 from autotune.search.space.space import Space
 from benchmarks.cases.lengths import index_of
 from benchmarks.cases.mixed import DATA, MEMORY, Mixed

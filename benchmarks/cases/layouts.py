@@ -15,13 +15,14 @@ from typing import Any
 
 from typing_extensions import override
 
+from autotune.dimensions.folds import layout_name
+from autotune.dimensions.tensor import Tensor
+from autotune.dimensions.usual import layouts
 from autotune.events import Event, TrialEnded
 from autotune.search.baselines import zero3_plan
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.space.layouts import layout_name, layouts
 from autotune.search.space.space import Space
-from autotune.search.space.tensor import further_cut
 from benchmarks.cases.mixed import DEGREES, MEMORY, Mixed
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_LM2_20B, INTERN_VIT_6B, INTERN_VIT_300M
 from benchmarks.machines.analytic import A100, analytic_costs
@@ -110,7 +111,7 @@ def _row(workload: Cut) -> dict[str, Any]:
     plain_seconds, _ = _searched(replace(workload, tensor_degrees=()))
     offered_seconds, offered = _searched(workload, said.append)
     solver = Solver(workload.predictor, workload.limits(MEMORY))
-    possible = further_cut(workload.workload, solver).possible
+    possible = Tensor().further(workload.workload, solver).possible
     names = [layout_name(each) for each in chain(layouts(workload.shape, DEVICES), possible)]
     everything = feasible_space(workload.workload, solver, remedy="", wanted=SpaceSection(layouts=tuple(names)))
     plans = sorted({*offered.starts, *everything.starts}, key=workload.predictor.epoch_seconds)

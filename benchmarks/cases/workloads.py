@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from autotune.dimensions.usual import layouts
 from autotune.prediction.features import COSTS, scaled
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import HEADROOM, Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.space.layouts import layouts
 from autotune.search.space.space import Space
 from autotune.workload import Prepared
 from benchmarks.cases.solver import (

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from autotune.dimensions.usual import zero_stages
 from autotune.prediction.costs import fit_costs
 from autotune.prediction.features import COSTS, scaled
 from autotune.search.execution.profiling import design
-from autotune.search.space.layouts import zero_stages
 from benchmarks.machines.dials import Dials
 from benchmarks.machines.machine import Machine
 from trials.data.index import DatasetIndex

@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from autotune.dimensions.folds import layout_name
+from autotune.dimensions.usual import layouts, sharded_layouts
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.space.layouts import OFFLOADS, layout_name, layouts, sharded_layouts
 from tests.values.data import index_of
 from tests.values.search import (
     BATCH,
@@ -42,7 +43,7 @@ from trials.layer_costs import (
     TensorCost,
     UpdateCost,
 )
-from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan
+from trials.plan import Layout, Levelled, Offload, Packed, Packing, Padded, Plan
 from trials.workload import Workload
 
 FILE = Path(__file__).parents[1] / "assets" / "predictions.json"
@@ -94,7 +95,7 @@ class GoldenWorkload:
         for devices in (self.devices, self.devices // 2, self.devices // 4):
             usual = layouts(model, devices) if devices else ()
             yield from chain(usual, map(costs.overlapped, usual), sharded_layouts(devices) if devices else ())
-            for layout, offload in product(usual, OFFLOADS.values()):
+            for layout, offload in product(usual, get_args(Offload)[1:]):
                 yield replace(layout, offload=offload)
             for layout in usual:
                 yield from (replace(layout, tensor=self.devices // devices) for _ in range(devices < self.devices))

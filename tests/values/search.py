@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from autotune.dimensions.usual import layouts
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.space.layouts import layouts
 from autotune.search.space.space import Axes
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult

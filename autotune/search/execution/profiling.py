@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.dimensions.usual import zero_stages
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.costs import fit_costs
 from autotune.search.execution.failures import with_remedy
-from autotune.search.space.layouts import zero_stages
 from autotune.workload import Prepared
 from storage.store import Store
 from trials import wire

@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 
+from autotune.dimensions.folds import layout_coordinates
 from autotune.prediction.columns import SQUARES
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from trials import plugins
 from trials.data.packers import PACKERS
-from trials.plan import TOWERS, Layout, Packed, Packing, Padded, Plan
+from trials.plan import Layout, Packed, Packing, Padded, Plan
 
 _PACKER_NAMES = plugins.names(PACKERS)
 _PACKER = 0.3 / math.sqrt(2)
@@ -37,11 +38,7 @@ def plan_coordinates(predictor: Predictor, plan: Plan) -> Array:
     vision, language = sum(stage.vision for stage in stages), sum(stage.language for stage in stages)
     return np.array(
         [
-            math.log2(plan.layout.pipeline),
-            0.5 * plan.layout.zero,
-            math.log2(plan.layout.tensor),
-            0.5 * (plan.layout.reduce_within > 1),
-            *(0.5 * plan.layout.offloads(tower) for tower in TOWERS),
+            *layout_coordinates(plan.layout),
             isinstance(packing, Packed),
             *(_PACKER * (isinstance(packing, Packed) and packing.packer == name) for name in _PACKER_NAMES),
             math.log2(sizes.epoch.micro_batches) / 2,

@@ -6,10 +6,11 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from autotune.dimensions.folds import untimed
+from autotune.dimensions.tensor import timed_degrees
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
-from autotune.prediction.untimed import untimed
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
@@ -69,8 +70,7 @@ class Solver:
     @property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor degrees above 1 that were timed, so that plans with them can be compared."""
-        costs = self._predictor.costs
-        return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
+        return timed_degrees(self._predictor.costs)
 
     def overlapped(self, layout: Layout) -> Layout:
         """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
@@ -78,7 +78,7 @@ class Solver:
 
     def untimed(self, layout: Layout) -> str | None:
         """Return what the profile has not timed for plans with this layout; None where they can be compared."""
-        return untimed(self._predictor.costs, layout, (1, *self.tensor_degrees))
+        return untimed(self._predictor.costs, layout, exactly=True)
 
     def extrapolates(self, layout: Layout) -> bool:
         """Return whether the profile timed no averages of gradients that pass between nodes as in this layout."""

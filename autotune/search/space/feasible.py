@@ -6,20 +6,18 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
 
+from autotune.dimensions.dimension import FurtherLayouts
+from autotune.dimensions.folds import further_layouts, layout_name, named_layout, refused
+from autotune.dimensions.usual import layouts, zero_stages
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
-from autotune.search.space.layouts import layout_name, layouts, named_layout, refused, zero_stages
-from autotune.search.space.node_reductions import further_by_nodes
-from autotune.search.space.offers import FurtherLayouts, offered_layouts
-from autotune.search.space.offloaded import further_offloaded
+from autotune.search.space.offers import offered_layouts
 from autotune.search.space.packings import ALONE, ladder_name
-from autotune.search.space.sharded import further_sharded
 from autotune.search.space.space import Axes, Space, packings_of
 from autotune.search.space.splitting import Recompute
-from autotune.search.space.tensor import further_cut
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
@@ -209,12 +207,7 @@ def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[F
     stages = None if wanted.split is None else len(wanted.split)
     return [
         replace(kind, possible=tuple(each for each in kind.possible if stages in (None, each.pipeline)))
-        for kind in (
-            further_sharded(workload, solver),
-            further_cut(workload, solver),
-            further_by_nodes(workload, solver),
-            further_offloaded(workload, solver),
-        )
+        for kind in further_layouts(workload, solver)
     ]
 
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from autotune.dimensions.folds import layout_name
 from autotune.errors import JobError
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities, capacity_of
-from autotune.search.space.layouts import layout_name
 from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
 from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded
 from trials.workload import DataProfile, Workload

@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.dimensions.dimension import FurtherLayouts
+from autotune.dimensions.folds import layout_name
 from autotune.search.solver.solver import Solver
-from autotune.search.space.layouts import layout_name
 from autotune.search.space.origins import Origin, by_bound
-from trials.plan import Layout, Packed, Packing
+from trials.plan import Layout, Packed
 
 _WORTH = 1.05
 """Most that the best plan of such a layout may be predicted to take, as a multiple of the best plan without."""
@@ -16,23 +17,6 @@ _SOLVED = 4
 """Plans of each layout that are solved."""
 _MOST = 4
 """Layouts that are searched, so that they take no more time than those without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FurtherLayouts:
-    """Layouts of one kind that may be searched in addition to the usual ones."""
-
-    possible: tuple[Layout, ...]
-    helps: Callable[[Packing, Layout], bool] | None = None
-    """Return whether such a layout may help with a packing; None where each may."""
-    searched: str
-    """`Tensor degrees are`"""
-    usual: str
-    """`tensor degree 1`"""
-    usual_alone: str
-    """`Tensor degree 1 is best and the only one that is searched`"""
-    cannot_help: str = ""
-    """Why none can help where none `helps` with any packing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
+from autotune.dimensions.folds import layout_name
 from autotune.search.solver.solver import Solver
-from autotune.search.space.layouts import layout_name
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting

@@ -6,13 +6,13 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from autotune.dimensions.folds import untimed
 from autotune.prediction.costs import fit_costs
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, step_features
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.parts import Parts
-from autotune.prediction.untimed import untimed
 from tests.unit.prediction.test_costs import reports_of
 from tests.values.search import COSTS, by_size, costs_of, layer_cost, predictor_of, workload_of
 from tests.values.training import offloading, plan_of

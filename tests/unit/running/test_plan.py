@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.plan_text import layout_text, plan_parts
+from autotune.dimensions.folds import layout_text
+from autotune.plan_text import plan_parts
 from autotune.search.solver.holdings import Holdings
 from tests.values import strategies
 from trials.errors import InvalidPlan

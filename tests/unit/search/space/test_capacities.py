@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.dimensions.folds import layout_name
+from autotune.dimensions.usual import layouts
 from autotune.search.space.capacities import capacities, omnibal_capacities
-from autotune.search.space.layouts import layout_name, layouts
 from tests.values.data import index_of, lengths
 from tests.values.search import workload_of
 from trials.data.index import profile

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from optuna.distributions import CategoricalDistribution
 
+from autotune.dimensions.folds import layout_name
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.space.capacities import capacities
 from autotune.search.space.feasible import allows, feasible_space
-from autotune.search.space.layouts import layout_name
 from autotune.search.space.space import Space
 from tests.values.search import BATCH, MEBI, axes_of, predictor_of, solver_of, workload_of
 from trials.job import SpaceSection

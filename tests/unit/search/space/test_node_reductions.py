@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from autotune.dimensions.folds import layout_name, named_layout
 from autotune.errors import JobError, ProfileError
 from autotune.prediction.costs import fit_costs
 from autotune.prediction.costs_table import TypicalPack, costs_text
@@ -14,7 +15,6 @@ from autotune.prediction.parts import Parts
 from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
-from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_costs import reports_of
 from tests.unit.search.space.test_tensor_layouts import cut_costs

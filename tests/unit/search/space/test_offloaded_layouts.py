@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.dimensions.folds import check_named, layout_name, named_layout
 from autotune.errors import JobError
 from autotune.plan_text import plan_text
 from autotune.search.learning.coordinates import plan_coordinates
@@ -13,9 +14,7 @@ from autotune.search.learning.warm_start import moved
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
-from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
-from autotune.search.space.tensor import check_named
 from tests.machines import search_bench
 from tests.machines.search_bench import Bench
 from tests.machines.simulated import SimulatedLauncher
@@ -129,7 +128,7 @@ def test_a_cpu_is_refused_with_the_reason(tmp_path: Path) -> None:
     prepared = prepared_of(tmp_path, space={"layouts": ["p2-d1-z0-ov"]})
     cpu = replace(prepared.workload, hardware=replace(prepared.workload.hardware, accelerator="cpu"))
     with pytest.raises(JobError, match="where a CPU has it already; use offload none"):
-        check_named(replace(prepared, workload=cpu))
+        check_named(prepared.job, cpu)
 
 
 def test_the_text_of_a_plan_says_what_offloads() -> None:

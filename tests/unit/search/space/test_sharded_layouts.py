@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from autotune.dimensions.folds import layout_name, named_layout
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
-from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_sharded_weights import sharded
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of

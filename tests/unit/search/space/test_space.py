@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from autotune.search.space.layouts import layout_name
+from autotune.dimensions.folds import layout_name
 from autotune.search.space.space import Space
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
 from trials.plan import Layout, Packed, Padded, Plan, Stage

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from autotune.dimensions.folds import layout_name, named_layout
+from autotune.dimensions.tensor import Tensor
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import RANKED, Solver
 from autotune.search.solver.splits import Wanted
 from autotune.search.space.feasible import check_space, feasible_space
-from autotune.search.space.layouts import layout_name, named_layout
 from autotune.search.space.space import Space
-from autotune.search.space.tensor import further_cut
 from tests.unit.prediction.test_shared_packs import sharing
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from trials.job import SpaceSection
@@ -95,7 +95,7 @@ def test_a_named_degree_that_the_profile_has_not_timed_is_refused_with_the_remed
 
 
 def possible(workload: Workload) -> set[str]:
-    return {layout_name(each) for each in further_cut(workload, Solver(predictor(0.0), limits_of(AMPLE))).possible}
+    return {layout_name(each) for each in Tensor().further(workload, Solver(predictor(0.0), limits_of(AMPLE))).possible}
 
 
 def test_groups_of_tensor_ranks_lie_on_one_node() -> None:

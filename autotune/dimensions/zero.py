@@ -1,0 +1,75 @@
+"""The ZeRO stage: what data ranks hold in shares."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
+from autotune.dimensions.usual import SHARDING, sharded_layouts
+from trials.errors import InvalidPlan
+from trials.plan import Layout, Packing, ZeroStage
+from trials.workload import Workload
+
+if TYPE_CHECKING:
+    from trials.layer_costs import LayerCosts
+
+_BEFORE: dict[ZeroStage, ZeroStage] = {2: 1, 3: 2}
+
+
+class Zero(Dimension):
+    """Optimizer states (1), gradients (2) and weights (3) in shares (Rajbhandari et al. 2020)."""
+
+    pattern = r"-z(?P<zero>[0-3])"
+
+    @override
+    def code(self, layout: Layout) -> str:
+        return f"-z{layout.zero}"
+
+    @override
+    def text(self, layout: Layout, times: str) -> str:
+        return f", ZeRO {layout.zero}"
+
+    @override
+    def coordinates(self, layout: Layout) -> tuple[float, ...]:
+        return (0.5 * layout.zero,)
+
+    @override
+    def check_devices(self, layout: Layout, workload: Workload) -> None:
+        if workload.model.dtype == "bfloat16" and layout.zero == 0:
+            raise InvalidPlan("bfloat16 weights need ZeRO 1, which keeps a float32 copy of them")
+        if layout.zero in SHARDING and layout.data == 1:
+            raise InvalidPlan(
+                f"ZeRO {layout.zero} shares gradients among data ranks, and there is only one; use ZeRO 1"
+            )
+
+    @override
+    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:
+        if costs.knows_zero(layout.zero):
+            return None
+        return f"what ranks exchange that hold gradients or weights in shares (ZeRO {layout.zero})"
+
+    @override
+    def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:
+        """Return ZeRO 2 and 3 where the profile can predict them.
+
+        They save memory and exchange more. So they may help where it lacks: with packs for which the ZeRO stage before
+        recomputes more, or does not fit.
+        """
+        possible = sharded_layouts(workload.hardware.devices)
+        return FurtherLayouts(
+            possible=tuple(layout for layout in possible if solver.untimed(layout) is None),
+            helps=partial(_saves_recomputation, solver),
+            searched="ZeRO 2 and 3 are",
+            usual="ZeRO 0 or 1",
+            usual_alone="ZeRO 0 and 1 are best and the only stages that are searched",
+            cannot_help="2 and 3 save memory, but pipeline 1 fits with ZeRO 1 and with as few recomputed layers",
+        )
+
+
+def _saves_recomputation(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:
+    if not solver.keeps_batch(packing, layout):
+        return False
+    before = Layout(pipeline=1, data=layout.data, zero=_BEFORE[layout.zero])
+    plan, other = solver.solve(packing, layout), solver.solve(packing, before)
+    return plan is not None and (other is None or other.stages != plan.stages)
