@@ -16,13 +16,14 @@ from autotune.folders import lengths_folder
 from autotune.machine.device_problems import Finding, memory_limit, warn_of
 from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
+from trials.arrays import Ints
 from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
-from trials.data.records.sample import Encoder, Ints
+from trials.data.records.sample import Encoder
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job, ModelSection, TrainingSection
 from trials.machine.shared_memory import shared_memory_bytes

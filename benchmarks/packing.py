@@ -31,6 +31,7 @@ from benchmarks.cases.lengths import CAPACITIES, generated, index_of
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference
 from trials import plugins
+from trials.arrays import Ints
 from trials.data.epoch import BEST, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.metrics import balance, mixing
@@ -38,7 +39,6 @@ from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS, best_fit
 from trials.data.packs import build_packs
-from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Packed
 

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from autotune.job_file import load_job
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
@@ -36,6 +35,7 @@ from autotune.workload import Prepared, prepare
 from benchmarks.cases.drift import at_profiled_speed, slowness
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import wire
+from trials.arrays import Floats
 from trials.launchers.local import LocalLauncher
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
@@ -229,7 +229,7 @@ def _tau_of_rounds(done: list[Run]) -> list[float]:
     return [kendall(list(zip(*pair, strict=True))) for pair in combinations(times, 2)]
 
 
-def _quantiles(values: Sequence[float] | Array) -> dict[str, float]:
+def _quantiles(values: Sequence[float] | Floats) -> dict[str, float]:
     return (
         {"median": float(np.median(values)), "90th percentile": float(np.quantile(values, 0.9))} if len(values) else {}
     )

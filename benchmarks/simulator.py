@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.schedule import simulate
 from benchmarks.output.result import Check, at_most, finish
+from trials.arrays import Floats
 
 STAGES, MICRO_BATCHES = 8, 64
 SECONDS = 2.0
@@ -63,7 +63,7 @@ def _timed(plans: int, stages: int, micro_batches: int) -> dict[str, Any]:
 
 def _equal_packs_error(stages: int, micro_batches: int) -> float:
     """Return the relative error against (m + P - 1) (forward + backward)."""
-    passes: Array = np.ones((1, micro_batches, stages))
+    passes: Floats = np.ones((1, micro_batches, stages))
     return float(abs(simulate(passes, 2 * passes).seconds[0] / (3 * (micro_batches + stages - 1)) - 1))
 
 

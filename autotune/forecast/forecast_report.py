@@ -7,10 +7,10 @@ from typing import Any
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
 from autotune.plan_text import freeing_text, plan_text
-from autotune.prediction.costs import Array
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
+from trials.arrays import Floats
 from trials.units import number_of
 
 _MEBI = 1 << 20
@@ -84,7 +84,7 @@ def _document(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def _rounded(times: Array) -> Any:
+def _rounded(times: Floats) -> Any:
     """Return times rounded to microseconds, [micro-batches, stages, (begin, end)]; the update has no micro-batches."""
     return times.round(6).tolist()
 

@@ -9,12 +9,12 @@ import numpy as np
 from autotune.errors import PackError
 from autotune.packing.material import Material, PackOptions
 from autotune.search.space.capacities import OMNIBAL_SLACK, capacities
+from trials.arrays import Ints
 from trials.certification import Neutrality
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.index import COLUMNS, DatasetIndex, profile
 from trials.data.metrics import Balance, balance, mixing
 from trials.data.neutral import neutrality
-from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
 from trials.units import number_of

@@ -16,8 +16,8 @@ import numpy as np
 
 from autotune.errors import PackError
 from autotune.output_file import check_output_file, whole
+from trials.arrays import Ints
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Ints
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
 _BATCH = 8192

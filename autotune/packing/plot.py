@@ -11,9 +11,9 @@ import numpy as np
 from autotune.errors import PackError
 from autotune.output_file import check_output_file, whole
 from autotune.packing.balance import UNPACKED, Balanced
-from trials.data.epoch import CostWeights, Floats, PackSizes
+from trials.arrays import Floats, Ints
+from trials.data.epoch import CostWeights, PackSizes
 from trials.data.metrics import dist_ratios
-from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.features import COSTS, FEATURES, Features
 from autotune.prediction.memory import StageBytes
+from trials.arrays import Floats
 
 _MACHINE_WIDTH = 0.20
 """Prior standard deviation of a factor that all computation shares, such as another clock or load."""
@@ -80,8 +80,8 @@ class CalibrationState:
 class _Factors:
     """Normal distribution of factors."""
 
-    mean: Array
-    covariance: Array
+    mean: Floats
+    covariance: Floats
     noise: float
     """Relative error of one measurement."""
     noise_weight: float
@@ -89,7 +89,7 @@ class _Factors:
     freedom: float
     """Degrees of freedom of its distribution, Student's t."""
 
-    def fitted(self, rows: Array, values: Array) -> "_Factors":
+    def fitted(self, rows: Floats, values: Floats) -> "_Factors":
         """Return the posterior after measuring `values` [n] of predicted parts `rows` [n, factors]."""
         if not len(rows):
             return self
@@ -98,7 +98,7 @@ class _Factors:
         rows, values = rows / scale[:, None], values / scale
         prior = np.linalg.inv(self.covariance).astype(np.float64)
         covariance = self.covariance
-        mean: Array = self.mean
+        mean: Floats = self.mean
         noise, weights = self.noise, np.ones(len(values))
         for _ in range(_ROUNDS):
             precision = prior + (rows * weights[:, None]).T @ rows / noise**2
@@ -116,7 +116,7 @@ class _Factors:
         widened = np.array(covariance) + _ELSEWHERE**2 * self.covariance
         return replace(self, mean=np.array(mean), covariance=widened)
 
-    def predict(self, row: Array) -> tuple[float, float]:
+    def predict(self, row: Floats) -> tuple[float, float]:
         """Return (mean, standard error of a new measurement)."""
         mean = float(row @ self.mean)
         return mean, math.sqrt(float(row @ self.covariance @ row) + (self.noise * mean) ** 2)
@@ -205,7 +205,7 @@ class Calibration:
         return self._memory.noise
 
     @property
-    def covariance(self) -> Array:
+    def covariance(self) -> Floats:
         """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._time.covariance
 
@@ -254,6 +254,6 @@ def _fitted_bytes(prior: _Factors, peaks: Sequence[Peak], exceeded: Sequence[Pea
         counted.append(left.pop(furthest))
 
 
-def _byte_row(stage: StageBytes, total: float) -> Array:
+def _byte_row(stage: StageBytes, total: float) -> Floats:
     """Return (static, kept) bytes."""
     return np.array((stage.static, total - stage.static))

@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from autotune.prediction.sizes import EpochSizes
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 
 
 class ChosenSteps(EpochSizes):

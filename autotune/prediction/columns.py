@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from autotune.prediction.robust_fit import Array
+from trials.arrays import Floats
 from trials.layer_costs import KINDS, Coefficients, LayerKind
 
 UNITS, TOKENS, SQUARES, CONSTANT, TARGETS = range(5)
@@ -13,13 +13,13 @@ WITHOUT_TARGETS = slice(TARGETS)
 """Those on which all but layers depends: loading, exchanges and links."""
 
 
-def of_kind(kind: LayerKind, coefficients: Coefficients) -> Array:
+def of_kind(kind: LayerKind, coefficients: Coefficients) -> Floats:
     """Return a cost of one kind of layer by columns, [5]: the head runs on targets, other layers on all tokens."""
     units, tokens, squares, constant = coefficients
     of_tokens, of_targets = (0.0, tokens) if kind == "head" else (tokens, 0.0)
     return np.array((units, of_tokens, squares, constant, of_targets))
 
 
-def in_columns(of_kinds: Iterable[Coefficients]) -> Array:
+def in_columns(of_kinds: Iterable[Coefficients]) -> Floats:
     """Return a cost of each kind of layer, in the order of KINDS, by columns, [kinds, 5]."""
     return np.array([of_kind(kind, each) for kind, each in zip(KINDS, of_kinds, strict=True)])

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
+from trials.arrays import Floats
 from trials.plan import Plan
 
 MOST_STEPS = 64
@@ -15,7 +15,7 @@ _ERRORS = 2
 """Standard errors that are added to a difference."""
 
 
-def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
+def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Floats:
     """Return cautious epoch seconds of plans that share packing and layout, [plans].
 
     They equal those of `Predictor.predict` for an epoch of at most MOST_STEPS steps. For a longer epoch, MOST_STEPS
@@ -30,7 +30,7 @@ def cautious_seconds(predictor: Predictor, plans: Sequence[Plan]) -> Array:
     seconds = predictor.plans_step_seconds(plans, ChosenSteps(whole, steps))
     count, more = len(steps), seconds - seconds[0]
     errors = more.std(axis=1) * np.sqrt((1 - count / whole.epoch.steps) / max(count - 1, 1))
-    cautious: Array = whole.epoch.steps * (seconds[0].mean() + more.mean(axis=1) + _ERRORS * errors)
+    cautious: Floats = whole.epoch.steps * (seconds[0].mean() + more.mean(axis=1) + _ERRORS * errors)
     return cautious
 
 

@@ -7,12 +7,12 @@ from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.errors import ProfileError
 from autotune.prediction.columns import TOKENS
 from autotune.prediction.curves import fit_curve, with_floor
 from autotune.prediction.robust_fit import fit_not_negative
+from trials.arrays import Floats
 from trials.grid import Grid
 from trials.layer_costs import (
     KINDS,
@@ -42,7 +42,6 @@ from trials.tasks.answer import (
 )
 from trials.units import check_measured
 
-Array: TypeAlias = NDArray[np.float64]
 Quantity: TypeAlias = Callable[[LayerTiming], float]
 
 # Columns of (units, tokens, squares, 1) on which the cost of each kind depends; for the head, all tokens of a probe are
@@ -267,7 +266,7 @@ def _of_all(seconds: Sequence[float], of_node: int) -> float:
     return float(places.min(axis=0).max())
 
 
-def _fit_exchange(parts: Array, degree: int, seconds: Sequence[Sequence[float]]) -> Coefficients:
+def _fit_exchange(parts: Floats, degree: int, seconds: Sequence[Sequence[float]]) -> Coefficients:
     """Return the coefficients of `parts` [sizes, 4] for the seconds of all ranks, by size."""
     # The last rank of a group waits for no other, and a step waits for the slowest group.
     slowest = [np.array(of_ranks).reshape(-1, degree).min(axis=1).max() for of_ranks in seconds]
@@ -302,14 +301,14 @@ def _slowest(timings: Sequence[CommunicationTiming]) -> LinkCost:
     )
 
 
-def _sizes(timings: Sequence[LayerTiming]) -> Array:
+def _sizes(timings: Sequence[LayerTiming]) -> Floats:
     return np.array([(t.units, t.tokens, t.squares, 1) for t in timings], dtype=np.float64).reshape(-1, 4)
 
 
-def _time_ratios(timings: Sequence[LayerTiming], kind: LayerKind, cost: LayerCost) -> Array:
+def _time_ratios(timings: Sequence[LayerTiming], kind: LayerKind, cost: LayerCost) -> Floats:
     """Return measured over fitted seconds of a kind of layer."""
     of_kind = [t for t in timings if t.layer == kind]
     measured = np.array([t.forward_seconds + t.backward_seconds for t in of_kind])
     fitted = _sizes(of_kind) @ (np.array(cost.forward_seconds) + np.array(cost.backward_seconds))
-    ratios: Array = measured / np.maximum(fitted, np.finfo(float).tiny)
+    ratios: Floats = measured / np.maximum(fitted, np.finfo(float).tiny)
     return ratios

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.columns import of_kind
-from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from trials import wire
+from trials.arrays import Floats
 from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost
 from trials.workload import DataProfile
 
@@ -41,7 +41,7 @@ class TypicalPack:
         )
 
     @property
-    def columns(self) -> Array:
+    def columns(self) -> Floats:
         return np.array((self.units, self.tokens, self.squares, 1.0, self.targets))
 
     def cost(self, coefficients: Coefficients, kind: LayerKind | None = None) -> float:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.prediction.columns import TARGETS, TOKENS, UNITS
-from autotune.prediction.robust_fit import Array
+from trials.arrays import Floats
 from trials.layer_costs import KINDS, LayerCosts, LayerKind
 
 _SIZE_COLUMN: dict[LayerKind, int] = {
@@ -37,7 +37,7 @@ class Curves:
     def __init__(self, costs: LayerCosts) -> None:
         self._curves = [(column, costs[kind]) for kind, column in _SIZE_COLUMN.items()]
 
-    def at(self, sizes: Array) -> Array:
+    def at(self, sizes: Floats) -> Floats:
         """Return the factors for packs of these sizes [packs, 5], [packs, kinds]."""
         factors = np.ones((len(sizes), len(KINDS)))
         for number, (column, cost) in enumerate(self._curves):
@@ -46,7 +46,7 @@ class Curves:
         return factors
 
 
-def fit_curve(kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[float]) -> Curve:
+def fit_curve(kind: LayerKind, sizes: Floats, ratios: Floats, spreads: Sequence[float]) -> Curve:
     """Return (sizes, factors) of measured over fitted seconds, given as `ratios` [timings] at `sizes` [timings, 5].
 
     Each factor is drawn towards 1 by the share of the factors' variance that the noise of the measurements explains
@@ -63,7 +63,7 @@ def fit_curve(kind: LayerKind, sizes: Array, ratios: Array, spreads: Sequence[fl
     return tuple(at.tolist()), tuple(np.exp(kept * found).tolist())
 
 
-def with_floor(curve: Curve, kind: LayerKind, sizes: Array, floors: Array) -> Curve:
+def with_floor(curve: Curve, kind: LayerKind, sizes: Floats, floors: Floats) -> Curve:
     """Return the curve, nowhere below `floors` [timings], which are given at `sizes` [timings, 5]."""
     column = sizes[:, _SIZE_COLUMN[kind]]
     at = np.unique(column)
@@ -71,7 +71,7 @@ def with_floor(curve: Curve, kind: LayerKind, sizes: Array, floors: Array) -> Cu
     return tuple(at.tolist()), tuple(np.maximum(np.interp(at, *curve), least).tolist())
 
 
-def _nearest_half(logarithms: Array) -> float:
+def _nearest_half(logarithms: Floats) -> float:
     """Return the one of the ranks' logarithms that half of them are nearer to 0 than: one rank may be wrong."""
     ordered = logarithms[np.argsort(np.abs(logarithms))]
     return float(ordered[(len(ordered) - 1) // 2])

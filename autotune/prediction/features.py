@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from trials.arrays import Floats
 from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost, SharingCost
 from trials.plan import Plan
 
@@ -32,7 +32,7 @@ _REMEMBERED = 64
 """Scaled costs that are cached: derivatives of all plans are taken at few factors."""
 
 
-def scaled(costs: LayerCosts, factors: Sequence[float] | Array) -> LayerCosts:
+def scaled(costs: LayerCosts, factors: Sequence[float] | Floats) -> LayerCosts:
     """Return the costs times one factor for each of COSTS."""
     return _scaled(costs, tuple(map(float, factors)))
 
@@ -122,7 +122,7 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
     """
     around = np.array(factors)
 
-    def seconds(at: Array) -> float:
+    def seconds(at: Floats) -> float:
         return float(predictor.with_costs(scaled(predictor.costs, at)).step_seconds(plan, steps).mean())
 
     base = seconds(around)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from autotune.prediction.columns import in_columns
-from autotune.prediction.costs import Array
+from trials.arrays import Floats
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import TOWERS, Layout
 
@@ -26,13 +26,13 @@ class Freeing:
         )
         self._per_byte = costs.host_seconds_per_byte or (0.0, 0.0)
 
-    def seconds(self, sizes: Array, curves: Array, layout: Layout) -> Array:
+    def seconds(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
         """Return the seconds for packs of `sizes` [packs, 5], with the `curves` at these sizes, [packs, kinds].
 
         What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after
         it runs backward. Packs wait where a copy takes longer than the pass of such a layer.
         """
-        seconds: Array = curves * (sizes @ self._again.T)
+        seconds: Floats = curves * (sizes @ self._again.T)
         if kinds := offloaded_kinds(layout):
             copied = sizes @ self._kept[kinds].T
             seconds[:, kinds] = np.sum(

@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
-from autotune.prediction.costs import Array
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.engine.static_memory import buffer_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
@@ -22,10 +21,10 @@ _NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
 class LayerBytes:
     """Coefficients of the bytes of each kind of layer, for packs of one sequence and tensor degree, [kinds, 5]."""
 
-    kept: Array
-    shared: Array
-    transient: Array
-    inputs: Array
+    kept: Floats
+    shared: Floats
+    transient: Floats
+    inputs: Floats
     """Bytes of the inputs, which are all that layers keep that are recomputed."""
     offloaded: NDArray[np.bool_]
     """Whether layers of each kind offload what others recompute, [kinds]."""
@@ -71,47 +70,47 @@ class LayerBytes:
         every = np.concatenate([self.kept, self.shared, self.transient, self.inputs])
         return tuple(column for column in EVERY if column == CONSTANT or every[:, column].any())
 
-    def of_packs(self, parts: Parts, kinds: int) -> Array:
+    def of_packs(self, parts: Parts, kinds: int) -> Floats:
         """Return what a pack keeps in layers of the first `kinds` kinds, [stages, 5]."""
         whole, inputs = self.split(parts, kinds)
-        kept: Array = whole + inputs
+        kept: Floats = whole + inputs
         return kept
 
-    def split(self, parts: Parts, kinds: int) -> tuple[Array, Array]:
+    def split(self, parts: Parts, kinds: int) -> tuple[Floats, Floats]:
         """Return the same for layers that are kept whole, and for inputs of those that are recomputed.
 
         Of those that offload, only the input of the first stays: other stages or layers hold it as well.
         """
         layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
         whole = layers - recomputed
-        kept: Array = whole @ self.kept[:kinds] + (whole > 0) @ self.shared[:kinds]
-        inputs: Array = np.where(self.offloaded[:kinds], recomputed > 0, recomputed) @ self.inputs[:kinds]
+        kept: Floats = whole @ self.kept[:kinds] + (whole > 0) @ self.shared[:kinds]
+        inputs: Floats = np.where(self.offloaded[:kinds], recomputed > 0, recomputed) @ self.inputs[:kinds]
         return kept, inputs
 
-    def freed(self) -> Array:
+    def freed(self) -> Floats:
         """Return the most that a layer of each kind frees that is recomputed or offloads, [kinds, 5]."""
-        freed: Array = np.maximum(self.kept - ~self.offloaded[:, None] * self.inputs, 0)
+        freed: Floats = np.maximum(self.kept - ~self.offloaded[:, None] * self.inputs, 0)
         return freed
 
-    def beginning(self, parts: Parts) -> Array:
+    def beginning(self, parts: Parts) -> Floats:
         """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 5]."""
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
-        transient: Array = self.transient[last] + self._on_their_way(parts, len(KINDS))
+        transient: Floats = self.transient[last] + self._on_their_way(parts, len(KINDS))
         return transient
 
-    def on_host(self, parts: Parts) -> Array:
+    def on_host(self, parts: Parts) -> Floats:
         """Return what a pack keeps in the host's memory, [stages, 5]."""
-        kept: Array = (self.offloaded * parts.recomputed) @ self.kept
+        kept: Floats = (self.offloaded * parts.recomputed) @ self.kept
         return kept
 
-    def _on_their_way(self, parts: Parts, kinds: int) -> Array:
+    def _on_their_way(self, parts: Parts, kinds: int) -> Floats:
         """Return the bytes on the device of layers that offload: at most two, the last of the first kinds, [stages, 5].
 
         As one runs, what the one before it keeps is copied.
         """
         away: NDArray[np.bool_] = np.logical_and(parts.recomputed[:, :kinds], self.offloaded[:kinds])
         last = kinds - 1 - np.argmax(away[:, ::-1], axis=1)
-        bytes_of_two: Array = away.max(axis=1, keepdims=True) * (2 * self.kept + self.shared)[last]
+        bytes_of_two: Floats = away.max(axis=1, keepdims=True) * (2 * self.kept + self.shared)[last]
         return bytes_of_two
 
     @cached_property
@@ -124,7 +123,7 @@ class LayerBytes:
             return np.flatnonzero(parts.layers[:, kind])
         return np.flatnonzero(recomputes_all(parts, kind)) if kind in (VISION, LANGUAGE) else _NO_STAGES
 
-    def running(self, parts: Parts, kind: int) -> tuple[Array, Array, Array]:
+    def running(self, parts: Parts, kind: int) -> tuple[Floats, Floats, Floats]:
         """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 5] each.
 
         The parts are those of `PeakParts` but the static one. Later layers have had their backward pass and are free.

@@ -6,12 +6,11 @@ from functools import cache
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.layer_bytes import LayerBytes
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.engine.static_memory import stages_static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
@@ -70,14 +69,14 @@ class StageMemory:
         self._parameters = Parameters(costs)
         self._element_bytes = element_bytes
 
-    def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+    def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return the expected peak bytes of each of `parts` as the stage of its number, [stages].
 
         The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
         begins, or all but one and what that one keeps while one of its layers is recomputed. It is exact: packs in
         flight are those that follow each other in a step of the epoch.
         """
-        expected: Array = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
+        expected: Floats = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
 
     def intervals(self, parts: Parts, layout: Layout, numbers: Ints, sizes: EpochSizes) -> tuple[StageBytes, ...]:
@@ -99,7 +98,7 @@ class StageMemory:
         if len(of_levels) == 1:
             return self.intervals(whole, layout, np.arange(len(whole)), sizes)
 
-        def peaks(sizes: EpochSizes) -> Array:
+        def peaks(sizes: EpochSizes) -> Floats:
             of_stages = (self._peaks(of_levels, layout, number, sizes) for number in range(len(whole)))
             return np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
 
@@ -115,7 +114,7 @@ class StageMemory:
         static = float(self.static(of_levels[0][number : number + 1], layout)[0])
         return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
-    def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Array:
+    def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
 
         `of_levels` are the stages as they are for packs of each level.
@@ -127,10 +126,10 @@ class StageMemory:
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
-        kept: Array = every[sizes.levels, np.arange(len(sizes.levels))]
+        kept: Floats = every[sizes.levels, np.arange(len(sizes.levels))]
         return kept
 
-    def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+    def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return what packs in flight keep in the host's memory, [stages], as if all were the heaviest one."""
         if layout.offload == "none":
             return np.zeros(len(of_levels[0]))
@@ -140,11 +139,11 @@ class StageMemory:
             if len(packs.table)  # a level may have none
             for of_layers in [self.of_layers(packs.degree, layout)]
         ]
-        on_host: Array = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)
+        on_host: Floats = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)
         return on_host
 
     def _intervals(
-        self, parts: Parts, layout: Layout, waiting: Array, most: Array, on_host: Array
+        self, parts: Parts, layout: Layout, waiting: Floats, most: Floats, on_host: Floats
     ) -> tuple[StageBytes, ...]:
         static = self.static(parts, layout)
         error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
@@ -155,7 +154,7 @@ class StageMemory:
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
-    def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
+    def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
         of_layers = self.of_layers(sizes.degree, layout)
         columns = of_layers.columns
@@ -168,7 +167,7 @@ class StageMemory:
                 running[rows] = np.maximum(running[rows], later)
         return kept, running
 
-    def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
+    def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the most bytes that recomputing saves in stages that have `in_flight` packs, [4, stages].
 
         They are those of a further vision layer and of a further language layer, and what the last one of either kind
@@ -179,13 +178,13 @@ class StageMemory:
         rows = np.concatenate([of_layers.freed()[both], of_layers.shared[both]])
         of_stages = np.tile(rows, (len(in_flight), 1))
         saved = _largest(sizes, np.repeat(in_flight, len(rows)), of_stages, of_stages, columns)
-        freed: Array = saved.reshape(-1, len(rows)).T
+        freed: Floats = saved.reshape(-1, len(rows)).T
         return freed
 
-    def static(self, parts: Parts, layout: Layout) -> Array:
+    def static(self, parts: Parts, layout: Layout) -> Floats:
         """Return the bytes of weights, gradients and optimizer states, [stages]."""
         held, frozen = (count(parts, layout.tensor) for count in (self._parameters.held, self._parameters.frozen))
-        static: Array = stages_static_bytes(held, frozen, element_bytes=self._element_bytes, layout=layout)
+        static: Floats = stages_static_bytes(held, frozen, element_bytes=self._element_bytes, layout=layout)
         return self._static_factor * static
 
     def of_layers(self, degree: int, layout: Layout) -> LayerBytes:
@@ -194,7 +193,7 @@ class StageMemory:
 
     # --- one level ---
 
-    def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Array, Array]:
+    def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         of_layers = self.of_layers(sizes.degree, layout)
@@ -209,7 +208,7 @@ class StageMemory:
 
     # --- several levels ---
 
-    def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Array:
+    def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
         The first is that of all packs in flight as a backward pass begins, each further one that of a kind of layer.
@@ -230,7 +229,7 @@ class StageMemory:
         return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *later)])
 
 
-def _largest(sizes: EpochSizes, in_flight: Ints, running: Array, behind: Array, columns: tuple[int, ...]) -> Array:
+def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats, columns: tuple[int, ...]) -> Floats:
     """Return the largest cost of as many packs in flight, [stages].
 
     `running` are the costs per column of the pack whose backward pass runs, `behind` those of the others, [stages, 5].
@@ -245,12 +244,12 @@ def _largest(sizes: EpochSizes, in_flight: Ints, running: Array, behind: Array, 
     return largest
 
 
-def _largest_alone(sizes: EpochSizes, coefficients: Array, columns: tuple[int, ...]) -> Array:
-    largest: Array = (sizes.heaviest(1, columns)[:, 0] @ coefficients.T).max(axis=0)
+def _largest_alone(sizes: EpochSizes, coefficients: Floats, columns: tuple[int, ...]) -> Floats:
+    largest: Floats = (sizes.heaviest(1, columns)[:, 0] @ coefficients.T).max(axis=0)
     return largest
 
 
-def _largest_in_flight(running: Array, waiting: Array, in_flight: int, sizes: EpochSizes) -> Array:
+def _largest_in_flight(running: Floats, waiting: Floats, in_flight: int, sizes: EpochSizes) -> Floats:
     """Return the most bytes of a pack whose backward pass runs and those behind it that are in flight, [parts].
 
     `running` are the bytes of the first and `waiting` those of the others, [packs, parts].

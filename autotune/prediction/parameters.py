@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import HEAD, PROJECTOR, Parts
+from trials.arrays import Floats
 from trials.layer_costs import KINDS, LayerCosts
 
 
@@ -17,27 +17,27 @@ class Parameters:
         self._dealt = np.array([layer.dealt_parameters for layer in layers])
         self._tied = costs["head"].tied_parameters
 
-    def held(self, parts: Parts, tensor: int = 1) -> Array:
+    def held(self, parts: Parts, tensor: int = 1) -> Floats:
         """Return all that one of `tensor` ranks holds."""
         return self._of_stages(parts, self._every, 1 - 1 / tensor)
 
-    def frozen(self, parts: Parts, tensor: int = 1) -> Array:
+    def frozen(self, parts: Parts, tensor: int = 1) -> Floats:
         """Return those of `held` that do not train."""
         return self._of_stages(parts, self._frozen, 1 - 1 / tensor)
 
-    def trained(self, parts: Parts, tensor: int = 1) -> Array:
+    def trained(self, parts: Parts, tensor: int = 1) -> Floats:
         """Return those of `held` that train."""
         return self._of_stages(parts, self._every - self._frozen, 1 - 1 / tensor)
 
-    def replicated(self, parts: Parts) -> Array:
+    def replicated(self, parts: Parts) -> Floats:
         """Return those that train and that each tensor rank holds whole."""
         return self._of_stages(parts, self._every - self._frozen, 1.0)
 
-    def _of_stages(self, parts: Parts, of_kinds: Array, elsewhere: float) -> Array:
+    def _of_stages(self, parts: Parts, of_kinds: Floats, elsewhere: float) -> Floats:
         """Return the sums of what is counted in layers of each kind, without a share of what tensor ranks divide."""
         # A layer that is cut is frozen as a whole, or not at all, and so are the ends of the language model.
         counted = of_kinds > 0
         is_once = parts.layers[:, [PROJECTOR, HEAD]].all(axis=1)
-        counts: Array = parts.layers @ (of_kinds - self._dealt * elsewhere * counted)
+        counts: Floats = parts.layers @ (of_kinds - self._dealt * elsewhere * counted)
         counts -= is_once * counted[HEAD] * self._tied
         return counts

@@ -6,8 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from autotune.prediction.costs import Array
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.layer_costs import KINDS
 from trials.model.cut import Cut, cut
 from trials.plan import Plan
@@ -21,8 +20,8 @@ PROJECTOR, HEAD = KINDS.index("projector"), KINDS.index("head")
 class Parts:
     """Layers of some stages, [stages, kinds] in the order of KINDS."""
 
-    layers: Array
-    recomputed: Array
+    layers: Floats
+    recomputed: Floats
     """Number of `layers`, the first ones, that are recomputed."""
 
     @classmethod

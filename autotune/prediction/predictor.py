@@ -8,7 +8,6 @@ import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
-from autotune.prediction.costs import Array
 from autotune.prediction.curves import Curves
 from autotune.prediction.freeing import Freeing
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
@@ -25,8 +24,8 @@ from autotune.prediction.simulation.attribution import (
 from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
+from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Ints
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.layer_costs import KINDS, LayerCosts
 from trials.model.cut import cut
@@ -40,7 +39,7 @@ EpochOf = Callable[[Packing, int], Epoch]
 class Prediction:
     """Prediction of one plan's epoch."""
 
-    step_seconds: Array
+    step_seconds: Floats
     """Communication and update included, [steps]."""
     breakdown: Breakdown
     """Seconds of each step by part."""
@@ -70,10 +69,10 @@ class Prediction:
         return float(np.mean(self.stage_idle))
 
     @property
-    def step_distances(self) -> Array:
+    def step_distances(self) -> Floats:
         """Distance of each step from the means of seconds and samples, as a share, [steps]."""
         seconds, samples = self.step_seconds, self.step_samples
-        distances: Array = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
+        distances: Floats = np.abs(seconds / seconds.mean() - 1) + np.abs(samples / samples.mean() - 1)
         return distances
 
 
@@ -145,7 +144,7 @@ class Predictor:
 
     def attributed(
         self, parts: Parts, layout: Layout, sizes: EpochSizes, update: UpdateSeconds, slowness: Slowness | None = None
-    ) -> tuple[Breakdown, Array]:
+    ) -> tuple[Breakdown, Floats]:
         """Return what `attribute` does, for the steps of one plan in the order of the blocks of `sizes`."""
         sharing = self.sharing(parts, layout, sizes)
         return attribute_all(sizes.blocks, self.pack_seconds(parts, layout, sizes), update, slowness, sharing)
@@ -194,9 +193,9 @@ class Predictor:
             optimizer=parameters * self.costs.update_seconds_per_parameter(layout),
         )
 
-    def step_seconds(self, plan: Plan, steps: Sequence[int]) -> Array:
+    def step_seconds(self, plan: Plan, steps: Sequence[int]) -> Floats:
         """Return the seconds of these steps of the epoch, in the order of `ChosenSteps`."""
-        seconds: Array = self.plans_step_seconds((plan,), ChosenSteps(self.sizes(plan.packing, plan.layout), steps))[0]
+        seconds: Floats = self.plans_step_seconds((plan,), ChosenSteps(self.sizes(plan.packing, plan.layout), steps))[0]
         return seconds
 
     def epoch_seconds(self, plan: Plan) -> float:
@@ -213,7 +212,7 @@ class Predictor:
             kept |= dict(zip(group, seconds.tolist(), strict=True))
         return [kept[plan] for plan in plans]
 
-    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
+    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Floats:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
         if len(plans[0].packing.degrees) > 1 or layout.shares_gradients:
@@ -236,7 +235,7 @@ class Predictor:
             seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
-    def _whole_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Array:
+    def _whole_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Floats:
         """Return the seconds of steps in which data ranks may wait for each other, [steps]."""
         parts = Parts.of(cut(plan))
         update, sharing = self.update_parts(plan.layout, parts, sizes), self.sharing(parts, plan.layout, sizes)
@@ -266,14 +265,14 @@ class Predictor:
             exchange_back=exchange_back,
         )
 
-    def _links(self, layout: Layout, numbers: Ints) -> Array:
+    def _links(self, layout: Layout, numbers: Ints) -> Floats:
         """Return (latency, seconds per byte) of all but the last of these stages, [2, stages], or [2, 1] if alike."""
         cost, leaving = self.costs.communication(layout), self.costs.between_nodes(layout)
         links = [(leaves and cost.between) or cost.link for leaves in (leaving if any(leaving) else leaving[:1])]
         times = np.array([(link.latency_seconds, link.seconds_per_byte) for link in links]).T
         return times[:, numbers[:-1]] if any(leaving) else times
 
-    def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Array, degrees: Ints) -> tuple[Array, Array]:
+    def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Floats, degrees: Ints) -> tuple[Floats, Floats]:
         """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
 
         It is what ranks that compute a pack exchange, and with ZeRO 2 and 3 what all data ranks do. `sizes` [packs, 5]
@@ -310,7 +309,7 @@ class Predictor:
             backward[packs] += self._has_backward[PROJECTOR] * np.outer(back_behind, projects)
         return forward, backward
 
-    def _sharded_seconds(self, parts: Parts, layout: Layout) -> Array:
+    def _sharded_seconds(self, parts: Parts, layout: Layout) -> Floats:
         """Return the seconds of what ZeRO 2 and 3 exchange in each (forward, backward) pass, [2, stages].
 
         ZeRO 2 averages gradients over all ranks. ZeRO 3 gathers the weights of each layer for either pass, and scatters
@@ -329,38 +328,38 @@ class Predictor:
             backward += gradients * cost.scatter_seconds_per_byte
         return np.stack((forward, backward))
 
-    def pass_seconds(self, parts: Parts, layout: Layout, sizes: Array) -> tuple[Array, Array]:
+    def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
         """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
         curves = self._curves.at(sizes)
         freeing = self._freeing.seconds(sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
         return forward @ parts.layers.T, backward @ parts.layers.T + freeing @ parts.recomputed.T
 
-    def load_seconds(self, parts: Parts, sizes: Array) -> Array:
+    def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""
         embeds, heads = (parts.layers[:, [KINDS.index(kind)]] for kind in ("vision_embedding", "head"))
         loading = self.costs.loading
         of_stages = embeds * np.array(loading.pixels_seconds) + heads * (1 - embeds) * np.array(loading.labels_seconds)
-        seconds: Array = sizes[:, WITHOUT_TARGETS] @ of_stages.T
+        seconds: Floats = sizes[:, WITHOUT_TARGETS] @ of_stages.T
         return seconds
 
-    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return the expected bytes of each of `parts` as the stage of its number, [stages]; see `StageMemory`."""
         return self._memory.expected(parts, layout, numbers, sizes)
 
-    def heaviest_bytes(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Array, Array]:
+    def heaviest_bytes(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return what the heaviest pack keeps, as `StageMemory.of_heaviest` does."""
         return self._memory.of_heaviest(parts, layout, sizes)
 
-    def freed_bytes(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Array:
+    def freed_bytes(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Floats:
         """Return what recomputing layers saves at most, as `StageMemory.freed` does."""
         return self._memory.freed(in_flight, layout, sizes)
 
-    def static_bytes(self, parts: Parts, layout: Layout) -> Array:
+    def static_bytes(self, parts: Parts, layout: Layout) -> Floats:
         """Return the bytes of weights, gradients and optimizer states of each of `parts`, [stages]."""
         return self._memory.static(parts, layout)
 
-    def kept_bytes(self, plan: Plan, sizes: EpochSizes) -> Array:
+    def kept_bytes(self, plan: Plan, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages]."""
         return self._memory.kept(Parts.of_levels(plan), plan.layout, sizes)
 

@@ -1,14 +1,11 @@
 """Non-negative least squares that is robust to a few wrong measurements."""
 
 from itertools import combinations
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trials.arrays import Floats
 from trials.layer_costs import Coefficients
-
-Array: TypeAlias = NDArray[np.float64]
 
 _ROUNDS = 15
 """Most re-weightings."""
@@ -20,7 +17,7 @@ _BISQUARE = 4.685
 """Tukey's constant: 95 % of the efficiency of least squares under normal errors."""
 
 
-def fit_not_negative(sizes: Array, values: Array, terms: tuple[int, ...]) -> Coefficients:
+def fit_not_negative(sizes: Floats, values: Floats, terms: tuple[int, ...]) -> Coefficients:
     """Return coefficients of the four columns of `sizes` [n, 4]; those outside `terms` are 0.
 
     Relative errors have equal weights. The fit starts with least absolute errors (iteratively re-weighted) and goes on
@@ -37,7 +34,7 @@ def fit_not_negative(sizes: Array, values: Array, terms: tuple[int, ...]) -> Coe
     return units, tokens, squares, constant
 
 
-def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
+def _relative_fit(rows: Floats, values: Floats, scale: Floats) -> Floats:
     """Fit robustly with errors as shares of `scale` [n]."""
     # 1 where all values are 0, as those of layers that take no time or bytes.
     scale = np.maximum(scale, scale.max() * _SMALLEST or 1.0)
@@ -61,7 +58,7 @@ def _relative_fit(rows: Array, values: Array, scale: Array) -> Array:
     return found
 
 
-def _solve(rows: Array, target: Array, weights: Array) -> Array:
+def _solve(rows: Floats, target: Floats, weights: Floats) -> Floats:
     """Return the non-negative solution of weighted least squares, by trying every choice of the few columns."""
     norms = np.sqrt((rows**2 * weights[:, None]).sum(axis=0))
     scaled = rows / np.where(norms > 0, norms, 1.0)

@@ -7,9 +7,8 @@ import numpy as np
 from typing_extensions import override
 
 from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS
-from autotune.prediction.costs import Array
+from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Ints
 
 
 class EpochSizes:
@@ -19,7 +18,7 @@ class EpochSizes:
         self.epoch = epoch
         self.tensor = tensor
         """Ranks that hold a copy of a stage together, and compute each of its packs."""
-        self._heaviest: dict[tuple[int, tuple[int, ...]], Array] = {}
+        self._heaviest: dict[tuple[int, tuple[int, ...]], Floats] = {}
 
     def held_by(self, tensor: int) -> "EpochSizes":
         """Return the sizes of the same packs where `tensor` ranks hold a copy of a stage together."""
@@ -30,7 +29,7 @@ class EpochSizes:
         return other
 
     @cached_property
-    def table(self) -> Array:
+    def table(self) -> Floats:
         """The part of each pack that the fullest of the ranks that share it computes, [packs, 5]."""
         whole, ranks = self.whole, self.ranks[:, None]
         if (ranks == 1).all():
@@ -43,11 +42,11 @@ class EpochSizes:
         return table
 
     @cached_property
-    def whole(self) -> Array:
+    def whole(self) -> Floats:
         """Whole packs, [packs, 5]."""
         sizes = self.epoch.pack_sizes()
         columns = (sizes.units, sizes.tokens, sizes.squares, np.ones(len(sizes.units)), sizes.targets)
-        table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
+        table: Floats = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table
 
     @cached_property
@@ -81,7 +80,7 @@ class EpochSizes:
         return self.epoch.packs.level_of_pack
 
     @cached_property
-    def samples_alone(self) -> Array:
+    def samples_alone(self) -> Floats:
         """A rank's part without padding, and without placeholders in packs without image or sample, [packs, 5]."""
         packs, index = self.epoch.packs, self.epoch.index
         lengths = index.text_tokens.astype(np.int64)  # their squares exceed 32 bits
@@ -92,13 +91,13 @@ class EpochSizes:
             packs.counts > 0,
             packs.sums(index.target_tokens),
         )
-        table: Array = np.stack([column.astype(np.float64) for column in columns], axis=1)
+        table: Floats = np.stack([column.astype(np.float64) for column in columns], axis=1)
         return table / self.ranks[:, None]
 
     @cached_property
-    def mean(self) -> Array:
+    def mean(self) -> Floats:
         """Mean of all packs, [1, 5]."""
-        mean: Array = self.table.mean(axis=0, keepdims=True)
+        mean: Floats = self.table.mean(axis=0, keepdims=True)
         return mean
 
     @property
@@ -154,7 +153,7 @@ class EpochSizes:
         samples: Ints = np.rint(counts).astype(np.int64)
         return samples
 
-    def heaviest(self, in_flight: int, columns: tuple[int, ...] = EVERY) -> Array:
+    def heaviest(self, in_flight: int, columns: tuple[int, ...] = EVERY) -> Floats:
         """Return packs in flight of a rank's step that may cost most, [candidates, 2, 5].
 
         They are the pack whose backward pass runs, and the sum of those that follow it: `in_flight` packs together, or
@@ -175,7 +174,7 @@ class EpochSizes:
         return self._heaviest[in_flight, columns]
 
     @cached_property
-    def _before(self) -> tuple[Array, ...]:
+    def _before(self) -> tuple[Floats, ...]:
         """Sums of the packs before each of a rank's step, and of all, [5, steps, micro-batches + 1, data ranks]."""
         # Sizes are whole numbers, so that differences of these sums are exact.
         sizes = (self.table.T[:, block] for block in self.blocks)
@@ -217,7 +216,7 @@ class LevelSizes(EpochSizes):
         return (np.arange(len(self.table))[:, None, None],)
 
 
-def _fullest_targets(epoch: Epoch, part_tokens: Array, parts: int) -> Array:
+def _fullest_targets(epoch: Epoch, part_tokens: Floats, parts: int) -> Floats:
     """Return the most targets in a part of each pack, [packs]: `part_tokens` [packs] long, at most `parts` to a pack.
 
     Where targets lie is not known: each sample is taken to end with them, which is so for one question and answer, and
@@ -239,7 +238,7 @@ def _fullest_targets(epoch: Epoch, part_tokens: Array, parts: int) -> Array:
     return most
 
 
-def _not_dominated(columns: Array) -> Array:
+def _not_dominated(columns: Floats) -> Floats:
     """Return the rows that no other row reaches or exceeds in every column, [candidates, columns]; given transposed."""
     kept = []
     # The row with the largest sum of shares is dominated by none, and removes all that it dominates.

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.simulation.schedule import simulate, trace
+from trials.arrays import Floats
 from trials.model.cut import cut
 from trials.plan import Plan
 
@@ -20,12 +20,12 @@ class Timeline:
     """Number of the step in the epoch, from 0."""
     data_rank: int
     """The slowest one."""
-    forward: Array
+    forward: Floats
     """Begin and end of each pass, [micro-batches, stages, 2]."""
-    backward: Array
-    update: Array
+    backward: Floats
+    update: Floats
     """Begin and end of reduction and optimizer, [stages, 2]."""
-    kept_bytes: Array
+    kept_bytes: Floats
     """Bytes of each micro-batch on each stage from its forward to its backward pass, [micro-batches, stages]."""
     static_bytes: tuple[float, ...]
     """Weights, gradients and optimizer states of each stage."""
@@ -38,7 +38,7 @@ class Timeline:
     def stages(self) -> int:
         return len(self.static_bytes)
 
-    def memory(self, stage: int) -> tuple[Array, Array]:
+    def memory(self, stage: int) -> tuple[Floats, Floats]:
         """Return (times, bytes at these times) of one stage; a pass allocates, or frees, at a constant rate."""
         edges = np.unique(np.concatenate([self.forward[:, stage], self.backward[:, stage], [[0.0, self.seconds]]]))
         kept = np.full(edges.shape, self.static_bytes[stage])

@@ -8,7 +8,7 @@ import numpy as np
 
 from autotune.machine.device_problems import Finding
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
-from autotune.prediction.robust_fit import Array
+from trials.arrays import Floats
 from trials.launchers.commands import EXPANDABLE, allocator_setting
 from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, SlowCall, SlowCause
 from trials.units import number_of
@@ -62,7 +62,7 @@ class Trap:
 class Load:
     """The mean step of one rank, where all ranks have an equal share of the work."""
 
-    sizes: Array
+    sizes: Floats
     """Columns of a step's samples, as one pack, [5]."""
     layers: Mapping[LayerKind, int]
 

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.costs import Array
 from autotune.search.learning.surrogate import Posterior, Surrogate
 from autotune.search.roles import BASELINES
 from storage.records import Baseline, FinishedTrial
+from trials.arrays import Floats
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan
 
@@ -265,9 +265,9 @@ def _part(posterior: Posterior, rows: NDArray[np.intp]) -> Posterior:
     return Posterior(mean=posterior.mean[rows], covariance=posterior.covariance[np.ix_(rows, rows)])
 
 
-def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Array:
+def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Floats:
     """Draw logarithms of the seconds of these plans, [draws, plans]."""
     part, random = _part(posterior, np.array(numbers)), np.random.default_rng(0)
     # The eigendecomposition also takes a covariance that rounding has made slightly indefinite.
-    drawn: Array = random.multivariate_normal(part.mean, part.covariance, _DRAWS, method="eigh")
+    drawn: Floats = random.multivariate_normal(part.mean, part.covariance, _DRAWS, method="eigh")
     return drawn

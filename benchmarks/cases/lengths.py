@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
 
 CAPACITIES: Mapping[str, tuple[int, int]] = {
     "zero-inflated images": (24, 8192),

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.machines.pipeline import Array
+from trials.arrays import Floats, Ints
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
 
 _WORKERS = (0, 1, 2, 4)
 _HIDDEN_SHARES, _OWN_SHARES = (0.25, 0.9), (0.05, 0.3)
@@ -21,7 +20,7 @@ _IMAGE, _TEXT = 2.0, 1 / 400
 class Decoding:
     """Seconds of one process for each sample of the index."""
 
-    samples: Array
+    samples: Floats
     """[samples]"""
     workers: int
     """Processes of each rank that decode ahead; 0 where the rank decodes itself."""
@@ -31,7 +30,7 @@ class Decoding:
     is_profiled: bool
     """Whether a profile sees it: one of small or cached files does not."""
 
-    def packs_seconds(self, samples: Ints, pack_of_sample: Ints, packs: int) -> Array:
+    def packs_seconds(self, samples: Ints, pack_of_sample: Ints, packs: int) -> Floats:
         """Return the seconds of a rank for packs of these samples, by the rate of its processes, [packs]."""
         return np.bincount(pack_of_sample, self.samples[samples], minlength=packs) / max(self.workers, 1)
 
@@ -46,7 +45,7 @@ def drawn_decoding(seed: int, index: DatasetIndex, epoch_seconds: float, dial: f
     share = dial * float(random.uniform(*(_HIDDEN_SHARES if workers else _OWN_SHARES)))
     photos = np.exp(_PHOTO_WIDTH * random.standard_normal(len(index)))
     of_units = photos * (index.vision_units + _IMAGE * (index.vision_units > 0)) + _TEXT * index.text_tokens
-    samples: Array = share * max(workers, 1) * epoch_seconds / of_units.sum() * of_units
+    samples: Floats = share * max(workers, 1) * epoch_seconds / of_units.sum() * of_units
     return Decoding(
         samples=samples, workers=workers, is_buffered=seed % 3 > 0, is_profiled=seed // len(_WORKERS) % 2 == 0
     )

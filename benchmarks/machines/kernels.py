@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.machines.dials import Dials
 from benchmarks.machines.layers import ELEMENT_BYTES, LayerWork, MatrixProduct
-from benchmarks.machines.pipeline import Array
+from trials.arrays import Floats
 
 _TILE_ROWS, _TILE_COLUMNS = 128, 256
 """Tile of a matrix product that one multiprocessor computes."""
@@ -50,10 +50,10 @@ def drawn_device(seed: int) -> Device:
 class LayerSeconds:
     """Seconds of one layer for packs, each [packs]; the host launches while the device computes."""
 
-    forward: Array
-    backward: Array
-    launch_forward: Array
-    launch_backward: Array
+    forward: Floats
+    backward: Floats
+    launch_forward: Floats
+    launch_backward: Floats
 
 
 class Kernels:
@@ -62,7 +62,7 @@ class Kernels:
     def __init__(self, device: Device, dials: Dials) -> None:
         self._device, self._dials = device, dials
 
-    def layer(self, work: LayerWork, sizes: Array) -> LayerSeconds:
+    def layer(self, work: LayerWork, sizes: Floats) -> LayerSeconds:
         """Return the seconds for packs of these (units, tokens, squares, targets), [packs, 4]."""
         units, tokens, squares, targets = sizes.T
         rows = work.rows_per_unit * units + work.rows_per_token * tokens + work.rows_per_target * targets
@@ -79,39 +79,39 @@ class Kernels:
             forward=forward, backward=backward, launch_forward=launch, launch_backward=_BACKWARD_KERNELS * launch
         )
 
-    def _product(self, rows: Array, columns: int, depth: int) -> Array:
+    def _product(self, rows: Floats, columns: int, depth: int) -> Floats:
         """Return the seconds of [rows, depth] times [depth, columns]."""
         waste = self._waves(rows, columns) * (1 + _FILLING_ROWS / np.maximum(rows, _TILE_ROWS))
-        seconds: Array = 2 * rows * columns * depth / self._device.flops * waste**self._dials.efficiency
+        seconds: Floats = 2 * rows * columns * depth / self._device.flops * waste**self._dials.efficiency
         return seconds
 
-    def _weights_gradient(self, rows: Array, product: MatrixProduct) -> Array:
+    def _weights_gradient(self, rows: Floats, product: MatrixProduct) -> Floats:
         waste = self._waves(np.array(float(product.inputs)), product.outputs)
         waste = waste * (1 + _FILLING_ROWS / np.maximum(rows, _TILE_ROWS))
-        seconds: Array = 2 * rows * product.weights / self._device.flops * waste**self._dials.efficiency
+        seconds: Floats = 2 * rows * product.weights / self._device.flops * waste**self._dials.efficiency
         return seconds
 
-    def _waves(self, rows: Array, columns: int) -> Array:
+    def _waves(self, rows: Floats, columns: int) -> Floats:
         """Return the work of whole waves of tiles over that of the product, at least 1."""
         tiles = np.ceil(rows / _TILE_ROWS) * np.ceil(columns / _TILE_COLUMNS)
         processors = self._device.multiprocessors
         computed = np.ceil(tiles / processors) * processors * _TILE_ROWS * _TILE_COLUMNS
-        ratio: Array = computed / (np.maximum(rows, 1) * columns)
+        ratio: Floats = computed / (np.maximum(rows, 1) * columns)
         return ratio
 
-    def _attention(self, work: LayerWork, units: Array, tokens: Array, squares: Array) -> Array:
+    def _attention(self, work: LayerWork, units: Floats, tokens: Floats, squares: Floats) -> Floats:
         if work.sequence is None:
             length, total = squares / np.maximum(tokens, 1), squares
         else:
             length, total = np.full(len(units), float(work.sequence)), units * work.sequence**2
         waste = 1 + _FILLING_LENGTH / np.maximum(length, 1)
-        seconds: Array = work.square_flops * total / self._device.flops * waste**self._dials.efficiency
+        seconds: Floats = work.square_flops * total / self._device.flops * waste**self._dials.efficiency
         return seconds
 
-    def _moved(self, work: LayerWork, rows: Array) -> Array:
+    def _moved(self, work: LayerWork, rows: Floats) -> Floats:
         """Return the seconds of moving values, faster where the widest states fit the cache, and of reading weights."""
         share = rows * work.widest * ELEMENT_BYTES / self._device.cache_bytes
         speed = _CACHED + (1 - _CACHED) * share**2 / (1 + share**2)
         values = rows * work.row_values * speed**self._dials.cache + work.parameters
-        seconds: Array = values * ELEMENT_BYTES / self._device.memory_bytes_per_second
+        seconds: Floats = values * ELEMENT_BYTES / self._device.memory_bytes_per_second
         return seconds

@@ -14,11 +14,11 @@ from benchmarks.machines.dials import Dials
 from benchmarks.machines.kernels import Device, Kernels, LayerSeconds
 from benchmarks.machines.layers import ELEMENT_BYTES, LayerWork
 from benchmarks.machines.links import Network, overlap
-from benchmarks.machines.pipeline import Array, stage_ends
+from benchmarks.machines.pipeline import stage_ends
 from benchmarks.machines.structure import Structure
 from tests.machines.truths import predicted_peaks
+from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Ints
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.layer_costs import KINDS, LayerKind
 from trials.model.cut import Cut, cut
@@ -38,13 +38,13 @@ EpochOf: TypeAlias = Callable[[Packing, int], Epoch]
 class _Passes:
     """Seconds of the packs of a plan on its stages, [packs, stages]."""
 
-    load: Array
+    load: Floats
     """Loading by the rank itself."""
-    ahead: Array
+    ahead: Floats
     """Loading by its workers, at the rate of all of them."""
-    forward: Array
-    backward: Array
-    messages: Array
+    forward: Floats
+    backward: Floats
+    messages: Floats
     """To the next stage, [packs, stages - 1]."""
 
 
@@ -53,7 +53,7 @@ class _Packs:
     """Packs of an epoch."""
 
     epoch: Epoch
-    sizes: Array
+    sizes: Floats
     """Units, tokens, squares and targets, [packs, 4]."""
     layers: dict[LayerKind, LayerSeconds]
     """Of each layer alone."""
@@ -61,9 +61,9 @@ class _Packs:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Steps:
-    seconds: Array
+    seconds: Floats
     """[steps]"""
-    waits: Array
+    waits: Floats
     """Seconds in which each rank waits for its workers, [steps, data ranks, stages]."""
 
 
@@ -98,7 +98,7 @@ class Machine:
     def epoch_seconds(self, plan: Plan) -> float:
         return float(self._steps(plan).seconds.sum())
 
-    def step_seconds(self, plan: Plan) -> Array:
+    def step_seconds(self, plan: Plan) -> Floats:
         return self._steps(plan).seconds
 
     def step_samples(self, plan: Plan) -> Ints:
@@ -131,9 +131,9 @@ class Machine:
 
     # --- single layers and links, which a profile measures too ---
 
-    def load_seconds(self, units: Array, tokens: Array, *, pixels: bool) -> Array:
+    def load_seconds(self, units: Floats, tokens: Floats, *, pixels: bool) -> Floats:
         """Return the seconds of loading packs of these sizes, [packs]."""
-        seconds: Array = pixels * _UNIT_LOAD * units + _TOKEN_LOAD * tokens + _PACK_LOAD
+        seconds: Floats = pixels * _UNIT_LOAD * units + _TOKEN_LOAD * tokens + _PACK_LOAD
         return seconds
 
     def update_per_parameter(self, data: int) -> float:
@@ -184,7 +184,7 @@ class Machine:
             messages=np.stack(messages, axis=1) if messages else np.zeros((len(units), 0)),
         )
 
-    def _stage_passes(self, layers: dict[LayerKind, LayerSeconds], held: Cut) -> tuple[Array, Array]:
+    def _stage_passes(self, layers: dict[LayerKind, LayerSeconds], held: Cut) -> tuple[Floats, Floats]:
         """Return the seconds (forward, backward) of packs on one stage, each [packs]."""
         again = {"vision": held.recompute_vision, "language": held.recompute_language}
         forward, backward, launch_forward, launch_backward = np.zeros((4, len(layers["head"].forward)))
@@ -198,7 +198,7 @@ class Machine:
         # The host launches kernels while the device computes, so the slower of both decides.
         return np.maximum(forward, launch_forward) + fixed, np.maximum(backward, launch_backward) + fixed + repeats
 
-    def _message(self, layout: Layout, stage: int, held: Cut, units: Array, tokens: Array) -> Array:
+    def _message(self, layout: Layout, stage: int, held: Cut, units: Floats, tokens: Floats) -> Floats:
         vision, language = self.works["vision"], self.works["language"]
         if held.projects or held.language:
             values = tokens * language.products[0].inputs
@@ -206,7 +206,7 @@ class Machine:
             values = units * vision.rows_per_unit * vision.products[0].inputs
         network = self.network
         factor = network.message_factor(layout.grid, self.dials, stage)
-        seconds: Array = network.latency_seconds + factor * network.seconds_per_byte * ELEMENT_BYTES * values
+        seconds: Floats = network.latency_seconds + factor * network.seconds_per_byte * ELEMENT_BYTES * values
         return seconds
 
     def _simulated(self, plan: Plan) -> _Steps:

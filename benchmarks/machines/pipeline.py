@@ -4,12 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array: TypeAlias = NDArray[np.float64]
+from trials.arrays import Floats
 
 
 class Act(Enum):
@@ -89,7 +87,7 @@ def _can_begin(left: list[list[tuple[Act, int]]], stage: int) -> bool:
     return bool(other) and other[-1] == (answer, micro_batch)
 
 
-def stage_ends(forward: Array, backward: Array, messages: Array, overlap: float = 0.0) -> Array:
+def stage_ends(forward: Floats, backward: Floats, messages: Floats, overlap: float = 0.0) -> Floats:
     """Return when each stage ends its last act, [rows, stages].
 
     `forward` and `backward` are seconds of passes, [rows, micro-batches, stages]; `messages` are those of the states

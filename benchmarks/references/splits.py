@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from autotune.prediction.costs import Array
 from autotune.prediction.sizes import EpochSizes
+from trials.arrays import Floats
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage
@@ -131,7 +131,7 @@ class Program:
                 self._add_recomputing(stage, kind, column, (running, behind), element_bytes)
 
     def _add_recomputing(
-        self, stage: int, kind: str, column: int, packs: tuple[Array, Array], element_bytes: int
+        self, stage: int, kind: str, column: int, packs: tuple[Floats, Floats], element_bytes: int
     ) -> None:
         """Add what two packs keep while the first recomputes the last layer of a kind, where all of the kind are."""
         size, behind = packs
@@ -145,7 +145,7 @@ class Program:
         needed = fixed - output + float(size @ self._kept[column]) + self._fixed_static(stage, element_bytes)
         self._at_most(_sum(terms, switched), self._limit - needed + 2 * much)
 
-    def _kept_terms(self, stage: int, size: Array, up_to: int = 5) -> tuple[dict[Variable, float], float]:
+    def _kept_terms(self, stage: int, size: Floats, up_to: int = 5) -> tuple[dict[Variable, float], float]:
         """Return the GiB that packs of this size keep in layers of the first kinds: terms, and what does not vary."""
         kept = [float(size @ of_kind) for of_kind in self._kept]
         terms: dict[Variable, float] = {}
@@ -191,14 +191,14 @@ class Program:
             return None
         return dict(zip(self._columns, result.x.tolist(), strict=True)), result.status == 0
 
-    def _vector(self, terms: Terms) -> Array:
+    def _vector(self, terms: Terms) -> Floats:
         vector = np.zeros(len(self._columns))
         for variable, factor in terms.items():
             vector[self._columns[variable]] = factor
         return vector
 
 
-def _by_columns(of_kinds: Iterable[Sequence[float] | Array]) -> list[Array]:
+def _by_columns(of_kinds: Iterable[Sequence[float] | Floats]) -> list[Floats]:
     """Return each kind's coefficients of (units, tokens, squares, 1, targets); the last kind, the head, has targets."""
     *others, (units, targets, squares, constant) = of_kinds
     return [*(np.array((*each, 0.0)) for each in others), np.array((units, 0.0, squares, constant, targets))]

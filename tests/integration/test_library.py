@@ -28,7 +28,7 @@ from tests.programs.users import JobFile, databases
 from tests.unit.repository.test_docs import rows
 from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 from trials.errors import AutotuneError, ModelError
 
 HEAVY = {"torch", "transformers", "deepspeed", "numpy", "optuna", "scipy", "sqlalchemy", "pydantic", "click"}

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
 from autotune.prediction.features import stage_features
 from autotune.prediction.predictor import Predictor
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.plan import Plan
 
 
@@ -17,7 +16,7 @@ class Truth(Protocol):
     def epoch_seconds(self, plan: Plan) -> float:
         """Return the seconds of all steps."""
 
-    def step_seconds(self, plan: Plan) -> Array:
+    def step_seconds(self, plan: Plan) -> Floats:
         """Return the seconds of each step, [steps]."""
 
     def step_samples(self, plan: Plan) -> Ints:
@@ -39,7 +38,7 @@ class PredictedTruth:
     def epoch_seconds(self, plan: Plan) -> float:
         return self._predictor.epoch_seconds(plan)
 
-    def step_seconds(self, plan: Plan) -> Array:
+    def step_seconds(self, plan: Plan) -> Floats:
         return self._predictor.predict(plan).step_seconds
 
     def step_samples(self, plan: Plan) -> Ints:

@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from autotune.dimensions.usual import layouts
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -22,6 +21,7 @@ from tests.machines.simulated import SimulatedLauncher, Undisturbed
 from tests.values import storage as storage_values
 from tests.values.data import WEIGHTS, build, index_of
 from tests.values.training import job_of
+from trials.arrays import Floats
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.layer_costs import (
@@ -87,7 +87,7 @@ COSTS = costs_of(
 )
 
 
-def by_size(kind: LayerKind, coefficients: Coefficients) -> Array:
+def by_size(kind: LayerKind, coefficients: Coefficients) -> Floats:
     """Return a layer's coefficients of a pack's units, tokens, squares, 1 and targets, on which alone the head runs."""
     units, tokens, squares, constant = coefficients
     return np.array((units, 0, squares, constant, tokens) if kind == "head" else (*coefficients, 0))

@@ -3,18 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trials import plugins
+from trials.arrays import Floats, Ints
 from trials.certification import Mixed
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize, Packs, build_packs
-from trials.data.records.sample import Ints
 from trials.data.steps.arrangement import arrange
 from trials.data.steps.traits import Traits
 from trials.errors import DataError
@@ -27,8 +25,6 @@ BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
 _TIE = 0.005
 """Between packers whose costs differ by less than this share, the one with fewest packs is best."""
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

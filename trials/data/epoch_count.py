@@ -4,11 +4,11 @@ import hashlib
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.certification import EpochCount
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
 from trials.data.neutral import neutrality
-from trials.data.records.sample import Ints
 from trials.plan import Padded
 
 

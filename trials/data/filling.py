@@ -4,7 +4,7 @@ from bisect import bisect_right
 
 import numpy as np
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 from trials.plan import Packed
 
 _TRIES = 64

@@ -5,9 +5,9 @@ from decimal import Decimal
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.job import EvaluationSection
 from trials.units import number_of

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials import wire
+from trials.arrays import Ints
 from trials.data import formats
 from trials.data.formats import AnnotationFile
 from trials.data.kept.files import KeptTokens, TokenFile
 from trials.data.records.file_chunk import where
-from trials.data.records.sample import Ints, Lengths, Sample
+from trials.data.records.sample import Lengths, Sample
 from trials.errors import DataError, WireError
 from trials.whole_file import whole_file
 from trials.workload import DataProfile

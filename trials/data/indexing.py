@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data import formats
 from trials.data.cache import LengthsCache
 from trials.data.formats import AnnotationFile, Chunk
@@ -18,7 +19,7 @@ from trials.data.lengths import TOKENS, ChunkLengths, kind_of, placed
 from trials.data.measuring import cores, measured
 from trials.data.reading import Reading
 from trials.data.records.file_chunk import where
-from trials.data.records.sample import BadLine, Ints, Measurer
+from trials.data.records.sample import BadLine, Measurer
 from trials.data.records.watched import METADATA
 from trials.errors import DataError
 from trials.job import DataSection

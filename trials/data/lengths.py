@@ -8,11 +8,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
 from trials.data.kept.files import TokenFile, framed
 from trials.data.records.images import image_size
-from trials.data.records.sample import BadLine, Clip, Image, Ints, Lengths, Measured, Measurer, Sample, Video
+from trials.data.records.sample import BadLine, Clip, Image, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
 from trials.data.records.watched import OTHERS
 from trials.errors import DataError, in_one_line

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.plan import Levelled, Packed
 from trials.units import number_of

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from trials.arrays import Ints
 from trials.data.epoch import Epoch, PackPart
 from trials.data.index import DatasetIndex
 from trials.data.loss_weights import token_weights
-from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Ints, Lengths
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Lengths
 from trials.data.tokens import PackTokens
 from trials.errors import DataError, SharedMemoryFull
 from trials.job import LossWeighting

@@ -1,14 +1,12 @@
 """Weights of samples in the loss of a step."""
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Floats
 from trials.job import LossWeighting
-
-Floats: TypeAlias = NDArray[np.float64]
 
 _POWERS: Mapping[LossWeighting, float] = {"token": 1.0, "sample": 0.0, "square": 0.5}
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trials.data.epoch import CostWeights, Epoch, Floats
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
+from trials.data.epoch import CostWeights, Epoch
 from trials.plan import Padded
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from trials.arrays import Ints
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
 
 
 def epoch_order(index: DatasetIndex, seed: int, epoch: int) -> Ints:

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials import plugins
+from trials.arrays import Ints
 from trials.data.filling import Shelf, filled
 from trials.data.index import DatasetIndex
 from trials.data.levels import lowest_levels
 from trials.data.packers import PACKERS
-from trials.data.records.sample import Ints
 from trials.errors import DataError
 from trials.plan import Levelled, Packed, Packing, Padded
 from trials.units import number_of

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trials.data.epoch import Floats
+from trials.arrays import Floats
 from trials.plan import Layout
 
 GRADIENT_BYTES = 4

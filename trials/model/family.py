@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials import plugins
-from trials.data.records.sample import NO_GRIDS, Encoder, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.refusals.unsupported import reason

@@ -10,12 +10,13 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from trials.arrays import Ints
 from trials.data.epoch import Epoch, EpochSettings, Step, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.loader import MicroBatch, micro_batches
 from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
-from trials.data.records.sample import Encoder, Ints
+from trials.data.records.sample import Encoder
 from trials.engine.compiled import compile_layers
 from trials.engine.configuration import configuration
 from trials.engine.engine import TrainingEngine, build_engine

@@ -10,32 +10,31 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackSeconds:
     """Seconds of packs on the stages of a plan, [packs, stages] unless stated otherwise."""
 
-    load: Array
+    load: Floats
     """Waiting for the pack's data, before its forward pass."""
-    forward: Array
-    backward: Array
+    forward: Floats
+    backward: Floats
     """Recomputation included."""
-    recompute: Array
+    recompute: Floats
     """The part of `backward` that is recomputation."""
-    samples: Array
+    samples: Floats
     """The samples alone, without padding and recomputation."""
-    sends: Array
+    sends: Floats
     """Sending the states from each stage to the next, [packs, stages - 1]."""
-    returns: Array
+    returns: Floats
     """Sending their gradient back; 0 where no layer before trains."""
-    exchange: Array
+    exchange: Floats
     """Exchanges of ranks that share the pack, in the forward pass."""
-    exchange_back: Array
+    exchange_back: Floats
     """The same in the backward pass, recomputation included."""
 
     @classmethod
@@ -50,17 +49,17 @@ class PackSeconds:
         )
 
     @property
-    def loaded_forward(self) -> Array:
+    def loaded_forward(self) -> Floats:
         """Forward passes with the loading that they wait for, as the schedule runs them."""
         return self.load + self.forward
 
     @property
-    def shared_forward(self) -> Array:
+    def shared_forward(self) -> Floats:
         """The same with the exchanges of ranks that share the pack."""
         return self.loaded_forward + self.exchange
 
     @property
-    def shared_backward(self) -> Array:
+    def shared_backward(self) -> Floats:
         """Backward passes with the exchanges of ranks that share the pack."""
         return self.backward + self.exchange_back
 
@@ -69,11 +68,11 @@ class PackSeconds:
 class Slowness:
     """How much longer than in `PackSeconds` the ranks take, [data ranks, stages]."""
 
-    work: Array
+    work: Floats
     """Factor of the forward and backward passes."""
-    load: Array
+    load: Floats
     """Factor of the waiting for data."""
-    wait: Array
+    wait: Floats
     """Further seconds of waiting for the data of each pack."""
 
 
@@ -81,11 +80,11 @@ class Slowness:
 class UpdateSeconds:
     """Seconds of the reduction and the optimizer after the passes of a step, [stages]."""
 
-    reduction: Array
-    optimizer: Array
+    reduction: Floats
+    optimizer: Floats
 
     @property
-    def seconds(self) -> Array:
+    def seconds(self) -> Floats:
         """Both together."""
         return self.reduction + self.optimizer
 
@@ -94,27 +93,27 @@ class UpdateSeconds:
 class Breakdown:
     """Seconds of the parts of steps, [steps] each."""
 
-    ideal: Array
+    ideal: Floats
     """Work of the samples alone, spread evenly over all ranks."""
-    padding: Array
-    recompute: Array
-    stage_imbalance: Array
+    padding: Floats
+    recompute: Floats
+    stage_imbalance: Floats
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
-    data_imbalance: Array
+    data_imbalance: Floats
     """Work of the busiest stage of the slowest data rank above that of the mean data rank; and waiting of stages, and
     of ranks that share packs, for each other because the packs of a step are uneven."""
-    bubble: Array
+    bubble: Floats
     """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
-    loading: Array
+    loading: Floats
     """Reading and encoding the data, and waiting of other ranks for that."""
-    communication: Array
+    communication: Floats
     """Sends between stages, exchanges of ranks that share packs, and the reduction of gradients over data ranks."""
-    optimizer: Array
+    optimizer: Floats
 
     @property
-    def seconds(self) -> Array:
+    def seconds(self) -> Floats:
         """Seconds of the whole steps, [steps]."""
-        total: Array = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
+        total: Floats = np.sum([getattr(self, field.name) for field in fields(self)], axis=0)
         return total
 
     @property
@@ -136,7 +135,7 @@ def attribute_all(
     update: UpdateSeconds,
     slowness: Slowness | None = None,
     sharing: Sharing | None = None,
-) -> tuple[Breakdown, Array]:
+) -> tuple[Breakdown, Floats]:
     """Return what `attribute` does, for the steps of all blocks in their order."""
     breakdowns, works = zip(*(attribute(block, seconds, update, slowness, sharing) for block in blocks), strict=True)
     return Breakdown.joined(breakdowns), np.concatenate(works)
@@ -148,7 +147,7 @@ def attribute(
     update: UpdateSeconds,
     slowness: Slowness | None = None,
     sharing: Sharing | None = None,
-) -> tuple[Breakdown, Array]:
+) -> tuple[Breakdown, Floats]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
     `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of them ranks share, where
@@ -170,9 +169,9 @@ def attribute(
     work = alone.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
-    def spread(of_packs: Array) -> Array:
+    def spread(of_packs: Floats) -> Floats:
         """Spread seconds of packs [steps * data ranks, micro-batches, stages] over all ranks of their step, [steps]."""
-        each: Array = of_packs.reshape(steps, -1).sum(axis=1) / (ranks * stages)
+        each: Floats = of_packs.reshape(steps, -1).sum(axis=1) / (ranks * stages)
         return each
 
     uneven_seconds, even_seconds, loaded_seconds = (
@@ -199,14 +198,14 @@ def attribute(
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 
-def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, sharing: Sharing | None) -> Array:
+def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, sharing: Sharing | None) -> Floats:
     """Return the seconds of whole steps as `attribute` does, by one simulation, [steps]."""
     steps, count, ranks = packs.shape
     own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
     meetings = None if sharing is None else sharing.meetings(packs)
     schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, meetings)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
-    reached: Array = (ends + update.reduction + update.optimizer).max(axis=1)
+    reached: Floats = (ends + update.reduction + update.optimizer).max(axis=1)
     return reached
 
 
@@ -222,6 +221,6 @@ def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness
     return PackSeconds(**found)
 
 
-def _evened(of_packs: Array) -> Array:
+def _evened(of_packs: Floats) -> Floats:
     """Return the seconds of as many equal packs, [n, micro-batches, stages]."""
     return np.broadcast_to(of_packs.mean(axis=1, keepdims=True), of_packs.shape)

@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.prediction.costs import Array
-from trials.data.records.sample import Ints
-
-Bools: TypeAlias = NDArray[np.bool_]
+from trials.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +28,7 @@ class Meetings:
         """Return those of some of the steps."""
         return replace(self, degrees=self.degrees[steps])
 
-    def await_others(self, clock: Array, stage: int, micro_batch: int, *, backward: bool) -> None:
+    def await_others(self, clock: Floats, stage: int, micro_batch: int, *, backward: bool) -> None:
         """Advance the times at which the ranks of a stage begin a pass, [n], to that of the last one that shares it."""
         if not (self.backward if backward else self.forward)[stage]:
             return

@@ -17,9 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.meetings import Meetings
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 
 _TOGETHER = 4096
 """Steps of plans that are simulated at a time: enough for long loops in numpy, few enough for the cache."""
@@ -29,19 +28,19 @@ _TOGETHER = 4096
 class Schedule:
     """Times of the stages in n steps, or in one step of n plans."""
 
-    ends: Array
+    ends: Floats
     """Time at which each stage ends its last backward pass and exchange, [n, stages]."""
-    busy: Array
+    busy: Floats
     """Seconds in which each stage computes, [n, stages]."""
 
     @property
-    def seconds(self) -> Array:
+    def seconds(self) -> Floats:
         """[n]"""
-        seconds: Array = self.ends.max(axis=1)
+        seconds: Floats = self.ends.max(axis=1)
         return seconds
 
     @property
-    def idle(self) -> Array:
+    def idle(self) -> Floats:
         """Seconds in which each stage waits, sends or receives, [n, stages]."""
         return self.seconds[:, None] - self.busy
 
@@ -50,8 +49,8 @@ class Schedule:
 class Passes:
     """Time at which each pass ends, [n, micro-batches, stages]."""
 
-    forward_ends: Array
-    backward_ends: Array
+    forward_ends: Floats
+    backward_ends: Floats
 
 
 class _Slot(NamedTuple):
@@ -83,24 +82,24 @@ class _Slot(NamedTuple):
 class _Shared:
     """Times that plans share."""
 
-    times: Array
+    times: Floats
     """[rows of times, n]"""
     rows: Ints
     """Row of each micro-batch and stage, or link, in each plan, [micro-batches x stages, plans]."""
 
-    def __getitem__(self, some: slice) -> Array:
+    def __getitem__(self, some: slice) -> Floats:
         return self.times.take(self.rows[some], axis=0)
 
 
-_Times: TypeAlias = Array | _Shared
+_Times: TypeAlias = Floats | _Shared
 """Seconds by rows of a slot, [micro-batches x stages or links, plans, n]."""
 
 
 def simulate(
-    forward: Array,
-    backward: Array,
-    sends: Array | None = None,
-    returns: Array | None = None,
+    forward: Floats,
+    backward: Floats,
+    sends: Floats | None = None,
+    returns: Floats | None = None,
     meetings: Meetings | None = None,
 ) -> Schedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
@@ -125,7 +124,7 @@ def simulate(
     return Schedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
 
 
-def simulate_plans(plans: Ints, forward: Array, backward: Array, sends: Array, returns: Array) -> Array:
+def simulate_plans(plans: Ints, forward: Floats, backward: Floats, sends: Floats, returns: Floats) -> Floats:
     """Return what `Schedule.ends` is of n steps of many plans, [stages, plans, n].
 
     `plans` are the stages of each plan, [plans, stages], as numbers of different stages, of which the times are given:
@@ -148,10 +147,10 @@ def simulate_plans(plans: Ints, forward: Array, backward: Array, sends: Array, r
 
 
 def trace(
-    forward: Array,
-    backward: Array,
-    sends: Array | None = None,
-    returns: Array | None = None,
+    forward: Floats,
+    backward: Floats,
+    sends: Floats | None = None,
+    returns: Floats | None = None,
     meetings: Meetings | None = None,
 ) -> Passes:
     """Return when the passes of the same steps end."""
@@ -166,12 +165,12 @@ def trace(
     return Passes(**dict(zip(("forward_ends", "backward_ends"), sides, strict=True)))
 
 
-def _rows(times: Array) -> Array:
+def _rows(times: Floats) -> Floats:
     """Return times [n, micro-batches, stages or links] by rows of a slot."""
     return times.transpose(1, 2, 0).reshape(-1, 1, len(times))
 
 
-def _links(sends: Array | None, returns: Array | None, some: slice) -> tuple[Array, Array] | None:
+def _links(sends: Floats | None, returns: Floats | None, some: slice) -> tuple[Floats, Floats] | None:
     if sends is None:
         return None
     states = _rows(sends[some])
@@ -180,7 +179,7 @@ def _links(sends: Array | None, returns: Array | None, some: slice) -> tuple[Arr
 
 def _run(
     count: int,
-    clock: Array,
+    clock: Floats,
     forward: _Times,
     backward: _Times,
     links: tuple[_Times, _Times] | None,
@@ -210,7 +209,7 @@ def _run(
         yield slot
 
 
-def _meet(clock: Array, slot: _Slot, meetings: Meetings) -> None:
+def _meet(clock: Floats, slot: _Slot, meetings: Meetings) -> None:
     """Let the ranks of the stages wait for those with which they begin the passes of a slot."""
     stages, count = len(clock), meetings.degrees.shape[1]
     sides = ((slot.forward, slot.forward_passes, False), (slot.backward, slot.backward_passes, True))

@@ -10,13 +10,13 @@ from functools import cached_property
 import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.simulation.attribution import Breakdown, Slowness, UpdateSeconds
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart
+from trials.arrays import Floats
 from trials.model.cut import cut
 from trials.outcome import Measurement
 from trials.plan import Plan
@@ -46,10 +46,10 @@ _TINY = 1e-12
 class _Ranks:
     """Mean seconds per step of each rank, [data ranks, stages]."""
 
-    work: Array
+    work: Floats
     """Forward and backward passes."""
-    load: Array
-    optimizer: Array
+    load: Floats
+    optimizer: Floats
 
     @classmethod
     def mean(cls, several: "Sequence[_Ranks]") -> "_Ranks":
@@ -115,7 +115,7 @@ class MeasuredTime:
         return _Ranks(work=found.work * drift, load=found.load * drift, optimizer=found.optimizer * drift)
 
     @property
-    def _errors(self) -> Array:
+    def _errors(self) -> Floats:
         """Standard errors of the seconds of each part, and of their sum."""
         count = min(self.steps, _STEPS)
         some = ChosenSteps(self._sizes, np.unique(np.linspace(0, self.steps - 1, count).round()).astype(int).tolist())
@@ -126,10 +126,10 @@ class MeasuredTime:
             noisy = self._measured.noisy(noise, random)
             found = self._totals(predictor, some, noisy) * self.steps / count
             drawn.append([*found.tolist(), float(found.sum())])
-        errors: Array = np.std(drawn, axis=0)
+        errors: Floats = np.std(drawn, axis=0)
         return errors
 
-    def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Array:
+    def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Floats:
         """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
         update = predictor.update_parts(self._plan.layout, self._parts, sizes)
         if self._plan.layout.grid.of_stage == 1:
@@ -154,11 +154,11 @@ class MeasuredTime:
         """Return what is predicted for the ranks in a mean step of these."""
         seconds = predictor.pack_seconds(self._parts, self._plan.layout, sizes)
 
-        def mean(side: Array, *, together: bool = False) -> Array:
+        def mean(side: Floats, *, together: bool = False) -> Floats:
             of_blocks = [side[block] for block in sizes.blocks]
             if together:
                 of_blocks = [np.broadcast_to(each.max(axis=2, keepdims=True), each.shape) for each in of_blocks]
-            sums: Array = np.sum([each.sum(axis=(0, 1)) for each in of_blocks], axis=0)
+            sums: Floats = np.sum([each.sum(axis=(0, 1)) for each in of_blocks], axis=0)
             return sums / len(sizes.steps)
 
         # Measured passes include exchanges. Where all data ranks exchange, each takes as long as the slowest one.
@@ -185,6 +185,6 @@ def _measured(run: Measurement, plan: Plan) -> _Ranks:
     return _Ranks(work=work, load=load, optimizer=optimizer)
 
 
-def _ratio(measured: Array, expected: Array) -> Array:
+def _ratio(measured: Floats, expected: Floats) -> Floats:
     """Return measured / expected; 1 where nothing is expected."""
     return np.divide(measured, expected, out=np.ones_like(measured), where=expected > 0)

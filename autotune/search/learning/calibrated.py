@@ -9,13 +9,13 @@ import numpy as np
 
 from autotune.prediction.calibration import Calibration, CalibrationState, Observation, Peak
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.costs import Array
 from autotune.prediction.features import COSTS, LAYER_COSTS, Features, scaled, stage_features, step_features
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.predictor import EpochOf, Prediction, Predictor
 from autotune.prediction.sizes import ExcerptSizes
 from autotune.prediction.trial_steps import trial_steps
 from autotune.search.learning.excerpt import Excerpt
+from trials.arrays import Floats
 from trials.data.epoch import CostWeights, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.job import Job, SearchSection
@@ -61,7 +61,7 @@ class CalibratedPredictor:
         self._initial_state = state
         self._epoch_seconds: dict[Plan, float] = {}
         self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
-        self._shares: dict[Plan, Array] = {}
+        self._shares: dict[Plan, Floats] = {}
         self._heavier: dict[tuple[Packing, Layout], float] = {}
         """What packs of the whole epoch keep over what those of the excerpt do, of the plans that came to a trial."""
         self._fit()
@@ -134,7 +134,7 @@ class CalibratedPredictor:
         self._epoch_seconds |= dict(zip(new, seconds, strict=True))
         return [self._epoch_seconds[plan] for plan in plans]
 
-    def shares(self, plan: Plan) -> Array:
+    def shares(self, plan: Plan) -> Floats:
         """Return the shares of the profiled time that grow with each factor of FEATURES; all but the last sum to 1."""
         if plan not in self._shares:
             profiled = np.array(step_features(self.profiled, plan, self._spread(plan), (1.0,) * len(COSTS)))
@@ -151,11 +151,11 @@ class CalibratedPredictor:
         """Calibration state for a search on a similar workload."""
         return self._calibration.state
 
-    def steps_seconds(self, plans: Iterable[Plan]) -> Array:
+    def steps_seconds(self, plans: Iterable[Plan]) -> Floats:
         """Return the corrected mean seconds of a step of each plan, [plans]."""
         plans = list(plans)
         steps = [self.profiled.sizes(plan.packing, plan.layout).epoch_steps for plan in plans]
-        seconds: Array = self._share * np.array(self.plans_epoch_seconds(plans)) / steps
+        seconds: Floats = self._share * np.array(self.plans_epoch_seconds(plans)) / steps
         return seconds
 
     @property
@@ -164,7 +164,7 @@ class CalibratedPredictor:
         return self._calibration.schedule_factor / self._share
 
     @property
-    def factors(self) -> Array:
+    def factors(self) -> Floats:
         """Factors by which the profile was corrected: of LAYER_COSTS, then of static and kept bytes."""
         return np.array([*self._calibration.factors[: len(LAYER_COSTS)], *self._byte_factors])
 
@@ -174,7 +174,7 @@ class CalibratedPredictor:
         return self._calibration.byte_noise
 
     @property
-    def covariance(self) -> Array:
+    def covariance(self) -> Floats:
         """Posterior covariance of the factors of FEATURES, [features, features]."""
         return self._calibration.covariance
 

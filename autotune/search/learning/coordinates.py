@@ -6,9 +6,9 @@ import numpy as np
 
 from autotune.dimensions.folds import layout_coordinates
 from autotune.prediction.columns import SQUARES
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from trials import plugins
+from trials.arrays import Floats
 from trials.data.packers import PACKERS
 from trials.plan import Layout, Packed, Packing, Padded, Plan
 
@@ -17,13 +17,13 @@ _PACKER = 0.3 / math.sqrt(2)
 """Coordinate of a packer on an axis of its own, so that any two of them are 0.3 apart."""
 
 
-def pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) -> Array:
+def pack_coordinates(predictor: Predictor, packing: Packing, layout: Layout) -> Floats:
     """Return the coordinates of packs; the sizes of a mean pack count by their ratios."""
     units, tokens = predictor.sizes(packing, layout).mean[0, :SQUARES].tolist()
     return np.array((math.log(tokens), math.log(units) / 2, math.log2(layout.pipeline) / 2))
 
 
-def plan_coordinates(predictor: Predictor, plan: Plan) -> Array:
+def plan_coordinates(predictor: Predictor, plan: Plan) -> Floats:
     """Return the coordinates of a plan; plans at a distance of 1 have little in common."""
     stages, sizes = plan.stages, predictor.sizes(plan.packing, plan.layout)
     # Slacks and packer of a ladder are the same at all levels.

@@ -16,11 +16,10 @@ from itertools import product
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.coordinates import pack_coordinates, plan_coordinates
 from storage.records import FinishedTrial
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.outcome import Completed
 from trials.plan import Plan
 
@@ -56,15 +55,15 @@ _FREE = 1.0
 class Posterior:
     """Joint normal posterior of the logarithm of plans' epoch seconds, without drift and noise."""
 
-    mean: Array
+    mean: Floats
     """[plans]"""
-    covariance: Array
+    covariance: Floats
     """[plans, plans]"""
 
     @property
-    def error(self) -> Array:
+    def error(self) -> Floats:
         """Standard deviation, as a share of the time, [plans]."""
-        error: Array = np.sqrt(np.diag(self.covariance))
+        error: Floats = np.sqrt(np.diag(self.covariance))
         return error
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
@@ -77,11 +76,11 @@ class Posterior:
 class _Likeness:
     """Correlations of plans with others, [plans, others] each."""
 
-    plans: Array
+    plans: Floats
     """Correlation by the coordinates of the plans."""
-    packs: Array
+    packs: Floats
     """Correlation by the coordinates of their packs."""
-    same: Array
+    same: Floats
     """1 where a plan is the other one."""
 
 
@@ -92,9 +91,9 @@ class _PlanWidths:
     packs: float
     free: float
 
-    def of_plans(self, likeness: _Likeness) -> Array:
+    def of_plans(self, likeness: _Likeness) -> Floats:
         """Return the prior covariance of the plans' deviations from their predictions."""
-        covariance: Array = (
+        covariance: Floats = (
             self.plan**2 * ((1 - self.own) * likeness.plans + self.own * likeness.same)
             + self.packs**2 * likeness.packs
             + self.free**2 * likeness.same
@@ -109,9 +108,9 @@ class _Fit:
     widths: _PlanWidths
     probability: float
     """Posterior probability of these widths, with any drift and noise."""
-    weights: Array
+    weights: Floats
     """The inverse covariance of the measured values, noise included, times the residuals, [trials]."""
-    precision: Array
+    precision: Floats
     """The inverse covariance less the outer product of the weights, [trials, trials]."""
 
 
@@ -178,12 +177,12 @@ class Surrogate:
 
     # --- the process ---
 
-    def _given(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Array:
+    def _given(self, plans: Sequence[Plan], others: Sequence[Plan]) -> Floats:
         """Return the covariance of the calibration's uncertainty, [plans, others]."""
         if not others:
             return np.zeros((len(plans), 0))
         parts, of_others = (np.array([self._predictor.shares(plan) for plan in each]) for each in (plans, others))
-        covariance: Array = parts @ self._predictor.covariance @ of_others.T
+        covariance: Floats = parts @ self._predictor.covariance @ of_others.T
         return covariance
 
     def _likeness(self, plans: Sequence[Plan], others: Sequence[Plan]) -> _Likeness:
@@ -261,15 +260,15 @@ def _seconds(trial: FinishedTrial) -> float:
     return trial.result.epoch_seconds or math.nan
 
 
-def _shrinkage(trials: Sequence[FinishedTrial]) -> Array:
+def _shrinkage(trials: Sequence[FinishedTrial]) -> Floats:
     """Return noise factors of trials with more timed steps than usual: the error of a mean falls with their root."""
     outcomes = [trial.result.outcome for trial in trials]
     steps = np.array([len(each.measurement.steps) if isinstance(each, Completed) else 1 for each in outcomes])
-    shrinkage: Array = np.minimum(1.0, np.sqrt(np.median(steps) / steps))
+    shrinkage: Floats = np.minimum(1.0, np.sqrt(np.median(steps) / steps))
     return shrinkage
 
 
-def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Array:
+def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Floats:
     """Return 1 where a value is one of the others, [values, others]."""
     numbers: dict[Hashable, int] = {}
     one, other = ([numbers.setdefault(value, len(numbers)) for value in each] for each in (values, others))
@@ -277,7 +276,7 @@ def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Array:
     return np.asarray(same, dtype=np.float64)
 
 
-def _drifts(trials: Sequence[FinishedTrial]) -> Array:
+def _drifts(trials: Sequence[FinishedTrial]) -> Floats:
     """Return the covariance of the machines' drift for each choice of its widths, [choices, trials, trials]."""
     times = np.array([trial.result.finished.timestamp() for trial in trials])
     agents = np.array([trial.agent_id or "" for trial in trials])
@@ -291,26 +290,26 @@ def _last(trials: Sequence[FinishedTrial]) -> list[int]:
     return list({trial.agent_id or "": number for number, trial in enumerate(trials)}.values())
 
 
-def _noises(trials: Sequence[FinishedTrial]) -> Array:
+def _noises(trials: Sequence[FinishedTrial]) -> Floats:
     """Return the variance of each trial's own noise, [noises, noises of disturbed trials, trials]."""
     errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in trials])
     disturbed = np.array([trial.result.is_disturbed for trial in trials])
     noises = _shrinkage(trials) * np.maximum(errors, np.array(_NOISES)[:, None])
     # Without a disturbed trial, all of their noises give the same.
     least = np.array(_DISTURBED if disturbed.any() else _DISTURBED[:1])[:, None] * disturbed
-    variances: Array = np.maximum(noises[:, None], least) ** 2
+    variances: Floats = np.maximum(noises[:, None], least) ** 2
     return variances
 
 
-def _distances(points: Sequence[Array], others: Sequence[Array]) -> Array:
+def _distances(points: Sequence[Floats], others: Sequence[Floats]) -> Floats:
     """Return the Euclidean distances, [points, others]."""
-    distances: Array = np.sqrt(((np.array(points)[:, None] - np.array(others)) ** 2).sum(axis=-1))
+    distances: Floats = np.sqrt(((np.array(points)[:, None] - np.array(others)) ** 2).sum(axis=-1))
     return distances
 
 
-def _log_prior(widths: Sequence[float], usual: float) -> Array:
+def _log_prior(widths: Sequence[float], usual: float) -> Floats:
     """Return the logarithms of the prior probabilities of widths, up to a constant."""
-    logarithms: Array = -0.5 * np.log(np.array(widths) / usual) ** 2
+    logarithms: Floats = -0.5 * np.log(np.array(widths) / usual) ** 2
     return logarithms
 
 
@@ -329,7 +328,7 @@ def _batches(choices: Ints) -> Iterator[Ints]:
     return (choices[start : start + _BATCH] for start in range(0, len(choices), _BATCH))
 
 
-def _evidence(smooth: Array, noises: Array, residuals: Array) -> Array:
+def _evidence(smooth: Floats, noises: Floats, residuals: Floats) -> Floats:
     """Return the logarithm of the marginal likelihood for each of [choices, trials, trials], up to a constant."""
     # With the residuals below the covariance, the last row of the factor is that of the covariance applied to them.
     bordered = np.empty((len(smooth), len(residuals) + 1, len(residuals) + 1))
@@ -339,20 +338,20 @@ def _evidence(smooth: Array, noises: Array, residuals: Array) -> Array:
     bordered[:, -1, -1] = _LARGE
     lower = np.linalg.cholesky(bordered)
     determinants = np.log(np.diagonal(lower, axis1=-2, axis2=-1)[:, :-1]).sum(axis=-1)
-    evidence: Array = -0.5 * (lower[:, -1, :-1] ** 2).sum(axis=-1) - determinants
+    evidence: Floats = -0.5 * (lower[:, -1, :-1] ** 2).sum(axis=-1) - determinants
     return evidence
 
 
-def _probabilities(logarithms: Array) -> Array:
+def _probabilities(logarithms: Floats) -> Floats:
     """Return the probabilities of choices of widths, without those that are far less probable than the best."""
     # The largest one is subtracted so that the exponentials do not underflow.
     shares = np.exp(logarithms - max(logarithms))
     shares[shares < _LEAST_SHARE] = 0
-    probabilities: Array = shares / shares.sum()
+    probabilities: Floats = shares / shares.sum()
     return probabilities
 
 
-def _inverse(smooth: Array, noises: Array, residuals: Array) -> Array:
+def _inverse(smooth: Floats, noises: Floats, residuals: Floats) -> Floats:
     """Return the inverse covariances, with Student's t noise, for each of [choices, trials, trials]."""
     # Expectation maximization over the scale of each trial's noise: a trial that is far off counts little.
     diagonal = np.eye(len(residuals))

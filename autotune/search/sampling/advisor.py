@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.features import LAYER_COSTS
 from autotune.prediction.memory import StageBytes
 from autotune.search.execution.ledger import MOST_TRANSIENT_FAILURES, duration_seconds, is_conclusive
@@ -25,6 +24,7 @@ from autotune.search.space.origins import Origin
 from autotune.search.space.space import Space
 from autotune.search.winner import ranked
 from storage.records import FinishedTrial
+from trials.arrays import Floats
 from trials.job import SearchSection
 from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
@@ -91,7 +91,7 @@ class Advisor:
         self._exceeded: list[tuple[Plan, int]] = []
         self._overheads: list[float] = []
         """Seconds of completed trials outside their timed steps."""
-        self._factors: Array = np.ones(len(LAYER_COSTS) + 2)
+        self._factors: Floats = np.ones(len(LAYER_COSTS) + 2)
         """`CalibratedPredictor.factors` when the space was last renewed."""
         self._renew_space()
         self._weights = _WEIGHTS if "memory" in settings.objectives else (0.0,)
@@ -299,15 +299,15 @@ class Advisor:
 
     # --- what it is worth ---
 
-    def trial_seconds(self, candidates: Sequence[Plan]) -> Array:
+    def trial_seconds(self, candidates: Sequence[Plan]) -> Floats:
         """Return what a trial of each plan would take, warm-up and overhead included, [candidates]."""
         # An early end of the trial is not expected, so slow plans look a little dearer than they are.
         steps = self._settings.warmup_steps + self._settings.timed_steps
         overhead = median(self._overheads) if self._overheads else 0.0
-        seconds: Array = overhead + steps * self._predictor.steps_seconds(candidates)
+        seconds: Floats = overhead + steps * self._predictor.steps_seconds(candidates)
         return seconds
 
-    def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Array:
+    def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Floats:
         """Return the expected improvement (Jones, Schonlau, Welch 1998) on the known plans, a share, [candidates]."""
         posterior = self.surrogate.posterior((*candidates, *known))
         weights = np.array([self._weight_of(plan) for plan in (*candidates, *known)])
@@ -333,13 +333,13 @@ class Advisor:
     def _exponent(self) -> float:
         return self._weights[(len(self._trials) + self._weight_shift) % len(self._weights)]
 
-    def _chance_over_time(self, candidates: Sequence[Plan]) -> Array:
+    def _chance_over_time(self, candidates: Sequence[Plan]) -> Floats:
         """Return the objective while nothing was measured, [candidates]."""
         seconds = np.exp([self._cost(plan) for plan in candidates])
-        ratio: Array = self._chances(candidates) / seconds
+        ratio: Floats = self._chances(candidates) / seconds
         return ratio
 
-    def _chances(self, candidates: Sequence[Plan]) -> Array:
+    def _chances(self, candidates: Sequence[Plan]) -> Floats:
         """Return the probability that each plan fits the memory, [candidates]."""
 
         def chance(stage: StageBytes) -> float:
@@ -348,7 +348,7 @@ class Advisor:
 
         return np.array([math.prod(map(chance, self._predictor.memory(plan))) for plan in candidates])
 
-    def _seconds(self, candidates: Sequence[Plan]) -> Array:
+    def _seconds(self, candidates: Sequence[Plan]) -> Floats:
         return np.array([self._predictor.epoch_seconds(plan) for plan in candidates])
 
 

@@ -6,10 +6,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.search.solver.splits import Choices
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.layer_costs import KINDS
 
 _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embedding", "projector", "head"))
@@ -87,7 +86,7 @@ class Cuts:
     kept: Parts
     """`different` with nothing recomputed."""
 
-    def choices(self, seconds: Array) -> list[Choices]:
+    def choices(self, seconds: Floats) -> list[Choices]:
         """Return the choices of each stage, given the seconds of `different`."""
         return [
             Choices(starts=starts, ends=ends, seconds=seconds[which])

@@ -8,14 +8,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.costs import Array
 from autotune.prediction.layer_bytes import LayerBytes
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.recompute import LayerSeconds
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.layer_costs import KINDS
 from trials.plan import Layout
 
@@ -83,14 +82,14 @@ class Mixtures:
         rows = self._in_flight(int(held.numbers[0])).cheapest(choices, self._free(parts[:1])[0])
         return None if rows is None else tuple((int(vision[row]), int(counts[row] - vision[row])) for row in rows)
 
-    def least_seconds(self, held: Holdings) -> Array:
+    def least_seconds(self, held: Holdings) -> Floats:
         """Return at most the seconds of `least`, [parts]: those in which any fraction of a layer may be recomputed.
 
         They are infinite for parts that surely do not fit.
         """
         nothing = np.zeros_like(held.vision)
         whole = held.parts(nothing, nothing)
-        seconds: Array = np.sum(
+        seconds: Floats = np.sum(
             [share * each.of(whole) for share, each in zip(self._shares, self._seconds, strict=True)], axis=0
         )
         free = self._free(whole)
@@ -103,9 +102,9 @@ class Mixtures:
             seconds[rows] += np.where(fits, further, np.inf)
         return seconds
 
-    def _free(self, parts: Parts) -> Array:
+    def _free(self, parts: Parts) -> Floats:
         """Return the bytes that packs may take on these stages, [stages]."""
-        free: Array = self._usable - self._predictor.static_bytes(parts, self._layout)
+        free: Floats = self._usable - self._predictor.static_bytes(parts, self._layout)
         return free
 
     def _in_flight(self, number: int) -> "Windows":
@@ -121,7 +120,7 @@ class Choice:
 
     parts: Parts
     """The stage with each pair of counts: all languages counts for no vision layer, then for one, and so on."""
-    costs: Array
+    costs: Floats
     """What the mean row pays for each, [counts]."""
     vision_counts: int = 1
     """Number of counts of vision layers, each with as many of language layers; 1 for counts in no such order."""
@@ -159,7 +158,7 @@ class Windows:
         self.deciding: Ints = np.unique(np.concatenate([rows[np.argmax(kept[rows], axis=0)] for rows in of_runs]))
         """Windows that decided before; most stages are decided by the same."""
 
-    def leanest(self, held: Holdings) -> Array:
+    def leanest(self, held: Holdings) -> Floats:
         """Return the least that any counts need in the fullest of the deciding windows, [parts]."""
         # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
         vision = np.maximum(held.vision - np.array([[0], [0], [1], [1]]), 0)
@@ -169,10 +168,10 @@ class Windows:
             _Held.of(layers, parts).bytes_in(self, level, self.deciding).reshape(-1, 4, len(held)).min(axis=1)
             for level, layers in enumerate(self._layers)
         )
-        most: Array = np.max(needed, axis=0)
+        most: Floats = np.max(needed, axis=0)
         return most
 
-    def fractions(self, whole: Parts, free: Array, costs: Sequence[Array]) -> Array:
+    def fractions(self, whole: Parts, free: Floats, costs: Sequence[Floats]) -> Floats:
         """Return the least costs of fractions of layers with which each deciding window would fit, [parts].
 
         For each window alone, layers of most bytes for their cost come first (Dantzig 1957). `costs` are those of a
@@ -230,8 +229,8 @@ class Windows:
 class _Held:
     """Bytes that packs of a level keep, as coefficients, for each of several counts."""
 
-    waiting: Array
-    running: tuple[tuple[Ints, Array], ...]
+    waiting: Floats
+    running: tuple[tuple[Ints, Floats], ...]
     """(counts, their coefficients) as the backward pass begins, then in that of each kind where it may need most."""
 
     @classmethod
@@ -241,9 +240,9 @@ class _Held:
         later = ((rows, np.sum(layers.running(parts[rows], kind), axis=0)) for rows, kind in of_kinds if len(rows))
         return cls(waiting=waiting, running=((np.arange(len(parts)), waiting + layers.beginning(parts)), *later))
 
-    def bytes_in(self, windows: Windows, level: int, which: Ints | slice = slice(None)) -> Array:
+    def bytes_in(self, windows: Windows, level: int, which: Ints | slice = slice(None)) -> Floats:
         """Return the bytes in these windows, [windows, counts]."""
-        needed: Array = windows._behind[level, which] @ self.waiting.T
+        needed: Floats = windows._behind[level, which] @ self.waiting.T
         runs = np.flatnonzero(windows._level[which] == level)
         of_running = np.zeros((len(runs), len(self.waiting)))
         for rows, coefficients in self.running:
@@ -264,7 +263,7 @@ class _Held:
 
 
 def _cheapest(
-    needed: Sequence[Array], choices: Sequence[Choice], usable: float, least: float
+    needed: Sequence[Floats], choices: Sequence[Choice], usable: float, least: float
 ) -> tuple[tuple[int, ...], float] | None:
     """Return the cheapest choice of each level that fits these windows, and its cost, of those that cost `least`.
 
@@ -294,7 +293,7 @@ def _cheapest(
         low, most, step = most, min(most + step, last), 2 * step
 
 
-def _outdone(needed: Array, choice: Choice) -> NDArray[np.bool_]:
+def _outdone(needed: Floats, choice: Choice) -> NDArray[np.bool_]:
     """Return which counts cost no less than others with which no window needs more, [counts]; not all are found."""
     grid, costs = (each.reshape(*each.shape[:-1], choice.vision_counts, -1) for each in (needed, choice.costs))
     outdone = np.zeros(costs.shape, dtype=np.bool_)
@@ -309,9 +308,9 @@ def _outdone(needed: Array, choice: Choice) -> NDArray[np.bool_]:
 
 
 def _within(
-    needed: Sequence[Array],
-    costs: Sequence[Array],
-    leanest: Sequence[Array],
+    needed: Sequence[Floats],
+    costs: Sequence[Floats],
+    leanest: Sequence[Floats],
     usable: float,
     bounds: tuple[float, float],
 ) -> tuple[list[int], float] | None:

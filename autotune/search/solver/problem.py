@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
@@ -24,7 +23,7 @@ from autotune.search.solver.splits import (
     min_max_split,
     rows_within,
 )
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.errors import InvalidPlan
 from trials.layer_costs import KINDS
 from trials.plan import Layout, Packing, Plan, Recomputed, Stage
@@ -85,7 +84,7 @@ class Problem:
         return Level(excess=self._excess, freed=self._freed, seconds=self._seconds)
 
     @cached_property
-    def _freed(self) -> Array:
+    def _freed(self) -> Floats:
         in_flight = self._behind(np.arange(self._layout.pipeline)) + 1
         return self._predictor.freed_bytes(in_flight, self._layout, self.sizes)
 
@@ -97,7 +96,7 @@ class Problem:
         return Mixtures(self._predictor, self._limits.usable_bytes, self._layout, self.sizes, self._of_levels)
 
     @property
-    def freeing_seconds(self) -> Array:
+    def freeing_seconds(self) -> Floats:
         """Seconds that recomputing or offloading a layer adds for the mean row, [kinds]."""
         return self._seconds.recomputed
 
@@ -108,7 +107,7 @@ class Problem:
         """The parts that stages can hold when each holds a layer."""
         return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline)
 
-    def stage_bytes(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
+    def stage_bytes(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Floats:
         """Return the expected bytes of the stages with these layers recomputed at every level, [holdings].
 
         With several levels it is a bound: the heaviest packs of all are in flight together.
@@ -118,11 +117,11 @@ class Problem:
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate([self._bytes(parts[rows], held.numbers[rows]) for rows in slices])
 
-    def forward_seconds(self, held: Holdings) -> Array:
+    def forward_seconds(self, held: Holdings) -> Floats:
         """Return the seconds of the forward passes of the mean row, [holdings]."""
         nothing = np.zeros_like(held.vision)
         parts = held.parts(nothing, nothing)
-        seconds: Array = np.sum(
+        seconds: Floats = np.sum(
             [
                 each.row_share * self._predictor.pass_seconds(parts, self._layout, each.mean)[0][0]
                 for each in self.sizes.of_levels
@@ -131,12 +130,12 @@ class Problem:
         )
         return seconds
 
-    def _bytes(self, parts: Parts, numbers: Ints) -> Array:
+    def _bytes(self, parts: Parts, numbers: Ints) -> Floats:
         if len(self.sizes.of_levels) == 1:
             return self._predictor.stage_bytes(parts, self._layout, numbers, self.sizes)
         heaviest = [self._predictor.heaviest_bytes(parts, self._layout, sizes) for sizes in self.sizes.of_levels]
         kept, running = np.max(heaviest, axis=0)
-        needed: Array = self._predictor.static_bytes(parts, self._layout) + running + self._behind(numbers) * kept
+        needed: Floats = self._predictor.static_bytes(parts, self._layout) + running + self._behind(numbers) * kept
         return needed
 
     def _behind(self, numbers: Ints) -> Ints:
@@ -233,7 +232,7 @@ class Problem:
         numbers = np.repeat(np.arange(len(rows)), [len(of_stage) for of_stage in rows])
         return self._fitting_parts(self._held(numbers, starts, ends), starts, ends, bounds)
 
-    def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Array) -> list[_Fitting]:
+    def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Floats) -> list[_Fitting]:
         """Return what fits of the parts, whose stages ascend, by stage."""
         alike, first, which = held.distinct()
         found = self._least(alike, bounds[first])
@@ -257,7 +256,7 @@ class Problem:
         assert solved is not None  # it is in a split
         return solved[0]
 
-    def _least(self, held: Holdings, bounds: Array) -> Recomputes:
+    def _least(self, held: Holdings, bounds: Floats) -> Recomputes:
         """Return what least makes the parts fit; of several levels, not the counts and at most the seconds."""
         if self._mixtures is None:
             return least_recomputes(held, self._level, bounds)
@@ -265,8 +264,8 @@ class Problem:
         within = np.where(seconds <= bounds * _ROUNDING, seconds, np.inf)
         return Recomputes(vision=nothing, language=nothing, seconds=within)
 
-    def _excess(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Array:
-        excess: Array = self.stage_bytes(held, recompute_vision, recompute_language) - self._limits.usable_bytes
+    def _excess(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Floats:
+        excess: Floats = self.stage_bytes(held, recompute_vision, recompute_language) - self._limits.usable_bytes
         return excess
 
     def _any_fits(self) -> bool:

@@ -6,15 +6,12 @@ from itertools import chain, repeat
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import LANGUAGE, Parts
 from autotune.search.solver.holdings import Holdings
-from trials.data.records.sample import Ints
+from trials.arrays import Bools, Floats, Ints
 
-Bools: TypeAlias = NDArray[np.bool_]
-Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Array]
+Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Floats]
 """Bytes above those there are, with these numbers of vision and of language layers recomputed."""
 
 _NEVER = 1 << 30
@@ -33,14 +30,14 @@ _ROUNDS = 2
 class LayerSeconds:
     """Seconds of the mean pack by kind of layer, in the order of KINDS."""
 
-    kept: Array
+    kept: Floats
     """Forward and backward."""
-    recomputed: Array
+    recomputed: Floats
     """Seconds that recomputing the layer adds."""
 
-    def of(self, parts: Parts) -> Array:
+    def of(self, parts: Parts) -> Floats:
         """Return the seconds of each stage, [stages]."""
-        seconds: Array = parts.layers @ self.kept + parts.recomputed @ self.recomputed
+        seconds: Floats = parts.layers @ self.kept + parts.recomputed @ self.recomputed
         return seconds
 
 
@@ -49,7 +46,7 @@ class Level:
     """The packs of an epoch with one level."""
 
     excess: Excess
-    freed: Array
+    freed: Floats
     """Most bytes of the excess that recomputing a vision layer, a language layer, and all of either kind in addition to
     its layers saves on each stage, [4, stages]."""
     seconds: LayerSeconds
@@ -59,7 +56,7 @@ class Level:
         fits: Bools = self.excess(holdings, vision, language) <= 0
         return fits
 
-    def fewest(self, holdings: Holdings, excess: Array, vision: Ints) -> Ints:
+    def fewest(self, holdings: Holdings, excess: Floats, vision: Ints) -> Ints:
         """Return a lower bound of the language layers with which holdings fit that recompute these vision layers.
 
         `excess` is that with nothing recomputed. The bound is above the language layers where no number is enough.
@@ -87,11 +84,11 @@ class Recomputes:
 
     vision: Ints
     language: Ints
-    seconds: Array
+    seconds: Floats
     """Seconds of the stage; infinite where it does not fit within its bound."""
 
 
-def least_recomputes(holdings: Holdings, level: Level, bounds: Array) -> Recomputes:
+def least_recomputes(holdings: Holdings, level: Level, bounds: Floats) -> Recomputes:
     """Return the pair of counts of least time with which each holding fits; of equal ones, the fewest vision layers.
 
     For each number of vision layers, only the fewest language layers that fit are considered, among those that the
@@ -124,11 +121,11 @@ class _Waiting:
     vision: Ints
     language: Ints
     """Fewest language layers that may be enough."""
-    seconds: Array
+    seconds: Floats
     """Seconds of the stage with these counts recomputed."""
 
     @classmethod
-    def of(cls, holdings: Holdings, which: Ints, excess: Array, level: Level, bounds: Array) -> "_Waiting":
+    def of(cls, holdings: Holdings, which: Ints, excess: Floats, level: Level, bounds: Floats) -> "_Waiting":
         """Return all numbers within the bounds, for those of the holdings that do not fit with nothing recomputed."""
         counts = holdings.vision[which] + 1
         holding = np.repeat(which, counts)
@@ -151,7 +148,7 @@ class _Waiting:
         """The first number of each holding."""
         return np.flatnonzero(np.diff(self.holding, prepend=-1))
 
-    def tried(self, rows: Ints, found: Recomputes, level: Level, bounds: Array) -> "_Waiting":
+    def tried(self, rows: Ints, found: Recomputes, level: Level, bounds: Floats) -> "_Waiting":
         """Find the fewest language layers for these numbers, keep the best, and return what may still be better."""
         held, holding, vision = self.held[rows], self.holding[rows], self.vision[rows]
         kept = level.seconds.of(held.parts(vision, _nothing(held)))

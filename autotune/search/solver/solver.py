@@ -9,12 +9,12 @@ import numpy as np
 from autotune.dimensions.folds import untimed
 from autotune.dimensions.tensor import timed_degrees
 from autotune.prediction.comparison import cautious_seconds
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import Wanted, min_max_split
+from trials.arrays import Floats
 from trials.data.metrics import step_sums
 from trials.layer_costs import KINDS
 from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
@@ -178,7 +178,7 @@ class Solver:
         """Return the plan whose fullest stage needs least, with all layers recomputed or none; it need not fit."""
         problem, share = self._problem(packing, layout), int(recompute)
 
-        def needed(held: Holdings) -> Array:
+        def needed(held: Holdings) -> Floats:
             return problem.stage_bytes(held, share * held.vision, share * held.language)
 
         boundaries, _ = self._min_max(problem, needed)
@@ -201,7 +201,7 @@ class Solver:
         needed = [stage.expected for stage in self._predictor.stage_memory(plan, sizes)]
         return max(needed), int(np.argmax(needed))
 
-    def _min_max(self, problem: Problem, function: Callable[[Holdings], Array]) -> tuple[tuple[int, ...], float]:
+    def _min_max(self, problem: Problem, function: Callable[[Holdings], Floats]) -> tuple[tuple[int, ...], float]:
         """Return (boundaries, value) of the split whose largest value of `function` over stages is least."""
         stages = problem.cuts.choices(function(problem.cuts.different))
         split = min_max_split(stages, self._limits.layers)

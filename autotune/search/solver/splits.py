@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.costs import Array
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 
 _ROUNDING = 1 + 1e-12
 """Equal sums may differ by this factor."""
@@ -27,7 +26,7 @@ class Choices:
 
     starts: Ints
     ends: Ints
-    seconds: Array
+    seconds: Floats
     """At least 0."""
 
     def __getitem__(self, rows: Ints) -> "Choices":
@@ -170,7 +169,7 @@ def least_slowest(stages: Sequence[Choices], layers: int) -> float:
     return float(slowest[layers])
 
 
-def _totals_around(stages: Sequence[Choices], layers: int) -> tuple[list[Array], list[Array]]:
+def _totals_around(stages: Sequence[Choices], layers: int) -> tuple[list[Floats], list[Floats]]:
     """Return the least totals of the stages before each, up to each layer, and behind each, from each layer."""
     before, behind = [_nothing_yet(layers)], [_nothing_yet(layers)[::-1]]
     for choices in stages[:-1]:
@@ -182,14 +181,14 @@ def _totals_around(stages: Sequence[Choices], layers: int) -> tuple[list[Array],
     return before, behind[::-1]
 
 
-def _nothing_yet(layers: int) -> Array:
-    start: Array = np.full(layers + 1, np.inf)
+def _nothing_yet(layers: int) -> Floats:
+    start: Floats = np.full(layers + 1, np.inf)
     start[0] = 0.0
     return start
 
 
 def _least_totals(
-    stages: Sequence[Choices], layers: int, bound: float, count: int, most: Sequence[Array]
+    stages: Sequence[Choices], layers: int, bound: float, count: int, most: Sequence[Floats]
 ) -> tuple[float, list[Split]]:
     """Return (least total, up to `count` splits, least total first) of the splits within the bound.
 
@@ -206,7 +205,7 @@ def _least_totals(
     return float(totals[layers, 0]), [_trace(stages, ways, layers, rank) for rank in range(found)]
 
 
-def _add_stage(totals: Array, choices: Choices, bound: float, most: Array) -> tuple[Array, Ints]:
+def _add_stage(totals: Floats, choices: Choices, bound: float, most: Floats) -> tuple[Floats, Ints]:
     """Return the least totals with one more stage, [layers + 1, count], and how: row of the choice x count + rank.
 
     `totals` are those before the stage.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data.packers.best_fit import Sizes, patterns
-from trials.data.records.sample import Ints
 from trials.plan import OMNIBAL_PACKER, Packed
 from trials.workload import DataProfile
 

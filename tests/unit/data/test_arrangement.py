@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trials.arrays import Floats, Ints
 from trials.certification import Mixed
-from trials.data.records.sample import Ints
 from trials.data.steps.arrangement import _MARGIN, arrange
-from trials.data.steps.traits import Floats, variance_ratios
+from trials.data.steps.traits import variance_ratios
 
 ANY = Mixed(samples=10**6, tolerance=0.1, variance=2.0)
 """What no steps of these tests keep, so that each step is a window of its own."""

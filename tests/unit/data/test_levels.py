@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.values.data import WEIGHTS, build, index_of, lengths
+from trials.arrays import Floats, Ints
 from trials.certification import Mixed
 from trials.data.epoch import Epoch
 from trials.data.epoch_count import count_epoch
@@ -15,9 +16,7 @@ from trials.data.index import DatasetIndex
 from trials.data.levels import check_levels
 from trials.data.metrics import balance, dist_ratios, mixing
 from trials.data.packs import build_packs
-from trials.data.records.sample import Ints
 from trials.data.steps.arrangement import arrange
-from trials.data.steps.traits import Floats
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Levelled, Packed
 

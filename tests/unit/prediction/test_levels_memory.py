@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.prediction.costs import Array
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
 from tests.values.search import COSTS, by_size, predictor_of
+from trials.arrays import Floats
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS, NOTHING, LayerCosts
 from trials.model.cut import Cut, cut
@@ -24,10 +24,10 @@ PLAIN = replace(
 """Without bytes that are not of single layers."""
 
 
-def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Array, int, int]]) -> float:
+def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Floats, int, int]]) -> float:
     """Return the peak in the backward pass of the first pack while the others wait; packs are (size, level, degree)."""
 
-    def layers(level: int, degree: int) -> list[tuple[Array, Array, bool]]:
+    def layers(level: int, degree: int) -> list[tuple[Floats, Floats, bool]]:
         counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
         again = part.recomputed(level)
         shared = {"language": replace(costs["language"], kept_bytes=costs.shared_by(degree).kept_bytes)}
@@ -38,7 +38,7 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Array, int, int]]
             for position in range(count)
         ]
 
-    def kept(pack: tuple[Array, int, int], upto: int | None = None) -> float:
+    def kept(pack: tuple[Floats, int, int], upto: int | None = None) -> float:
         size, level, degree = pack
         return sum(float(size @ (output if again else whole)) for whole, output, again in layers(level, degree)[:upto])
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.values.search import COSTS, INDEX, epoch_of
 from tests.values.training import PACKED, plan_of
+from trials.arrays import Floats
 from trials.engine import static_memory
 from trials.engine.static_memory import stages_static_bytes, static_bytes
 from trials.layer_costs import LayerCosts
@@ -59,7 +59,7 @@ def test_a_half_byte_is_rounded_to_the_even_one(parameters: int, expected: int) 
 def test_a_device_holds_the_buffer_for_gradients_in_backward_passes(
     layout: Layout, of_float32: int, of_bfloat16: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def expected(costs: LayerCosts, element_bytes: int, bucket: int) -> Array:
+    def expected(costs: LayerCosts, element_bytes: int, bucket: int) -> Floats:
         monkeypatch.setattr(static_memory, "BUCKET", bucket)
         predictor = Predictor(costs, epoch_of(INDEX), element_bytes)
         plan = plan_of(*(("5+0", "0+4") if layout.pipeline == 2 else ("5+4",)), packing=PACKED)

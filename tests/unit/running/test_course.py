@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.values.data import index_of
+from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.data.records.sample import Ints
 from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage, ZeroStage
 from trials.tasks.training.course import Curriculum, follow_pace, set_course
 from trials.tasks.training.output import PlanChange

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from autotune.prediction.calibration import CalibrationState
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
@@ -17,6 +16,7 @@ from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from tests.values.search import BATCH, COSTS, INDEX, axes_of, epoch_of, limits_of
+from trials.arrays import Floats
 from trials.data.epoch import Epoch
 from trials.job import SearchSection
 from trials.plan import Packing, Plan
@@ -40,11 +40,11 @@ class Counting(Predictor):
         self.epochs.append(self._built(packing, data_parallel))
         return self.epochs[-1]
 
-    def load_seconds(self, parts: Parts, sizes: Array) -> Array:
+    def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
         self.means += len(sizes) == 1
         return super().load_seconds(parts, sizes)
 
-    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Array:
+    def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Floats:
         self.simulations += 1
         self.plans.update(plans)
         return super().plans_step_seconds(plans, sizes)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data.kept.sealed import is_whole
-from trials.data.records.sample import Ints
 
 _LENGTH = struct.Struct("<I")
 _GIBI = 1 << 30

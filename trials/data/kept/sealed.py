@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 
 _DIGEST = 16
 _SIZES = struct.Struct("<II")

@@ -15,20 +15,16 @@ import math
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from itertools import chain, repeat, starmap
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.plan import Packed
 
 RELAXES = False
 
 _WINDOW_LOAD = 31.7
 """Packs that the items of a window fill without a gap, at most: nearly 32, in which there is some room to choose."""
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

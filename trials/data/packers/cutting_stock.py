@@ -8,13 +8,11 @@ every machine are used, no BLAS: all ranks must find the same packs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from trials.arrays import Floats, Ints
 from trials.data.packers import best_fit
-from trials.data.records.sample import Ints
 from trials.plan import Packed
 
 RELAXES = False
@@ -30,8 +28,6 @@ _ITERATIONS = 150
 _WORTH = 0.9995
 """A finer split is taken when it needs at most this share of packs: with few classes, packs are more alike."""
 _EPSILON = 1e-9
-
-Floats: TypeAlias = NDArray[np.float64]
 
 
 def pack(units: Ints, tokens: Ints, packing: Packed, seed: int) -> tuple[Ints, Ints]:

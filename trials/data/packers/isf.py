@@ -7,7 +7,7 @@ sample, shuffles again in each round and stops when a round fills hardly a pack.
 import numpy as np
 from numpy.typing import NDArray
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 from trials.plan import Packed
 
 RELAXES = True

@@ -7,10 +7,10 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data.records.file_chunk import Place, where
 from trials.errors import DataError
 
-Ints: TypeAlias = NDArray[np.int64]
 NO_GRIDS: Ints = np.zeros((0, 0), dtype=np.int64)
 """Of images of which a family says nothing, [0, 0]."""
 Image: TypeAlias = Path | bytes

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trials.arrays import Floats, Ints
 from trials.certification import Mixed
-from trials.data.records.sample import Ints
 from trials.data.steps.dealing import deal
 from trials.data.steps.rows import evened, matched
-from trials.data.steps.traits import Floats, sums_of_steps, variance_ratios
+from trials.data.steps.traits import sums_of_steps, variance_ratios
 
 ARRANGEMENT_VERSION = 3
 """Of packs and their steps: a training cannot go on with those of another version."""

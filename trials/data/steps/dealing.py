@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from trials.data.records.sample import Ints
-from trials.data.steps.traits import Floats
+from trials.arrays import Floats, Ints
 
 _TURNS = 256
 """The last turns, which even out what those before leave to chance."""

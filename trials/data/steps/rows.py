@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from trials.data.records.sample import Ints
-from trials.data.steps.traits import Floats
+from trials.arrays import Floats, Ints
 
 _NEGLIGIBLE = 0.005
 """Share of an epoch's time that is not worth less even tokens, nor, between levels, less even attention."""

@@ -1,15 +1,12 @@
 """Traits of samples in which the steps of a training have to be like random ones: lengths, images, targets, sources."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Floats, Ints
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
-
-Floats: TypeAlias = NDArray[np.float64]
 
 _SOURCES = 32
 """Maximum number of sources that are compared. The largest are compared alone, and all others as one source."""

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import NO_GRIDS, Encoder, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.samples import PackedSamples

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import NO_GRIDS, Encoder, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner

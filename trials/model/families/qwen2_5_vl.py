@@ -9,7 +9,8 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_window_index
 
-from trials.data.records.sample import Encoder, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner

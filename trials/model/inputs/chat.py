@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from tokenizers.processors import ByteLevel
 from transformers import PretrainedConfig
 
+from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
-from trials.data.records.sample import NO_VIDEOS, Clip, Ints, Lengths, Measured, Sample, Turn, kept_tokens
+from trials.data.records.sample import NO_VIDEOS, Clip, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
 from trials.model.inputs.answers import Answer, find_answers
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
+from trials.arrays import Ints
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Ints, Lengths, Measured, Sample
+from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Lengths, Measured, Sample
 from trials.data.records.videos import clip_of
 from trials.errors import ModelError
 from trials.model.inputs.chat import ChatMeasurer, Shown, Tokenised, VideoLoader, measurer

@@ -14,7 +14,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resized_video
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from trials.data.records.sample import Clip, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import Clip
 
 USUAL_FPS = 2.0
 """Frames per second of frames that are given as images, and taken from files, where no other rate is given."""

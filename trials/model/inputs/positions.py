@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 
 
 def counted_positions(

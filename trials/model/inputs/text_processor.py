@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import NO_GRIDS, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS
 from trials.model.inputs.preprocessing import load_tokenizer
 
 

@@ -11,8 +11,9 @@ from torch.nn.functional import interpolate
 from transformers.video_processing_utils import VideoProcessorMixin
 from transformers.video_utils import VideoMetadata
 
+from trials.arrays import Ints
 from trials.data.records.images import MOST_PIXELS
-from trials.data.records.sample import Clip, Ints, Video
+from trials.data.records.sample import Clip, Video
 from trials.errors import DataError, ModelError
 
 FILE = "video_preprocessor_config.json"

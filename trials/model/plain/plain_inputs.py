@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers import PretrainedConfig
 
+from trials.arrays import Ints
 from trials.data.records.images import image_pixels
-from trials.data.records.sample import IGNORED, IMAGE, Encoded, Ints, Sample, Turn
+from trials.data.records.sample import IGNORED, IMAGE, Encoded, Sample, Turn
 from trials.model.inputs.chat_template import chatml, default_template
 from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor

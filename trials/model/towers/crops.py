@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_next.modeling_llava_next import unpad_image
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 from trials.errors import ModelError
 from trials.model.family import Images
 from trials.model.inputs.processor import check_counts

@@ -16,7 +16,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
-from trials.data.records.sample import Encoder, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.packed import PACKED_ATTENTION

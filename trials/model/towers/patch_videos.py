@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import Clip, Ints, Video
+from trials.arrays import Ints
+from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
 from trials.model.inputs.patched_videos import USUAL_FPS, VideoRules

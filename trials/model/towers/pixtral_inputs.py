@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
-from trials.data.records.sample import Ints
+from trials.arrays import Ints
 from trials.errors import ModelError
 from trials.model.towers.pixtral_tower import unit_shape
 

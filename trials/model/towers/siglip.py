@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import NO_GRIDS, Ints
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.family import LayerRunner

@@ -9,7 +9,8 @@ from transformers import PretrainedConfig
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.video_utils import default_sample_indices_fn
 
-from trials.data.records.sample import Clip, Ints, Video
+from trials.arrays import Ints
+from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
 from trials.model.inputs.videos import (

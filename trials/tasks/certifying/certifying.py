@@ -11,12 +11,13 @@ from deepspeed import comm
 from torch import nn
 from transformers import PreTrainedModel
 
+from trials.arrays import Ints
 from trials.certification import GradientComparison, ParameterComparison, SavedCount, StepReport
 from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset, encode
 from trials.data.loss_weights import sample_weights
-from trials.data.records.sample import IGNORED, Encoded, Ints
+from trials.data.records.sample import IGNORED, Encoded
 from trials.engine.state import WEIGHT
 from trials.errors import DataError
 from trials.job import LoraSection

@@ -8,9 +8,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
-from trials.data.records.sample import Ints
 from trials.job import TrainingSection
 from trials.plan import Packed, Packing, Plan
 from trials.tasks.training.output import PlanChange

@@ -16,9 +16,9 @@ from autotune.workload import Prepared
 from storage.errors import UnknownPlan
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, train
+from trials.arrays import Ints
 from trials.data.epoch import Epoch
 from trials.data.order import epoch_order
-from trials.data.records.sample import Ints
 from trials.errors import OutputTaken
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import WarmPool

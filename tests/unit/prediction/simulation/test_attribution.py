@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
 from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 
 NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)
 
 
-def pack_seconds(forward: Array, sends: float = 0.0) -> PackSeconds:
+def pack_seconds(forward: Floats, sends: float = 0.0) -> PackSeconds:
     """Backward passes take as long as forward passes; nothing is padded or recomputed. `forward` [packs, stages]."""
     return PackSeconds(
         load=np.zeros_like(forward),
@@ -133,7 +132,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
     steps, count, ranks, stages = draw(cases)
     packs = np.arange(steps * count * ranks).reshape(steps, count, ranks)
 
-    def seconds(*shape: int) -> Array:
+    def seconds(*shape: int) -> Floats:
         return draw(arrays(np.float64, shape, elements=st.floats(0.0, 10)))
 
     load, forward, backward, again = (seconds(packs.size, stages) for _ in range(4))
@@ -216,5 +215,5 @@ def test_steps_of_two_lengths_are_joined_in_order() -> None:
     assert joined.totals == {**NOTHING, "ideal": 14.0}
 
 
-def _fields(seconds: PackSeconds) -> dict[str, Array]:
+def _fields(seconds: PackSeconds) -> dict[str, Floats]:
     return {field.name: getattr(seconds, field.name) for field in fields(seconds)}

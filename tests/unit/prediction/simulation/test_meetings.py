@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.meetings import Meetings, Sharing
 from autotune.prediction.simulation.schedule import simulate, trace
 from tests.unit.prediction.simulation.test_schedule import PARTNERS, TOWARDS
+from trials.arrays import Floats
 
 RANKS = 4
-Times = tuple[Array, Array, Array, Array]
+Times = tuple[Floats, Floats, Floats, Floats]
 
 
 @st.composite
@@ -133,7 +133,7 @@ def test_steps_are_independent_of_each_other_however_many_there_are() -> None:
     exchanging = np.array([False, True])
     sharing = Sharing(degrees=degrees.ravel(), forward=exchanging, backward=exchanging)
 
-    def ends(of_steps: slice) -> Array:
+    def ends(of_steps: slice) -> Floats:
         of_ranks = packs[of_steps].transpose(0, 2, 1).reshape(-1, 3)
         return simulate(forward[of_ranks], backward[of_ranks], meetings=sharing.meetings(packs[of_steps])).ends
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.costs import Array
 from autotune.prediction.simulation.schedule import simulate, simulate_plans, trace
+from trials.arrays import Floats
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
 TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}
-Times = tuple[Array, Array, Array]
+Times = tuple[Floats, Floats, Floats]
 
 shapes = st.tuples(st.integers(1, 7), st.integers(1, 5))
 """[micro-batches, stages]"""
@@ -40,7 +40,7 @@ steps = shapes.flatmap(times)
 
 
 def events(
-    forward: Array, backward: Array, sends: Array, returns: Array
+    forward: Floats, backward: Floats, sends: Floats, returns: Floats
 ) -> tuple[list[float], dict[tuple[bool, int, int], float]]:
     """(clock of each stage, end of each (is backward, micro-batch, stage)), one instruction at a time.
 

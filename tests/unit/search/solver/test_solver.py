@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.prediction.comparison import MOST_STEPS
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
@@ -27,8 +26,8 @@ from tests.values.search import (
     solver_of,
 )
 from tests.values.solver import problems
+from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Ints
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
@@ -98,10 +97,10 @@ def _is_less(one: Stage, other: Stage) -> bool:
     )
 
 
-def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Array) -> Array:
+def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Floats) -> Floats:
     """Return the seconds of the mean pack on each stage."""
     forward, backward = predictor.pass_seconds(parts, layout, mean)
-    seconds: Array = (predictor.load_seconds(parts, mean) + forward + backward)[0]
+    seconds: Floats = (predictor.load_seconds(parts, mean) + forward + backward)[0]
     return seconds
 
 
@@ -229,7 +228,7 @@ class Counting(Predictor):
 
     stages = 0
 
-    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Array:
+    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         self.stages += len(parts)
         return super().stage_bytes(parts, layout, numbers, sizes)
 

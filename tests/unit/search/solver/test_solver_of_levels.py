@@ -7,7 +7,6 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from autotune.prediction.costs import Array
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
@@ -19,7 +18,7 @@ from tests.unit.prediction.test_shared_packs import levelled
 from tests.unit.search.solver.test_solver import HEADROOM, Ends, splits, stage_of
 from tests.values.data import index_of
 from tests.values.search import limits_of, predictor_of, random_rows
-from trials.data.records.sample import Ints
+from trials.arrays import Floats, Ints
 from trials.engine.static_memory import static_bytes
 from trials.layer_costs import KINDS
 from trials.model.cut import Cut, cut
@@ -132,7 +131,7 @@ class BruteForce:
                 found += [filled[first : first + in_flight] for first in range(len(packs))]
         return np.array(found)
 
-    def _pack_bytes(self, part: Cut, level: int) -> Array:
+    def _pack_bytes(self, part: Cut, level: int) -> Floats:
         """(most bytes in the backward pass, bytes before it) of each pack of a level; 0 for the others and for none."""
         degree, found = self._packing.degrees[level], np.zeros((2, len(self._sizes.levels) + 1))
         for pack in np.flatnonzero(self._sizes.levels == level).tolist():
