@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.baselines import Baseline, baselines
+from autotune.search.baselines import BaselinePlan, baselines
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.explanation.explainer import Explainer
@@ -64,7 +64,9 @@ def explained(planted: Planted, seed: int = 0) -> Explained:
     return explain(prepared, predictor, machine, tried, machine)
 
 
-def explain(prepared: Prepared, predictor: Predictor, pool: Pool, tried: Sequence[Baseline], clock: Clock) -> Explained:
+def explain(
+    prepared: Prepared, predictor: Predictor, pool: Pool, tried: Sequence[BaselinePlan], clock: Clock
+) -> Explained:
     """Measure each plan twice, in turns, and explain the fastest."""
     calibrated, limits, ledger = CalibratedPredictor(predictor), Limits.of(prepared.workload), SimulatedLedger(clock)
     runner, surrogate = Runner(prepared, calibrated, pool, Undisturbed), Surrogate(calibrated)

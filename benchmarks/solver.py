@@ -23,7 +23,7 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from benchmarks.cases.solver import Case, cases, paper_case, speed_cases
 from benchmarks.machines.analytic import LABEL
 from benchmarks.output.result import at_least, at_most, finish, show
@@ -108,7 +108,7 @@ def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
     limits = case.tight_limits(predictor)
     solver = Solver(predictor, limits)
     plan = solver.solve(case.packing, case.layout)
-    (best,) = solver.solutions(case.packing, case.layout, Wanted(count=1, within=1.0))
+    (best,) = solver.solutions(case.packing, case.layout, WantedSplits(count=1, within=1.0))
     assert plan is not None  # there is memory for the leanest plan
     sizes = predictor.sizes(case.packing, case.layout)
     program = Program(

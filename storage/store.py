@@ -10,7 +10,7 @@ from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.housekeeping import Housekeeping
 from storage.nearness import Fields
 from storage.queries import agents, plans, studies, tried, workloads
-from storage.queries.plans import NearPlan, Wanted
+from storage.queries.plans import NearPlan, WantedPlans
 from storage.records import (
     AbandonedTrial,
     AgentRecord,
@@ -335,7 +335,7 @@ class Store(Trainings, Housekeeping):
 
         The workload that was searched last comes first, and within a workload the fastest plan.
         """
-        wanted = Wanted(
+        wanted = WantedPlans(
             hardware_fingerprint=hardware_fingerprint,
             hardware_name=hardware_name,
             model_name=model_name,
@@ -365,7 +365,7 @@ class Store(Trainings, Housekeeping):
 
         At equal distance the fastest comes first. `storage.nearness` defines the distance.
         """
-        wanted = Wanted(hardware_name=hardware_name, model_name=model_name, tag=tag, archived=archived)
+        wanted = WantedPlans(hardware_name=hardware_name, model_name=model_name, tag=tag, archived=archived)
         with self._database.transaction() as connection:
             return plans.nearest(connection, now, wanted, limit)
 

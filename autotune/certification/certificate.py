@@ -130,7 +130,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
+class CertifiedJob:
     """The plan and the job of a certificate."""
 
     plan: str
@@ -156,7 +156,7 @@ class Subject:
 class Certificate:
     """Whether a plan trains a job as it must, and the comparison that shows it."""
 
-    subject: Subject
+    subject: CertifiedJob
     verdict: Literal["holds", "does not hold", "not made"]
     reasons: tuple[str, ...]
     """Why it does not hold, or was not made."""

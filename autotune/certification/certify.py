@@ -9,8 +9,8 @@ from pathlib import Path
 from autotune.certification.certificate import (
     CERTIFICATE_FILE,
     Certificate,
+    CertifiedJob,
     Comparison,
-    Subject,
     certificate_path,
     compare,
     faults,
@@ -186,9 +186,9 @@ def _references(prepared: Prepared) -> tuple[Reference, ...]:
     return ("transformers", *on_stages) if fits else on_stages
 
 
-def _subject(prepared: Prepared, plan: Plan) -> Subject:
+def _subject(prepared: Prepared, plan: Plan) -> CertifiedJob:
     job, work = prepared.job, prepared.workload
-    return Subject(
+    return CertifiedJob(
         plan=plan.id,
         workload=work.fingerprint,
         model=work.model.name,
@@ -251,7 +251,7 @@ def _of_settings(training: TrainingSection) -> str:
     )
 
 
-def _place(folder: Path, subject: Subject) -> Path:
+def _place(folder: Path, subject: CertifiedJob) -> Path:
     return certificate_path(certificates_folder(folder), subject.plan, subject.workload)
 
 

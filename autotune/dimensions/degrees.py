@@ -10,7 +10,7 @@ from trials.plan import Layout
 from trials.workload import Workload
 
 
-class Pipeline(Dimension):
+class PipelineDimension(Dimension):
     """Stages of the pipeline."""
 
     pattern = r"p(?P<pipeline>\d{1,9})"
@@ -34,7 +34,7 @@ class Pipeline(Dimension):
             raise InvalidPlan(f"{layout.pipeline} stages need a layer each but the model has {layers}")
 
 
-class Data(Dimension):
+class DataDimension(Dimension):
     """Data ranks; their number follows from the devices and the other degrees, so that it has no coordinate."""
 
     pattern = r"-d(?P<data>\d{1,9})"

@@ -3,14 +3,14 @@
 import re
 from typing import TYPE_CHECKING, Any
 
-from autotune.dimensions.degrees import Data, Pipeline
+from autotune.dimensions.degrees import DataDimension, PipelineDimension
 from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
-from autotune.dimensions.node_reduction import NodeReduction
-from autotune.dimensions.offload import Offloading
-from autotune.dimensions.overlap import Overlap
-from autotune.dimensions.tensor import Tensor
+from autotune.dimensions.node_reduction import NodeReductionDimension
+from autotune.dimensions.offload import OffloadDimension
+from autotune.dimensions.overlap import OverlapDimension
+from autotune.dimensions.tensor import TensorDimension
 from autotune.dimensions.usual import SHARDING
-from autotune.dimensions.zero import Zero
+from autotune.dimensions.zero import ZeroDimension
 from autotune.errors import JobError
 from trials.errors import InvalidPlan
 from trials.plan import Layout
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from trials.job import Job
     from trials.layer_costs import LayerCosts
 
-DIMENSIONS: tuple[Dimension, ...] = (Pipeline(), Data(), Tensor(), Zero(), NodeReduction(), Overlap(), Offloading())
+DIMENSIONS: tuple[Dimension, ...] = (
+    PipelineDimension(),
+    DataDimension(),
+    TensorDimension(),
+    ZeroDimension(),
+    NodeReductionDimension(),
+    OverlapDimension(),
+    OffloadDimension(),
+)
 """In the order of their parts in names and texts."""
 _NAME = re.compile("".join(each.pattern for each in DIMENSIONS))
 

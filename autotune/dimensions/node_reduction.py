@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trials.layer_costs import LayerCosts
 
 
-class NodeReduction(Dimension):
+class NodeReductionDimension(Dimension):
     """Data ranks of a node that average gradients first."""
 
     pattern = r"(?:-w(?P<reduce_within>\d{1,9}))?"

@@ -26,7 +26,7 @@ _TEXTS: dict[Offload, str] = {
 }
 
 
-class Offloading(Dimension):
+class OffloadDimension(Dimension):
     """Kinds of layers that offload."""
 
     pattern = rf"(?:-(?P<offload>{'|'.join(_KINDS)}))?"

@@ -6,7 +6,7 @@ from autotune.dimensions.dimension import Dimension
 from trials.plan import Layout
 
 
-class Overlap(Dimension):
+class OverlapDimension(Dimension):
     """Whether gradients are averaged in buckets while a backward pass runs."""
 
     @override

@@ -22,7 +22,7 @@ def timed_degrees(costs: "LayerCosts") -> tuple[int, ...]:
     return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
 
 
-class Tensor(Dimension):
+class TensorDimension(Dimension):
     """Ranks that hold a language layer."""
 
     pattern = r"(?:-t(?P<tensor>\d{1,9}))?"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _BEFORE: dict[ZeroStage, ZeroStage] = {2: 1, 3: 2}
 
 
-class Zero(Dimension):
+class ZeroDimension(Dimension):
     """Optimizer states (1), gradients (2) and weights (3) in shares (Rajbhandari et al. 2020)."""
 
     pattern = r"-z(?P<zero>[0-3])"

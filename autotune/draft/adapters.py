@@ -4,7 +4,7 @@ import re
 
 from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, number, text, texts
-from autotune.draft.target_pattern import Targets, targets_of
+from autotune.draft.target_pattern import AdapterTargets, targets_of
 from autotune.errors import JobError
 from trials.job import PARTS
 from trials.workload import Part
@@ -63,7 +63,7 @@ def _leave_out_rates(draft: Draft, frozen: list[Part]) -> None:
             draft.notes.append(f"The learning rate of the part {part} is left out: its weights are frozen")
 
 
-def _targets(target: list[str], draft: Draft) -> Targets | None:
+def _targets(target: list[str], draft: Draft) -> AdapterTargets | None:
     """Take the layers that get an adapter; return those of a pattern, which says the part as well."""
     if not target or {"all", "all-linear", "auto"} & set(target):
         return None

@@ -7,7 +7,7 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any
 
-from autotune.draft.shell_script import Command, NoValue, commands_of
+from autotune.draft.shell_script import NoValue, ShellCommand, commands_of
 from autotune.errors import JobError
 from trials import strict_yaml
 from trials.strict_yaml import NotYaml
@@ -90,7 +90,7 @@ def _of_script(path: Path, text: str) -> Arguments:
     return found
 
 
-def _of_command(command: Command) -> Arguments:
+def _of_command(command: ShellCommand) -> Arguments:
     starting, own = _parts(command.words)
     starter, values = dict(_options(starting)), dict(_options(own))
     if not starting:  # then options of both are together, as in `torchrun --nproc_per_node 8 -m MODULE`

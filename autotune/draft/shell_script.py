@@ -30,7 +30,7 @@ class NoValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class ShellCommand:
     """A command without its redirections."""
 
     words: tuple[str | NoValue, ...]
@@ -38,7 +38,7 @@ class Command:
     """Variables of the script when it runs, those of its environment included."""
 
 
-def commands_of(text: str) -> Iterator[Command]:
+def commands_of(text: str) -> Iterator[ShellCommand]:
     """Yield the commands. Raise ValueError for quotes that do not end, and for what grows without an end."""
     lines = text.replace("\r\n", "\n").replace(_UNKNOWN, "").replace(_NEXT, "")
     try:
@@ -59,12 +59,12 @@ class _Reader:
         self._branches: list[bool | None] = []
         """Whether the present branch of each open `if` runs, None where that is not known."""
 
-    def commands(self) -> Iterator[Command]:
+    def commands(self) -> Iterator[ShellCommand]:
         """Yield the commands, and keep what they assign."""
         while self._at < len(self._text):
             yield from self._command()
 
-    def _command(self) -> Iterator[Command]:
+    def _command(self) -> Iterator[ShellCommand]:
         keyword = self._start()
         while self._at < len(self._text) and self._text[self._at] not in _ENDS:
             self._next_word()
@@ -77,7 +77,7 @@ class _Reader:
                 yield from _Reader(" ".join(words), self._variables).commands()
                 return
             variables = {name: _word(value) for name, value in self._variables.items()}
-            yield Command(words=tuple(map(_word, words)), variables=variables)
+            yield ShellCommand(words=tuple(map(_word, words)), variables=variables)
 
     def _start(self) -> str:
         """Read keywords and assignments before a command; return the last keyword."""

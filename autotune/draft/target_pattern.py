@@ -27,7 +27,7 @@ _PARTS: dict[str, Part] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class AdapterTargets:
     """Layers that get an adapter."""
 
     part: Part
@@ -35,7 +35,7 @@ class Targets:
     """Names, or ends of names, as in `training.lora.targets`."""
 
 
-def targets_of(pattern: str) -> Targets | None:
+def targets_of(pattern: str) -> AdapterTargets | None:
     """Return the layers that a pattern means; None for one that is not a path to the same layers of every block.
 
     One is `model.language_model.layers.[0-9]+.(mlp|self_attn).(up|down|q|v)_proj`. A number in place of `[0-9]+`, and
@@ -57,7 +57,9 @@ def targets_of(pattern: str) -> Targets | None:
     names = [f"{last['before']}{word}{last['after']}" for word in _words(last["choice"] or "()")]
     inside = steps[-1]
     # Layers of one name are in one kind of block; a single name says which.
-    return Targets(part=part, names=tuple(f"{inside[0]}.{name}" if _is_block(inside) else name for name in names))
+    return AdapterTargets(
+        part=part, names=tuple(f"{inside[0]}.{name}" if _is_block(inside) else name for name in names)
+    )
 
 
 def _words(step: str) -> list[str]:

@@ -10,7 +10,7 @@ from autotune.plan_text import packing_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.certification import Neutrality
-from trials.data.metrics import Spread
+from trials.data.metrics import SampleSpread
 from trials.units import number_of
 
 _SHOWN = 5
@@ -38,7 +38,7 @@ def _ratio(found: Neutrality, trait: str) -> str:
     return f"{found.variances[trait]:.2f}" if trait in found.variances else "-"
 
 
-def _spread(value: Spread) -> str:
+def _spread(value: SampleSpread) -> str:
     return f"{value.mean:.1f} ({value.least} to {value.most})"
 
 

@@ -16,31 +16,33 @@ _NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "parallel", "wo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class CopyableText:
     """Text to copy, and what it is for."""
 
     title: str
     text: str
 
 
-def reproduction(source: StudySource, database: str | None) -> Iterator[Listing]:
+def reproduction(source: StudySource, database: str | None) -> Iterator[CopyableText]:
     """Yield commands and files; `database` is the URL that the commands have to name, if any."""
     at = "" if database is None else f" --db {shlex.quote(database)}"
     study = shlex.quote(source.study.id[:12])
     again = (f"studies list {study}", f"report {study}", f"db export --study {study} --out study.jsonl")
-    yield Listing(title="Look at the study again", text=_commands(again, at))
+    yield CopyableText(title="Look at the study again", text=_commands(again, at))
     settings = {name: value for name, value in source.study.settings.items() if name not in _NOT_OF_THE_JOB}
     if settings:
         training = training_of(source.study.settings).model_dump(exclude_unset=True)
         document = {"search": settings, "training": {"seed": source.study.seed} | training}
-        yield Listing(title="Settings of the search, for the job file", text=_yaml(document))
-    yield Listing(title="Search again, and measure everything anew", text=_commands(("tune job.yaml --fresh",), at))
+        yield CopyableText(title="Settings of the search, for the job file", text=_yaml(document))
+    yield CopyableText(
+        title="Search again, and measure everything anew", text=_commands(("tune job.yaml --fresh",), at)
+    )
     if source.best is not None:
         launch = f"launch job.yaml --plan {source.best.id}"
         use = (f"show {source.best.id}", f"{launch} --dry-run", launch)
-        yield Listing(title="Use the plan", text=_commands(use, at))
+        yield CopyableText(title="Use the plan", text=_commands(use, at))
         title = "The plan as a file, for `autotune predict job.yaml --plan plan.yaml`"
-        yield Listing(title=title, text=_yaml(wire.to_document(source.best)))
+        yield CopyableText(title=title, text=_yaml(wire.to_document(source.best)))
 
 
 def _commands(commands: Iterable[str], at: str) -> str:

@@ -7,14 +7,14 @@ from autotune.report.charts import causes, gantt, history, layers, memory, packs
 from autotune.report.charts.chart import Chart, Table
 from autotune.report.environment import environment
 from autotune.report.importance import importances, measured_points
-from autotune.report.reproduction import Listing, reproduction
-from autotune.report.sides import Side
+from autotune.report.reproduction import CopyableText, reproduction
+from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import PackedEpoch, Simulated
 from autotune.report.source import StudySource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PageSection:
     """A part of the page under a heading."""
 
     id: str
@@ -25,10 +25,10 @@ class Section:
     remarks: tuple[str, ...] = ()
     """What there is to say where nothing is missing."""
     tables: tuple[Table, ...] = ()
-    listings: tuple[Listing, ...] = ()
+    listings: tuple[CopyableText, ...] = ()
 
 
-def sections(source: StudySource, sides: Sequence[Side], database: str | None) -> tuple[Section, ...]:
+def sections(source: StudySource, sides: Sequence[ComparedPlan], database: str | None) -> tuple[PageSection, ...]:
     """Return all sections in order."""
     return (
         _step(sides),
@@ -37,12 +37,12 @@ def sections(source: StudySource, sides: Sequence[Side], database: str | None) -
         _packs(sides),
         _search(source),
         _plans(source),
-        Section(id="environment", title="Environment", tables=tuple(environment(source))),
-        Section(id="reproduce", title="Reproduce", listings=tuple(reproduction(source, database))),
+        PageSection(id="environment", title="Environment", tables=tuple(environment(source))),
+        PageSection(id="reproduce", title="Reproduce", listings=tuple(reproduction(source, database))),
     )
 
 
-def _step(sides: Sequence[Side]) -> Section:
+def _step(sides: Sequence[ComparedPlan]) -> PageSection:
     simulated = [(side, side.simulated) for side in sides if isinstance(side.simulated, Simulated)]
     longest = max((found.timeline.seconds for _, found in simulated), default=0.0)
     measured = [side for side in sides if side.measurement is not None]
@@ -57,18 +57,18 @@ def _step(sides: Sequence[Side]) -> Section:
         if measured:
             yield ranks.ranks(measured)
 
-    return Section(
+    return PageSection(
         id="step", title="Time: one step", charts=tuple(charts()), notes=(*_unsimulated(sides), *_unmeasured(sides))
     )
 
 
-def _unsimulated(sides: Sequence[Side]) -> Iterator[str]:
+def _unsimulated(sides: Sequence[ComparedPlan]) -> Iterator[str]:
     for side in sides:
         if isinstance(side.simulated, str):
             yield f"{side.title} ({side.plan.id}) is not simulated: {side.simulated}."
 
 
-def _unmeasured(sides: Sequence[Side]) -> Iterator[str]:
+def _unmeasured(sides: Sequence[ComparedPlan]) -> Iterator[str]:
     if not sides:
         yield "No plan was tried yet."
     for side in sides:
@@ -76,18 +76,18 @@ def _unmeasured(sides: Sequence[Side]) -> Iterator[str]:
             yield f"{side.title} ({side.plan.id}) has no complete measurement in this study."
 
 
-def _memory(source: StudySource, sides: Sequence[Side]) -> Section:
+def _memory(source: StudySource, sides: Sequence[ComparedPlan]) -> PageSection:
     limit = source.workload.memory_limit_bytes
     known = [side for side in sides if side.measurement is not None or isinstance(side.simulated, Simulated)]
     most = max((memory.most_bytes(side, limit) for side in known), default=0.0)
     charts = tuple(memory.memory(side, limit, most) for side in known)
     notes = () if charts else ("The memory of no plan is known.",)
-    return Section(id="memory", title="Memory", charts=charts, notes=(*notes, *_unsimulated(sides)))
+    return PageSection(id="memory", title="Memory", charts=charts, notes=(*notes, *_unsimulated(sides)))
 
 
-def _layers(source: StudySource) -> Section:
+def _layers(source: StudySource) -> PageSection:
     if source.profile is None:
-        return Section(
+        return PageSection(
             id="layers",
             title="Layers",
             notes=(
@@ -95,14 +95,14 @@ def _layers(source: StudySource) -> Section:
                 "measures one on that machine.",
             ),
         )
-    return Section(id="layers", title="Layers", charts=(layers.layers(source.profile, source.workload),))
+    return PageSection(id="layers", title="Layers", charts=(layers.layers(source.profile, source.workload),))
 
 
-def _packs(sides: Sequence[Side]) -> Section:
+def _packs(sides: Sequence[ComparedPlan]) -> PageSection:
     packed = [side for side in sides if isinstance(side.packs, PackedEpoch)]
     notes = tuple(f"{side.title}: {side.packs}." for side in sides if isinstance(side.packs, str))
     charts = (packs.packs(packed), packs.waste(packed)) if packed else ()
-    return Section(
+    return PageSection(
         id="packs",
         title="Packs and balance",
         charts=charts,
@@ -110,7 +110,7 @@ def _packs(sides: Sequence[Side]) -> Section:
     )
 
 
-def _search(source: StudySource) -> Section:
+def _search(source: StudySource) -> PageSection:
     charts: list[Chart] = [history.history(source)] if source.finished else []
     notes, remarks = [] if charts else ["No trial of this study has finished."], list[str]()
     shares = importances(source.finished)
@@ -122,10 +122,12 @@ def _search(source: StudySource) -> Section:
         charts.append(plans.failures(source.trials))
     elif source.trials:
         remarks.append("Every trial was measured to its end: there are no failures to show.")
-    return Section(id="search", title="The search", charts=tuple(charts), notes=tuple(notes), remarks=tuple(remarks))
+    return PageSection(
+        id="search", title="The search", charts=tuple(charts), notes=tuple(notes), remarks=tuple(remarks)
+    )
 
 
-def _plans(source: StudySource) -> Section:
+def _plans(source: StudySource) -> PageSection:
     if not source.timed:
-        return Section(id="plans", title="Plans", notes=("No plan was measured to its end.",))
-    return Section(id="plans", title="Plans", charts=(plans.pareto(source),))
+        return PageSection(id="plans", title="Plans", notes=("No plan was measured to its end.",))
+    return PageSection(id="plans", title="Plans", charts=(plans.pareto(source),))

@@ -13,7 +13,7 @@ from trials.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Side:
+class ComparedPlan:
     """One of the compared plans, with what is measured and what is simulated of it."""
 
     key: Literal["before", "after"]
@@ -40,7 +40,7 @@ class Side:
         return outcome.measurement if isinstance(outcome, Completed) else None
 
 
-def sides(source: StudySource, simulator: Simulator) -> tuple[Side, ...]:
+def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]:
     """Return the fastest baseline and the best plan, as far as they are known; one where they are the same plan."""
     before, after = source.usual, source.best
     found = []
@@ -52,10 +52,12 @@ def sides(source: StudySource, simulator: Simulator) -> tuple[Side, ...]:
     return tuple(found)
 
 
-def _side(source: StudySource, simulator: Simulator, key: Literal["before", "after"], title: str, plan: Plan) -> Side:
+def _side(
+    source: StudySource, simulator: Simulator, key: Literal["before", "after"], title: str, plan: Plan
+) -> ComparedPlan:
     runs = source.runs(plan)
     speed, simulated = source.speed(plan), simulator.simulate(plan)
-    return Side(
+    return ComparedPlan(
         key=key,
         title=title,
         plan=plan,

@@ -8,7 +8,7 @@ from autotune.dimensions.folds import layout_text
 from autotune.plan_text import packing_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
 from autotune.results.headline import headline_of, is_sure
@@ -26,7 +26,7 @@ class Card:
     note: str = ""
 
 
-def headline(source: StudySource, sides: Sequence[Side]) -> str:
+def headline(source: StudySource, sides: Sequence[ComparedPlan]) -> str:
     """Return one sentence with the result."""
     runs = len(source.timed)
     if not runs and source.winner is None:
@@ -39,7 +39,7 @@ def headline(source: StudySource, sides: Sequence[Side]) -> str:
     return f"The search found a plan. {_estimated_gain(before, source.winner)}"
 
 
-def _estimated_gain(before: Side | None, best: BestPlan) -> str:
+def _estimated_gain(before: ComparedPlan | None, best: BestPlan) -> str:
     """Say what is known of a gain where no baseline was measured to its end."""
     if before is None or before.time is None or not before.time.shortened:
         return "Its gain is not known, because no baseline was measured to its end."
@@ -56,7 +56,7 @@ def notes(source: StudySource) -> tuple[str, ...]:
     return () if source.winner is None else tuple(evidence_of(source.winner, summaries).warnings)
 
 
-def cards(source: StudySource, sides: Sequence[Side]) -> Iterator[Card]:
+def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
     names = {"before": "fastest baseline", "after": "best plan"}
     for side in sides:
@@ -98,7 +98,7 @@ def _payback(source: StudySource) -> str:
     return f"paid back in {best.search_seconds / saved:.1f} epochs, compared with {other.role}"
 
 
-def changes(sides: Sequence[Side]) -> Table:
+def changes(sides: Sequence[ComparedPlan]) -> Table:
     """Return what the plans set, side by side."""
     settings = [_settings(side.plan) for side in sides]
     return Table(

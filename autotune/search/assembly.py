@@ -12,7 +12,7 @@ from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
 from autotune.machine.device_problems import warn_of
-from autotune.search.baselines import Baseline, baselines
+from autotune.search.baselines import BaselinePlan, baselines
 from autotune.search.execution.ledger import Ledger
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.execution.runner import Runner
@@ -105,7 +105,7 @@ def assemble(
         ],
         listener=listener,
         baselines=chain(
-            [Baseline(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
+            [BaselinePlan(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
             baselines(
                 workload,
                 calibrated.profiled,

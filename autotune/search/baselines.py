@@ -24,7 +24,7 @@ _MOST_STAGES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class BaselinePlan:
     """A plan to compare with."""
 
     role: Role
@@ -40,7 +40,7 @@ def baselines(
     hold_all: bool,
     levels: bool = False,
     named: Container[str] = (),
-) -> Iterator[Baseline]:
+) -> Iterator[BaselinePlan]:
     """Yield packs without a pipeline, the default with everything recomputed, and OmniBal's anchor and its neighbours.
 
     Where no such packs fit, the default with nothing recomputed is tried as well. HBP's plan comes next, where `levels`
@@ -48,23 +48,23 @@ def baselines(
     recompute count fits the memory yields no plan. `hold_all` is that of `capacities`.
     """
     if (packed := packed_plan(workload, solver, limits, hold_all=hold_all)) is not None:
-        yield Baseline(role=Role.PACKED, plan=packed)
+        yield BaselinePlan(role=Role.PACKED, plan=packed)
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
     # Packs that recompute nothing are compared where they fit, so the default would be a further trial for nothing.
     defaults = {Role.DEFAULT: True} | ({Role.DEFAULT_NO_RECOMPUTE: False} if packed is None else {})
     for role, recompute in defaults.items():
         stages = _uniform(limits.vision_layers, limits.language_layers, layout.pipeline, recompute)
-        yield Baseline(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))
+        yield BaselinePlan(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))
     packing = _omnibal_packing(omnibal_capacities(workload.data, DEFAULT_SAMPLES, hold_all=hold_all), predictor, layout)
     for boundaries in _neighbours(solver.forward_boundaries(packing, layout)):
         plan = solver.fit_fewest(packing, layout, boundaries)
         if plan is not None:
-            yield Baseline(role=Role.OMNIBAL, plan=plan)
+            yield BaselinePlan(role=Role.OMNIBAL, plan=plan)
     if levels and (found := hbp_plan(workload, predictor, solver)) is not None:
-        yield Baseline(role=Role.HBP, plan=found)
+        yield BaselinePlan(role=Role.HBP, plan=found)
     if (plan := zero3_plan(workload, solver, limits, named)) is not None:
-        yield Baseline(role=Role.ZERO3, plan=plan)
+        yield BaselinePlan(role=Role.ZERO3, plan=plan)
 
 
 def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Container[str] = ()) -> Plan | None:

@@ -9,7 +9,7 @@ from itertools import chain
 
 from autotune.errors import TrialsKeepFailing
 from autotune.events import Event, Listener, Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
-from autotune.search.baselines import Baseline
+from autotune.search.baselines import BaselinePlan
 from autotune.search.best_so_far import best_so_far
 from autotune.search.budget import Budget
 from autotune.search.execution.failures import give_up
@@ -63,7 +63,7 @@ class Search:
     runners: Sequence[Runner]
     """Each on devices of its own; one trial runs on each of them at a time."""
     listener: Listener
-    baselines: Iterable[Baseline]
+    baselines: Iterable[BaselinePlan]
     inherited: Sequence[Plan] = ()
     """Winners of earlier searches on similar workloads."""
     clock: Callable[[], float] = time.monotonic

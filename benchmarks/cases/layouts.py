@@ -16,7 +16,7 @@ from typing import Any
 from typing_extensions import override
 
 from autotune.dimensions.folds import layout_name
-from autotune.dimensions.tensor import Tensor
+from autotune.dimensions.tensor import TensorDimension
 from autotune.dimensions.usual import layouts
 from autotune.events import Event, TrialEnded
 from autotune.search.baselines import zero3_plan
@@ -111,7 +111,7 @@ def _row(workload: Cut) -> dict[str, Any]:
     plain_seconds, _ = _searched(replace(workload, tensor_degrees=()))
     offered_seconds, offered = _searched(workload, said.append)
     solver = Solver(workload.predictor, workload.limits(MEMORY))
-    possible = Tensor().further(workload.workload, solver).possible
+    possible = TensorDimension().further(workload.workload, solver).possible
     names = [layout_name(each) for each in chain(layouts(workload.shape, DEVICES), possible)]
     everything = feasible_space(workload.workload, solver, remedy="", wanted=SpaceSection(layouts=tuple(names)))
     plans = sorted({*offered.starts, *everything.starts}, key=workload.predictor.epoch_seconds)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from autotune.search.solver.solver import Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from benchmarks.machines.jobs import MachineJob
 from trials.plan import Plan
 
@@ -11,7 +11,7 @@ _AROUND = 8
 """Plans around which others are looked for."""
 _SOLVED = 16
 """Plans for whose packing and layout further splits are solved."""
-_SPLITS = Wanted(count=5, within=1.05)
+_SPLITS = WantedSplits(count=5, within=1.05)
 
 
 def best_plan(job: MachineJob) -> Plan:

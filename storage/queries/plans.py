@@ -59,7 +59,7 @@ def save(connection: Connection, best: BestPlan) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedPlans:
     """Conditions on the winners of a query; names match any part of the stored one, in any case."""
 
     hardware_fingerprint: str | None = None
@@ -88,7 +88,7 @@ class Wanted:
             yield BEST_PLAN.c.study_id.not_in(select(STUDY.c.id).where(STUDY.c.archived.is_not(None)))
 
 
-def listed(connection: Connection, wanted: Wanted, limit: int | None) -> tuple[BestPlan, ...]:
+def listed(connection: Connection, wanted: WantedPlans, limit: int | None) -> tuple[BestPlan, ...]:
     # Keeps the plans of a workload together, in the place of its newest study.
     newest = func.max(STUDY.c.started).over(partition_by=BEST_PLAN.c.workload_fingerprint)
     query = (
@@ -118,7 +118,7 @@ def of_study(connection: Connection, study_id: str) -> BestPlan | None:
     return None if row is None else codec.best_plan(row)
 
 
-def nearest(connection: Connection, now: Fields, wanted: Wanted, limit: int) -> tuple[NearPlan, ...]:
+def nearest(connection: Connection, now: Fields, wanted: WantedPlans, limit: int) -> tuple[NearPlan, ...]:
     compared = _distances(connection, now, wanted, limit)
     query = _winners().where(BEST_PLAN.c.workload_fingerprint.in_(compared), *wanted.of_winner())
     best_plans = ((best, compared[best.workload.fingerprint]) for best in _read(connection, query))
@@ -126,7 +126,9 @@ def nearest(connection: Connection, now: Fields, wanted: Wanted, limit: int) -> 
     return tuple(sorted(found, key=lambda near: (near.distance, near.best.epoch_seconds))[:limit])
 
 
-def _distances(connection: Connection, now: Fields, wanted: Wanted, limit: int) -> dict[str, tuple[Difference, ...]]:
+def _distances(
+    connection: Connection, now: Fields, wanted: WantedPlans, limit: int
+) -> dict[str, tuple[Difference, ...]]:
     """Return the differences of the nearest workloads, by fingerprint.
 
     Histograms are long, so only those of the nearest workloads by all other fields and mean lengths are read.
@@ -155,7 +157,7 @@ class _Ranked(NamedTuple):
     found: tuple[Difference, ...]
 
 
-def _ranked(connection: Connection, now: Fields, wanted: Wanted, lengths: tuple[float, ...]) -> list[_Ranked]:
+def _ranked(connection: Connection, now: Fields, wanted: WantedPlans, lengths: tuple[float, ...]) -> list[_Ranked]:
     """Return all workloads with a winner, nearest first. Shared hardware and models are compared only once."""
     hardware = _compared(connection, _HARDWARE_COLUMNS, now)
     models = _compared(connection, _MODEL_COLUMNS, now)

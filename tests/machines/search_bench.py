@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.events import Event, Note, TrialEnded
 from autotune.machine.agent import Agent
-from autotune.search.baselines import Baseline, baselines
+from autotune.search.baselines import BaselinePlan, baselines
 from autotune.search.execution.ledger import Ledger, StudyLedger
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -129,7 +129,7 @@ class Bench:
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 listener=self._listen,
                 baselines=chain(
-                    [Baseline(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],
+                    [BaselinePlan(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],
                     baselines(prepared.workload, PREDICTOR, solver, limits, hold_all=False),
                 ),
             )

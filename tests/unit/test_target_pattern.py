@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.draft.target_pattern import Targets, targets_of
+from autotune.draft.target_pattern import AdapterTargets, targets_of
 
 LANGUAGE = ("up_proj", "down_proj", "q_proj", "v_proj")
 
@@ -22,7 +22,7 @@ LANGUAGE = ("up_proj", "down_proj", "q_proj", "v_proj")
 )  # fmt: skip
 def test_a_path_to_the_same_layers_of_every_block_names_them(pattern: str, part: str, names: tuple[str, ...]) -> None:
     found = targets_of(pattern)
-    assert isinstance(found, Targets)
+    assert isinstance(found, AdapterTargets)
     assert (found.part, found.names) == (part, names)
 
 

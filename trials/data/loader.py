@@ -21,7 +21,7 @@ from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Leng
 from trials.data.tokens import PackTokens
 from trials.errors import DataError, SharedMemoryFull
 from trials.job import LossWeighting
-from trials.lifeline import end_with
+from trials.machine.lifeline import end_with
 from trials.machine.shared_memory import shared_memory
 from trials.sharing.share import ALONE, Share
 

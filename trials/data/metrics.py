@@ -15,7 +15,7 @@ from trials.plan import Padded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class SampleSpread:
     """Samples in the parts of an epoch."""
 
     mean: float
@@ -55,7 +55,7 @@ class Balance:
     cost: float
     """Sum over rows of the row's largest cost, in the unit of the weights: what an epoch costs one rank, with waiting,
     padding and stand-ins."""
-    samples_per_pack: Spread
+    samples_per_pack: SampleSpread
     relaxation_missed: float | None
     """Share of packs that are not full enough: fewer units than Q'v and fewer tokens than Q't (OmniBal). None for
     padded micro-batches."""
@@ -63,7 +63,7 @@ class Balance:
     """Mean share of Qv that a pack uses, over the packs without an over-size sample; None for padded, or a Qv of 0."""
     text_fill: float | None
     """The same of Qt."""
-    samples_per_step: Spread
+    samples_per_step: SampleSpread
     """Samples of full steps; of all steps when none is full."""
     steps_near: float
     """Share of those steps whose samples are as near to the global batch as `training.batch_tolerance` says."""
@@ -186,5 +186,5 @@ def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:
     return missed, vision_fill, float((tokens[within] / qt[within]).mean())
 
 
-def _spread(samples: Ints | Floats) -> Spread:
-    return Spread(mean=float(samples.mean()), least=int(samples.min()), most=int(samples.max()))
+def _spread(samples: Ints | Floats) -> SampleSpread:
+    return SampleSpread(mean=float(samples.mean()), least=int(samples.min()), most=int(samples.max()))

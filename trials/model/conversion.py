@@ -23,7 +23,7 @@ from trials.model.refusals.refusal import refusing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class TensorSource:
     """The stored tensors from which one tensor of a model is made, or several when a converter splits them."""
 
     name: str
@@ -49,7 +49,7 @@ class Origin:
         return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in made.items()}
 
 
-def find_origins(model: PreTrainedModel, keys: Iterable[str]) -> list[Origin]:
+def find_origins(model: PreTrainedModel, keys: Iterable[str]) -> list[TensorSource]:
     """Return what `from_pretrained` makes of stored tensors with these names; some may be no tensors of the model.
 
     Raise ModelError when two stored tensors are the same one of the model.
@@ -68,14 +68,16 @@ def find_origins(model: PreTrainedModel, keys: Iterable[str]) -> list[Origin]:
     return [_origin(name, found, converter_of) for name, found in parts.items()]
 
 
-def _origin(name: str, parts: list[tuple[str, str | None]], converter_of: Mapping[str, WeightConverter]) -> Origin:
+def _origin(
+    name: str, parts: list[tuple[str, str | None]], converter_of: Mapping[str, WeightConverter]
+) -> TensorSource:
     keys = tuple(key for key, _ in parts)
     patterns = tuple(pattern for _, pattern in parts if pattern is not None)
     if not patterns and len(keys) == 1:
-        return Origin(name=name, keys=keys)
+        return TensorSource(name=name, keys=keys)
     if len(patterns) < len(keys):
         raise ModelError(f"the weight files hold {name} twice, as {' and '.join(keys[:2])}; remove one of them")
-    return Origin(name=name, keys=keys, patterns=patterns, converter=converter_of[patterns[0]])
+    return TensorSource(name=name, keys=keys, patterns=patterns, converter=converter_of[patterns[0]])
 
 
 def refused_names(model: PreTrainedModel, unknown: Iterable[str]) -> set[str]:

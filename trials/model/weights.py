@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from trials.errors import ModelError
-from trials.model.conversion import Origin, find_origins, refused_names
+from trials.model.conversion import TensorSource, find_origins, refused_names
 from trials.model.paths import allocate, buffers_at, part_at, tensors_at
 from trials.model.refusals.folder import CONFIG, check_adapter
 from trials.model.skeleton import Skeleton
@@ -96,7 +96,7 @@ class WeightFiles:
         self._want = {name: tuple(tensor.shape) for name, tensor in skeleton.model.state_dict().items()}
         self._model = deepcopy(skeleton.model)  # A stage takes layers out of the skeleton's; no weights are copied.
         stored = {key: shape for key, (_, shape) in held.items()}
-        self._origins, self._shapes = dict[str, Origin](), dict[str, tuple[int, ...]]()
+        self._origins, self._shapes = dict[str, TensorSource](), dict[str, tuple[int, ...]]()
         for origin in find_origins(self._model, stored):
             # On the meta device, merging and splitting give names and shapes without reading a tensor.
             made = origin.make(self._model, lambda key: torch.empty(stored[key], device="meta"))

@@ -26,7 +26,7 @@ from typing import TextIO
 from trials import wire
 from trials.channels import Channel
 from trials.launchers.forked import ProcessState
-from trials.lifeline import end_with
+from trials.machine.lifeline import end_with
 from trials.run.channel import open_channel
 from trials.run.worker import import_serve, keep_streams
 

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Protocol, TypeAlias
 
 from autotune.cli.display.searching import Searching
-from autotune.cli.display.training import Training
+from autotune.cli.display.training import TrainingView
 from autotune.events import Event, Note, Phase, PhaseBegan, RanksStart
 from trials.data.reading import Reading
 from trials.units import duration_text
@@ -119,7 +119,7 @@ class Board:
                 self._part = self._part if isinstance(self._part, Searching) else Searching()
                 self._part.hear(event, self._began)
             case Phase.TRAINING:
-                self._part = Training(event.last_step)
+                self._part = TrainingView(event.last_step)
             case _:
                 self._part = _Other(self._began)
 

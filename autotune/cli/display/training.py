@@ -12,7 +12,7 @@ _LATE_STEPS, _LATE_SECONDS = 3.0, 5.0
 """Times the mean duration of a step, and seconds, after which a step is late."""
 
 
-class Training:
+class TrainingView:
     """Steps and evaluations of a training."""
 
     def __init__(self, last_step: int | None) -> None:

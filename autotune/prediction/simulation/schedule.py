@@ -25,7 +25,7 @@ _TOGETHER = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
+class PipelineSchedule:
     """Times of the stages in n steps, or in one step of n plans."""
 
     ends: Floats
@@ -101,7 +101,7 @@ def simulate(
     sends: Floats | None = None,
     returns: Floats | None = None,
     meetings: Meetings | None = None,
-) -> Schedule:
+) -> PipelineSchedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
@@ -121,7 +121,7 @@ def simulate(
         for _ in _run(count, clock, *passes, _links(sends, returns, some), meetings=met):
             pass
         ends[..., some] = clock
-    return Schedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
+    return PipelineSchedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
 
 
 def simulate_plans(plans: Ints, forward: Floats, backward: Floats, sends: Floats, returns: Floats) -> Floats:

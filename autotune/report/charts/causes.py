@@ -18,7 +18,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import PLUS_MINUS, percent_text, seconds_text
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import PlanTime
@@ -74,12 +74,12 @@ class _Part:
         return (self.side, NAMES[self.name], *amounts, self.basis, MEANINGS[self.name])
 
 
-def is_known(side: Side) -> bool:
+def is_known(side: ComparedPlan) -> bool:
     """Return whether the causes of the plan's time are measured or simulated."""
     return side.time is not None or isinstance(side.simulated, Simulated)
 
 
-def causes(found: Sequence[Side]) -> Chart:
+def causes(found: Sequence[ComparedPlan]) -> Chart:
     """Chart the seconds of an epoch by cause, a row for each plan: as trials explain them, else as predicted.
 
     The causes of all sides are known.
@@ -105,7 +105,7 @@ def _lines(parts: Sequence[_Part]) -> tuple[tuple[str, ...], ...]:
     return tuple(part.line for part in parts)
 
 
-def _parts(side: Side) -> Iterator[_Part]:
+def _parts(side: ComparedPlan) -> Iterator[_Part]:
     """Yield the parts of a plan's time, from the explanation if it has them."""
     if side.time is not None:
         for part in side.time.parts:
@@ -132,12 +132,12 @@ def _parts(side: Side) -> Iterator[_Part]:
         )
 
 
-def _basis(found: Sequence[Side]) -> ChartBasis:
+def _basis(found: Sequence[ComparedPlan]) -> ChartBasis:
     measured = [side.time is not None for side in found]
     return "measured" if all(measured) else "measured and predicted" if any(measured) else "predicted"
 
 
-def _text(found: Sequence[Side], parts: Sequence[_Part]) -> Iterator[str]:
+def _text(found: Sequence[ComparedPlan], parts: Sequence[_Part]) -> Iterator[str]:
     yield (
         "Only the green part is the work that the samples need. Everything else is waste, of which a plan can save "
         "some: padding, layers that are computed again, and ranks that wait for each other."
@@ -158,7 +158,7 @@ def _known(parts: Sequence[_Part]) -> str:
     return "; ".join(f"{', '.join(several)}: {basis}" for basis, several in names.items())
 
 
-def _compared(side: Side) -> str:
+def _compared(side: ComparedPlan) -> str:
     """Compare the measured seconds of an epoch with the predicted ones."""
     words = []
     if isinstance(side.simulated, Simulated):

@@ -16,7 +16,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import percent_text, seconds_text
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 
 _TIME = "seconds from the beginning of the step"
@@ -30,7 +30,7 @@ _DIGIT_PIXELS = 8
 _PASSES = {"forward": COLOURS["forward"], "backward": COLOURS["backward"], "update": COLOURS["update"]}
 
 
-def gantt(side: Side, longest: float) -> Chart:
+def gantt(side: ComparedPlan, longest: float) -> Chart:
     """Chart the passes of a typical simulated step; `longest` is the end of the time axis in seconds."""
     assert isinstance(side.simulated, Simulated)
     line, rows = side.simulated.timeline, _passes(side.simulated, longest)

@@ -17,7 +17,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import Memory
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 
 _PARTS = {
@@ -28,7 +28,7 @@ _PARTS = {
 }
 
 
-def memory(side: Side, memory_limit_bytes: int, most_bytes: float) -> Chart:
+def memory(side: ComparedPlan, memory_limit_bytes: int, most_bytes: float) -> Chart:
     """Chart the predicted parts and the measured peak of each stage; `most_bytes` ends the axis."""
     unit = Memory(most_bytes)
     parts = _predicted(side)
@@ -66,19 +66,19 @@ def memory(side: Side, memory_limit_bytes: int, most_bytes: float) -> Chart:
     )
 
 
-def most_bytes(side: Side, memory_limit_bytes: int) -> float:
+def most_bytes(side: ComparedPlan, memory_limit_bytes: int) -> float:
     """Return the largest amount that the chart of a side shows."""
     predicted = (sum(amounts.values()) for amounts in _predicted(side))
     return max(memory_limit_bytes, *predicted, *_measured(side).values())
 
 
-def _predicted(side: Side) -> list[dict[str, float]]:
+def _predicted(side: ComparedPlan) -> list[dict[str, float]]:
     if not isinstance(side.simulated, Simulated):
         return []
     return [{part: getattr(stage, part) for part in _PARTS} for stage in side.simulated.memory]
 
 
-def _measured(side: Side) -> dict[int, int]:
+def _measured(side: ComparedPlan) -> dict[int, int]:
     """Return the largest measured peak of each stage."""
     peaks: dict[int, int] = {}
     for one in side.measurement.stages if side.measurement else ():
@@ -99,7 +99,7 @@ def _line(
     )
 
 
-def _spec(rows: list[Row], side: Side, unit: Memory, memory_limit_bytes: int, most: float) -> Spec:
+def _spec(rows: list[Row], side: ComparedPlan, unit: Memory, memory_limit_bytes: int, most: float) -> Spec:
     y = category("stage", order=[f"stage {stage}" for stage in range(len(side.plan.stages))])
     x = number("amount", f"memory of a rank, {unit.unit}", scale={"domain": [0, unit.of(1.04 * most)], "nice": False})
     lines = tooltip(("stage", "stage"), ("part", "part"), ("what", "meaning"), ("amount", unit.unit, ",.4~g"))

@@ -17,7 +17,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import percent_text
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import PackedEpoch
 from trials.data.metrics import Balance
 
@@ -26,7 +26,7 @@ _CELLS = 40
 _SIDES = {"before": COLOURS["before"], "after": COLOURS["after"]}
 
 
-def packs(found: Sequence[Side]) -> Chart:
+def packs(found: Sequence[ComparedPlan]) -> Chart:
     """Chart the sizes of micro-batches. All sides have packs."""
     rows: list[Row] = []
     lines: list[tuple[str, ...]] = []
@@ -92,7 +92,7 @@ def _cells(
     ]
 
 
-def waste(found: Sequence[Side]) -> Chart:
+def waste(found: Sequence[ComparedPlan]) -> Chart:
     """Chart the shares of padding and of waiting across data ranks. All sides have packs."""
     rows: list[Row] = []
     for side in found:

@@ -16,7 +16,7 @@ from autotune.report.charts.chart import (
     tooltip,
 )
 from autotune.report.charts.quantities import seconds_text
-from autotune.report.sides import Side
+from autotune.report.sides import ComparedPlan
 
 _MOST_RANKS = 24
 """Ranks that get a row each; of more, the means of each stage are shown."""
@@ -29,7 +29,7 @@ _SPENT = {
 }
 
 
-def ranks(found: Sequence[Side]) -> Chart:
+def ranks(found: Sequence[ComparedPlan]) -> Chart:
     """Chart the measured seconds of the ranks in a step, a row for each. All sides are measured."""
     rows: list[Row] = []
     lines: list[tuple[str, ...]] = []
@@ -69,7 +69,7 @@ def ranks(found: Sequence[Side]) -> Chart:
     )
 
 
-def _spent(side: Side) -> dict[str, dict[str, float]]:
+def _spent(side: ComparedPlan) -> dict[str, dict[str, float]]:
     """Return the seconds of each rank by part; of many ranks, the mean of each stage."""
     assert side.measurement is not None
     measured, layout = side.measurement.stages, side.plan.layout

@@ -19,7 +19,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from autotune.search.space.origins import Origin
 from autotune.search.space.space import Space
 from autotune.search.winner import ranked
@@ -52,7 +52,7 @@ _CHANCES = (0.025, 0.9, 0.95)
 memory, and after more."""
 _WRONG_BYTES, _WRONG_TIMES = 0.02, 0.1
 """Changes of predicted bytes, and of the times of layers relative to each other, after which the space is renewed."""
-_SPLITS = Wanted(count=3, within=1.03)
+_SPLITS = WantedSplits(count=3, within=1.03)
 _INTERVAL = 2.0
 """Standard deviations on each side of the interval of a stage's bytes."""
 _WEIGHTS = (0.0, 0.25, 1.0)
@@ -60,7 +60,7 @@ _WEIGHTS = (0.0, 0.25, 1.0)
 _SHARES = (1.0, 0.8, 0.6)
 """Shares of the memory limit for which splits are solved, where memory is an objective."""
 _NORMAL = NormalDist()
-Solve: TypeAlias = Callable[[Packing, Layout, Wanted], tuple[Plan, ...]]
+Solve: TypeAlias = Callable[[Packing, Layout, WantedSplits], tuple[Plan, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

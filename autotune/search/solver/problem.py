@@ -17,7 +17,7 @@ from autotune.search.solver.recompute import LayerSeconds, Level, Recomputes, le
 from autotune.search.solver.splits import (
     Choices,
     Split,
-    Wanted,
+    WantedSplits,
     best_splits,
     least_slowest,
     min_max_split,
@@ -162,7 +162,7 @@ class Problem:
         update = self._predictor.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
         return float(epoch.height * slowest + self.sizes.epoch_steps * (alone + update))
 
-    def best(self, wanted: Wanted) -> list[Plan]:
+    def best(self, wanted: WantedSplits) -> list[Plan]:
         """Return the plans of least time by the closed form of `splits`, the best first, each with another split.
 
         Only stages up to a bound on their time are considered. A plan with a slower stage takes at least total +
@@ -200,7 +200,7 @@ class Problem:
     def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
         return self._plan(tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True)))
 
-    def _best_splits(self, fitting: list[_Fitting], wanted: Wanted) -> tuple[Split, ...]:
+    def _best_splits(self, fitting: list[_Fitting], wanted: WantedSplits) -> tuple[Split, ...]:
         """Return the best splits of what fits. With several levels, the seconds of stages in none of them may be less.
 
         No other split is better then: the seconds that are not those of the best counts are at most those.

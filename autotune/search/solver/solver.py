@@ -13,13 +13,13 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
-from autotune.search.solver.splits import Wanted, min_max_split
+from autotune.search.solver.splits import WantedSplits, min_max_split
 from trials.arrays import Floats
 from trials.data.metrics import step_sums
 from trials.layer_costs import KINDS
 from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
 
-RANKED = Wanted(count=16, within=1.08)
+RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
 _AMPLE_BYTES = 1 << 62
 _DIGITS = 9
@@ -130,7 +130,7 @@ class Solver:
     def _solved(self, packing: Packing, layout: Layout) -> Plan | None:
         return next(iter(self.solutions(packing, layout)), None)
 
-    def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
+    def solutions(self, packing: Packing, layout: Layout, wanted: WantedSplits = RANKED) -> tuple[Plan, ...]:
         """Return the plans of least time by the closed form, one per split, in the order of their epoch's time.
 
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the

@@ -59,7 +59,7 @@ def min_max_split(stages: Sequence[Choices], layers: int) -> Split | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedSplits:
     """Conditions on the splits to find."""
 
     count: int
@@ -75,7 +75,7 @@ class Wanted:
         return min(behind_best, found[-1].seconds(micro_batches)) if len(found) == self.count else behind_best
 
 
-def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted) -> tuple[Split, ...]:
+def best_splits(stages: Sequence[Choices], layers: int, micro_batches: int, wanted: WantedSplits) -> tuple[Split, ...]:
     """Return the splits with the least time of a step, best first.
 
     For a bound B on the slowest stage, dynamic programming over (stage, layers so far) finds the least totals with all
@@ -100,7 +100,7 @@ class _Bounds:
     """Search over bounds on the slowest stage, which keeps the best splits."""
 
     def __init__(
-        self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: Wanted, least: float
+        self, stages: Sequence[Choices], layers: int, micro_batches: int, wanted: WantedSplits, least: float
     ) -> None:
         """`least` is the least bound that any split keeps."""
         self._layers, self._micro_batches, self._wanted = layers, micro_batches, wanted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.baselines import Baseline
+from autotune.search.baselines import BaselinePlan
 from autotune.search.roles import Role
 from autotune.workload import Prepared
 from benchmarks.planted_causes import Explained, explain
@@ -30,7 +30,7 @@ class _Now:
 
 def explained(prepared: Prepared, costs: LayerCosts, pool: WarmPool, usual: Plan) -> Explained:
     predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
-    found = explain(prepared, predictor, pool, (Baseline(role=Role.DEFAULT, plan=usual),), _Now())
+    found = explain(prepared, predictor, pool, (BaselinePlan(role=Role.DEFAULT, plan=usual),), _Now())
     for plan in found.explanation.plans:
         assert sum(part.seconds for part in plan.parts) == pytest.approx(plan.epoch_seconds)
     return found

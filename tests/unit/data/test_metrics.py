@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.values.data import index_of, lengths
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
-from trials.data.metrics import Spread, balance, dist_ratios, mixing, oversize, step_sums
+from trials.data.metrics import SampleSpread, balance, dist_ratios, mixing, oversize, step_sums
 from trials.data.packs import Packs
 from trials.plan import Packed, Packing, Padded
 
@@ -131,7 +131,7 @@ def test_ratios_and_shares_stay_within_0_and_1(rows: list[tuple[int, int]], rank
 def test_packs_below_both_relaxed_capacities_are_reported() -> None:
     found = balance(epoch_of([[0, 1], [2]], [[3], [4]]), WEIGHTS)
     assert found.relaxation_missed == 1 / 4  # the first alone: 2 units, 30 tokens
-    assert found.samples_per_pack == Spread(mean=5 / 4, least=1, most=2)
+    assert found.samples_per_pack == SampleSpread(mean=5 / 4, least=1, most=2)
     assert found.vision_fill == pytest.approx((2 + 4 + 1 + 3) / 4 / 4)
     assert found.text_fill == pytest.approx((30 + 30 + 40 + 10) / 4 / 40)
 
@@ -172,11 +172,11 @@ def test_fill_is_unknown_where_every_sample_is_oversize_or_no_image_is_allowed()
 def test_samples_of_a_step_are_those_of_full_steps() -> None:
     rows = [[0, 1], [2]], [[3], [4]], [[0], [1]], [[2], [4]], [[3], []]
     found = balance(epoch_of(*rows, micro_batches=2, batch=7), WEIGHTS)
-    assert found.samples_per_step == Spread(mean=4.5, least=4, most=5)
+    assert found.samples_per_step == SampleSpread(mean=4.5, least=4, most=5)
     assert found.steps == 3
     assert found.steps_near == 1 / 2  # 5 is within two samples of 7, 4 is not
     unfilled = balance(epoch_of(rows[0], micro_batches=2, batch=5), WEIGHTS)
-    assert unfilled.samples_per_step == Spread(mean=3, least=3, most=3)
+    assert unfilled.samples_per_step == SampleSpread(mean=3, least=3, most=3)
 
 
 def test_loads_are_summed_over_the_rows_of_a_step() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.report.charts.causes import causes
 from autotune.report.charts.history import history
-from autotune.report.sides import Side, sides
+from autotune.report.sides import ComparedPlan, sides
 from autotune.report.simulation import Simulator
 from autotune.report.source import StudySource
 from autotune.report.summary import cards, headline
@@ -72,7 +72,7 @@ def source_of(
     )
 
 
-def sides_of(source: StudySource) -> tuple[Side, ...]:
+def sides_of(source: StudySource) -> tuple[ComparedPlan, ...]:
     return sides(source, Simulator(source))
 
 

@@ -1,3 +1,4 @@
+import ast
 import subprocess
 import sys
 from collections import Counter
@@ -66,6 +67,12 @@ def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines(
     modules = list((ROOT / folder).rglob("*.py"))
     assert not [parent for parent, count in Counter(module.parent for module in modules).items() if count > 20]
     assert not [module for module in modules if len(module.read_text().splitlines()) > 400]
+
+
+def test_no_two_public_classes_have_the_same_name() -> None:
+    modules = [ast.parse(path.read_text()) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    names = Counter(node.name for module in modules for node in module.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

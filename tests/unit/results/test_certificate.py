@@ -9,8 +9,8 @@ import pytest
 
 from autotune.certification.certificate import (
     Certificate,
+    CertifiedJob,
     Comparison,
-    Subject,
     compare,
     faults,
     read_certificate,
@@ -167,7 +167,7 @@ def test_other_faults_are_named() -> None:
 
 
 def certificate(comparison: Comparison | None, *reasons: str) -> Certificate:
-    subject = Subject(
+    subject = CertifiedJob(
         plan="0123456789abcdef",
         workload="fedcba9876543210",
         model="tiny",

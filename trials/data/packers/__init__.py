@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING, Protocol
 
 from trials import plugins
-from trials.arrays import Ints
 
 if TYPE_CHECKING:  # so that the names of the packers can be listed without numpy
+    from trials.arrays import Ints
     from trials.plan import Packed
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypeVar
 
 from trials.data.records.record import RecordError
-from trials.data.records.references import Images, Picture
+from trials.data.records.references import Picture, RecordImages
 from trials.data.records.sample import IMAGE, VIDEO, Sample, Turn, Video
 from trials.units import number_of
 
@@ -38,7 +38,7 @@ class Said:
     """Whether a video is a separate part of the content, not a placeholder in the text."""
 
 
-def placed(said: Sequence[Said], images: Images, videos: tuple[Video, ...], unplaced: int, end: str) -> Sample:
+def placed(said: Sequence[Said], images: RecordImages, videos: tuple[Video, ...], unplaced: int, end: str) -> Sample:
     """Return the sample in which every `<image>` and `<video>` has what the record's own keys name.
 
     Where no turn has a place for `images` or `videos`, they are shown before the first question, at most `unplaced`

@@ -33,7 +33,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Images:
+class RecordImages:
     """The images of a record's own key, in order."""
 
     images: tuple[Picture, ...] = ()
@@ -41,20 +41,20 @@ class Images:
     """(height, width) as stated; None where the record does not say."""
 
 
-def images_of(record: Record, keys: tuple[str, ...], root: Path) -> Images:
+def images_of(record: Record, keys: tuple[str, ...], root: Path) -> RecordImages:
     """Return the record's images, names being relative to `root`. Raise RecordError.
 
     An absent, empty or null key is a sample of text alone, as in the loaders of InternVL and LLaVA.
     """
     used = [key for key in keys if not is_nothing(record.get(key))]
     if not used:
-        return Images()
+        return RecordImages()
     if len(used) > 1:
         raise RecordError(f"images are given under {' and '.join(f'`{key}`' for key in used)}; keep one")
     return _images(record, used[0], root)
 
 
-def _images(record: Record, key: str, root: Path) -> Images:
+def _images(record: Record, key: str, root: Path) -> RecordImages:
     named = record[key]
     if isinstance(named, list):
         sizes = list(zip(_list(record, "height_list"), _list(record, "width_list"), strict=False))
@@ -68,7 +68,7 @@ def _images(record: Record, key: str, root: Path) -> Images:
     images = tuple(picture_of(value, f"`{key}`", root) for value in named)
     # A record may state fewer sizes than it names images, or more.
     stated = (*(_size(*size) for size in sizes), *(None for _ in images))
-    return Images(images=images, sizes=stated[: len(images)])
+    return RecordImages(images=images, sizes=stated[: len(images)])
 
 
 def picture_of(value: object, what: str, root: Path) -> Picture:

@@ -28,7 +28,7 @@ class Write(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class LearntAnswer:
     """An answer to learn."""
 
     start: int
@@ -41,7 +41,7 @@ class Answer:
     """What the template leaves out of the answer."""
 
 
-def find_answers(turns: tuple[Turn, ...], text: str, write: Write) -> Iterator[Answer]:
+def find_answers(turns: tuple[Turn, ...], text: str, write: Write) -> Iterator[LearntAnswer]:
     """Yield the answers to learn in `text`, which `write` makes of `turns`.
 
     Raise DataError where the text does not hold all of a turn, but for reasoning of an answer.
@@ -61,7 +61,7 @@ class _Rendering:
     text: str
     write: Write
 
-    def answer(self, number: int) -> Answer:
+    def answer(self, number: int) -> LearntAnswer:
         """Return the answer that is the turn `number`. Raise DataError where the text does not hold it."""
         prompt = self.write(self.turns[:number], asks=True)
         start = len(prompt) if self.text.startswith(prompt) else self._start(number, prompt)
@@ -74,7 +74,7 @@ class _Rendering:
             # The prompt may write the beginning of an answer, such as `<think>`.
             asked = len(_common(self.write(self.turns[:number]), self.text))
             unused = _left_out(given, self.text[min(asked, start) : end], number)
-        return Answer(start=start, said=said, end=end, unused=unused)
+        return LearntAnswer(start=start, said=said, end=end, unused=unused)
 
     def _start(self, number: int, prompt: str) -> int:
         """Return where the text stops to be that of a prompt for the turn; `prompt` is one after the turns before."""

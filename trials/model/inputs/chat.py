@@ -15,7 +15,7 @@ from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
 from trials.data.records.sample import NO_VIDEOS, Clip, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
-from trials.model.inputs.answers import Answer, find_answers
+from trials.model.inputs.answers import LearntAnswer, find_answers
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
@@ -266,7 +266,7 @@ class ChatMeasurer:
     def _tokenised(
         self,
         text: str,
-        answers: tuple[Answer, ...],
+        answers: tuple[LearntAnswer, ...],
         counts: tuple[ImageCount, ...],
         videos: tuple[VideoCount, ...],
     ) -> "Tokenised":
@@ -351,7 +351,7 @@ class ChatMeasurer:
         return first + "".join(f"{video.text}{other}" for video, other in zip(videos, others, strict=False))
 
 
-def _targets(offsets: NDArray[np.int64], answers: tuple[Answer, ...]) -> NDArray[np.bool_]:
+def _targets(offsets: NDArray[np.int64], answers: tuple[LearntAnswer, ...]) -> NDArray[np.bool_]:
     """Return which tokens are targets, [tokens]: those with a character of an answer, as transformers marks them.
 
     Raise DataError for an answer without a token.

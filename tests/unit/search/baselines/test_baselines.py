@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.search.baselines import Baseline, baselines, default_layout
+from autotune.search.baselines import BaselinePlan, baselines, default_layout
 from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import omnibal_capacities
@@ -15,7 +15,7 @@ PREDICTOR = predictor_of()
 AMPLE = 1 << 50
 
 
-def baselines_of(workload: Workload, memory_limit_bytes: int = AMPLE) -> list[Baseline]:
+def baselines_of(workload: Workload, memory_limit_bytes: int = AMPLE) -> list[BaselinePlan]:
     limits = limits_of(memory_limit_bytes)
     return list(baselines(workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False))
 

@@ -13,7 +13,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from benchmarks.references.splits import Program
 from tests.values.data import index_of
 from tests.values.search import (
@@ -117,7 +117,7 @@ def test_the_best_plans_are_those_of_all_splits_with_the_best_of_all_recompute_c
 ) -> None:
     predictor, limits, packing, layout = problem
     of_all = BruteForce(predictor, limits, packing, layout).plans()
-    found = Solver(predictor, limits).solutions(packing, layout, Wanted(count=count, within=within))
+    found = Solver(predictor, limits).solutions(packing, layout, WantedSplits(count=count, within=within))
     seconds = sorted(closed_form(predictor, plan) for plan in found)
     of_splits: dict[Ends, float] = {}
     for of_plan, plan in of_all:
@@ -236,7 +236,7 @@ class Counting(Predictor):
 def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
     predictor = predictor_of()
     solver = solver_of(round(solver_of(1, predictor).least_bytes(PACKED, PIPELINE) * 3), predictor)
-    found = solver.solutions(PACKED, PIPELINE, Wanted(count=8, within=np.inf))
+    found = solver.solutions(PACKED, PIPELINE, WantedSplits(count=8, within=np.inf))
     simulated = [predictor.predict(plan).epoch_seconds for plan in found]
     closed = [closed_form(predictor, plan) for plan in found]
     assert len(found) == 8
@@ -262,7 +262,7 @@ def test_the_plan_is_never_slower_on_the_whole_epoch_than_the_best_of_the_closed
 
 
 def closed_form_best(solver: Solver, packing: Packing, layout: Layout) -> Plan | None:
-    return next(iter(solver.solutions(packing, layout, Wanted(count=1, within=1.0))), None)
+    return next(iter(solver.solutions(packing, layout, WantedSplits(count=1, within=1.0))), None)
 
 
 def test_the_plan_is_the_fastest_on_real_packs_among_many_that_are_good_on_the_mean_pack() -> None:

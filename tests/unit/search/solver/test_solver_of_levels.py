@@ -11,7 +11,7 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from tests.unit.prediction.test_levels_memory import PLAIN, live_bytes
 from tests.unit.prediction.test_predictor import PACKED
 from tests.unit.prediction.test_shared_packs import levelled
@@ -168,7 +168,7 @@ def check(number: int) -> bool:
     """Compare the solver with the brute force, and return whether a plan fits."""
     predictor, limits, packing, layout = problem(number)
     solver, every = Solver(predictor, limits), BruteForce(predictor, limits, packing, layout)
-    found, least = solver.solutions(packing, layout, Wanted(count=1, within=1.0)), every.least_seconds()
+    found, least = solver.solutions(packing, layout, WantedSplits(count=1, within=1.0)), every.least_seconds()
     assert bool(found) == np.isfinite(least)
     for plan in found:
         assert every.step_seconds(plan) == pytest.approx(least)

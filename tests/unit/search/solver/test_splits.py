@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.search.solver.splits import Choices, Wanted, best_splits, min_max_split, rows_within
+from autotune.search.solver.splits import Choices, WantedSplits, best_splits, min_max_split, rows_within
 
 COUNT = 12
 
@@ -49,7 +49,7 @@ def test_the_best_splits_are_those_of_all_splits_with_the_least_time(
     chain: tuple[list[Choices], int], micro_batches: int, count: int, within: float
 ) -> None:
     stages, layers = chain
-    found = best_splits(stages, layers, micro_batches, Wanted(count=count, within=within))
+    found = best_splits(stages, layers, micro_batches, WantedSplits(count=count, within=within))
     of_all = sorted(
         sum(times) + (micro_batches - 1) * max(times)
         for times in (times_of(stages, rows) for rows in every_split(stages, layers))
@@ -92,7 +92,7 @@ def test_a_long_chain_is_split_into_equal_stages(micro_batches: int) -> None:
     layers, count = 120, 8
     starts, ends = np.triu_indices(layers + 1, 1)
     stages = [Choices(starts=starts, ends=ends, seconds=(ends - starts).astype(np.float64))] * count
-    (found,) = best_splits(stages, layers, micro_batches, Wanted(count=1, within=1.0))
+    (found,) = best_splits(stages, layers, micro_batches, WantedSplits(count=1, within=1.0))
     assert (found.total, found.slowest) == (120.0, 15.0)
 
 
@@ -111,7 +111,7 @@ def test_neither_the_fastest_slowest_stage_nor_the_least_total_need_be_best(seed
         cuts = pairwise((0, *inner, layers))
         of_split = [table[number, start, end] for number, (start, end) in enumerate(cuts)]
         of_all.append(sum(of_split) + (micro_batches - 1) * max(of_split))
-    found = best_splits(stages, layers, micro_batches, Wanted(count=number, within=np.inf))
+    found = best_splits(stages, layers, micro_batches, WantedSplits(count=number, within=np.inf))
     assert [split.seconds(micro_batches) for split in found] == sorted(of_all)[:number]
 
 
@@ -133,5 +133,5 @@ def test_a_bound_below_one_that_was_tried_may_be_the_best(
         Choices(starts=np.zeros_like(ends), ends=ends, seconds=first),
         Choices(starts=ends, ends=whole, seconds=second),
     ]
-    (found,) = best_splits(stages, layers, micro_batches, Wanted(count=1, within=1.0))
+    (found,) = best_splits(stages, layers, micro_batches, WantedSplits(count=1, within=1.0))
     assert (found.total, found.slowest) == best

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from autotune.dimensions.folds import layout_name, named_layout
-from autotune.dimensions.tensor import Tensor
+from autotune.dimensions.tensor import TensorDimension
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import RANKED, Solver
-from autotune.search.solver.splits import Wanted
+from autotune.search.solver.splits import WantedSplits
 from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_shared_packs import sharing
@@ -95,7 +95,10 @@ def test_a_named_degree_that_the_profile_has_not_timed_is_refused_with_the_remed
 
 
 def possible(workload: Workload) -> set[str]:
-    return {layout_name(each) for each in Tensor().further(workload, Solver(predictor(0.0), limits_of(AMPLE))).possible}
+    return {
+        layout_name(each)
+        for each in TensorDimension().further(workload, Solver(predictor(0.0), limits_of(AMPLE))).possible
+    }
 
 
 def test_groups_of_tensor_ranks_lie_on_one_node() -> None:
@@ -185,7 +188,7 @@ def test_what_was_solved_to_compare_layouts_is_not_solved_again_for_the_space() 
     counts: Counter[tuple[Packing, Layout]] = Counter()
 
     class Counting(Solver):
-        def solutions(self, packing: Packing, layout: Layout, wanted: Wanted = RANKED) -> tuple[Plan, ...]:
+        def solutions(self, packing: Packing, layout: Layout, wanted: WantedSplits = RANKED) -> tuple[Plan, ...]:
             counts[packing, layout] += 1
             return super().solutions(packing, layout, wanted)
 
