@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.context import Options
-from autotune.draft.arguments import read_arguments
+from autotune.draft.arguments import Arguments, read_arguments
 from autotune.draft.draft import Draft
 from autotune.draft.present import Present, Unclear
 from autotune.draft.settings import absent_files, draft_of
@@ -15,10 +15,11 @@ from autotune.errors import JobError
 from autotune.job_file import job_of_text
 from autotune.machine.hardware import probe_hardware
 from autotune.plan_text import plan_text
-from trials.errors import ModelError
-from trials.job import ModelSection
+from trials.errors import DataError, ModelError
+from trials.job import Job, ModelSection
 from trials.model.hub import folder_of
-from trials.plan import Plan
+from trials.plan import Packed, Plan
+from trials.units import number_of
 from trials.whole_file import whole_file
 from trials.workload import Hardware
 
@@ -34,7 +35,7 @@ def write_job(
     arguments = read_arguments(trainer) if trainer else None
     hardware = probe_hardware()
     devices = devices or (arguments and arguments.devices) or hardware.devices
-    draft = draft_of(arguments, devices) if arguments else _usual(devices, hardware)
+    draft = _drafted(arguments, devices, hardware)
     if model is not None:
         draft.values["model.path"] = _model(model, out)
     if data:
@@ -50,11 +51,11 @@ def write_job(
     folder = out.absolute().parent
     draft.notes += absent_files(draft.values, folder)
     files = _name_current_plan(draft, devices, out)
+    job = _loaded(draft, out)
+    if draft.packs is not None:
+        _count_samples(draft, job, draft.packs)
+        _loaded(draft, out)
     text = job_text(draft).encode()
-    try:
-        job_of_text(text, folder)
-    except JobError as error:
-        raise JobError(f"{out} is not written: {error}") from error
     for path, content in (files | {out: text}).items():
         with whole_file(path) as stream:
             stream.write(content)
@@ -65,10 +66,45 @@ def write_job(
     )
 
 
-def _usual(devices: int, hardware: Hardware) -> Draft:
-    """Return a draft without settings of another trainer."""
-    draft = Draft(values={"hardware.devices": devices})
-    if hardware.accelerator == "cpu":  # which compute bfloat16 many times slower
+def _loaded(draft: Draft, out: Path) -> Job:
+    """Return the job of the draft. Raise JobError for one that cannot be loaded."""
+    try:
+        return job_of_text(job_text(draft).encode(), out.absolute().parent)
+    except JobError as error:
+        raise JobError(f"{out} is not written: {error}") from error
+
+
+def _count_samples(draft: Draft, job: Job, packing: Packed) -> None:
+    """Make samples of the packs that the draft's batch counts, by the first samples of the data."""
+    from autotune.draft.packed_batch import samples_of_pack
+
+    packs, key = job.training.global_batch_samples, "training.global_batch_samples"
+    of_step = f"The {number_of(packs, 'pack')} of a step have {packing.qt} tokens each there"
+    try:
+        mean, samples = samples_of_pack(job, packing)
+    except (ModelError, DataError, JobError) as error:
+        draft.notes.append(
+            f"{of_step}, and how many samples one holds is not known here ({error}): {key} counts packs until you "
+            f"multiply it by that mean, which `autotune pack JOB --qt {packing.qt}` shows"
+        )
+        return
+    draft.values[key] = max(1, round(packs * mean))
+    draft.notes.append(
+        f"{of_step}. Packs of the first {number_of(samples, 'sample')} hold {mean:.1f} on average, so {key} is "
+        f"{draft.values[key]}"
+    )
+
+
+def _drafted(arguments: Arguments | None, devices: int, hardware: Hardware) -> Draft:
+    """Return a draft with the settings of another trainer, if any."""
+    draft = draft_of(arguments, devices) if arguments else Draft(values={"hardware.devices": devices})
+    if hardware.accelerator != "cpu":
+        return draft
+    if arguments and draft.values.get("model.dtype", _DTYPE) == "bfloat16":
+        draft.notes.append(
+            "No GPU was found here, and bfloat16 is slow without one: to tune here, set model.dtype to float32"
+        )
+    if not arguments:
         draft.values["model.dtype"] = "float32"
         draft.notes.append(
             "No GPU was found here, so model.dtype is float32; set it to bfloat16 for a training on GPUs"

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.draft.present import Present, Unclear
+from trials.plan import Packed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -16,3 +17,5 @@ class Draft:
     """What the user should know or decide."""
     present: Present | Unclear | None = None
     """Settings of the plan that trainings use now; None without a configuration of another trainer."""
+    packs: Packed | None = None
+    """Packs that `training.global_batch_samples` counts until their samples are known; None where it counts samples."""

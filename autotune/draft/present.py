@@ -83,24 +83,34 @@ def present_of(given: Given, arguments: Arguments) -> Present | Unclear:
 def _packing(given: Given, remarks: list[str]) -> Padded | Packed | str:
     """Return the micro-batches, or why none of a plan are like them."""
     samples = given.look("per_device_train_batch_size", count)
-    tokens, units = given.take("pack_tokens", count), given.take("pack_units", count)
+    own = own_packs(given)
+    given.take("pack_tokens", count), given.take("pack_units", count)
     packed = next((name for name in PACKED if given.look(name, flag)), None)
     flat = next((name for name in _FLAT if given.look(name, flag)), None)
     grouped = next((name for name in _GROUPED if given.look(name, flag)), None)
     if not samples:
         return "the samples of a micro-batch are not given"
     if packed:
-        if not tokens:
+        if own is None:
             return f"{packed}: such packs, or packs without a length, are not those of a plan"
         if samples > 1:
-            remarks.append(f"{samples} packs of {tokens} tokens in a micro-batch are one pack of {samples * tokens}")
-        qv, qt = min((units or _MOST_UNITS) * (samples if units else 1), _MOST_UNITS), samples * tokens
-        return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer=SIMPLE_PACKER)
+            remarks.append(f"{samples} packs of {own.qt} tokens in a micro-batch are one pack of {samples * own.qt}")
+        return _full(min(samples * own.qv, _MOST_UNITS), samples * own.qt)
     if flat and samples > 1:
         return f"{flat}: a plan pads micro-batches of {number_of(samples, 'sample')}, or limits them by tokens"
     if grouped:
         return f"{grouped}: a plan does not group samples by length"
     return Padded(samples=samples)
+
+
+def own_packs(given: Given) -> Packed | None:
+    """Return the packs that the trainer makes; None where it makes none, or their length is not known."""
+    tokens, units = given.look("pack_tokens", count), given.look("pack_units", count)
+    return _full(units or _MOST_UNITS, tokens) if tokens else None
+
+
+def _full(qv: int, qt: int) -> Packed:
+    return Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer=SIMPLE_PACKER)
 
 
 def _zero(given: Given, arguments: Arguments, remarks: list[str]) -> int | str:

@@ -10,20 +10,21 @@ from autotune.draft.arguments import Arguments
 from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, number, text, texts
 from autotune.draft.leftovers import notes_on
-from autotune.draft.present import PACKED, present_of
+from autotune.draft.present import PACKED, own_packs, present_of
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
-from trials.job import LossWeighting
+from trials.job import LossWeighting, TrainingSection
 from trials.model.hub import folder_of, may_be_id
 from trials.units import number_of
 
+_KEPT = "training.keep_checkpoints"
 _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "learning_rate": ("training.learning_rate", number),
     "vision_lr": ("training.learning_rates.vision", number),
     "projector_lr": ("training.learning_rates.projector", number),
     "weight_decay": ("training.weight_decay", number),
-    "save_total_limit": ("training.keep_checkpoints", count),
+    "save_total_limit": (_KEPT, count),
     "seed": ("training.seed", count),
     "dataloader_num_workers": ("data.workers", count),
     "output_dir": ("training.output", text),
@@ -53,6 +54,9 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     for name, (key, read) in _PLAIN.items():
         if (value := given.take(name, read)) is not None:
             draft.values[key] = value
+    if _KEPT not in draft.values:
+        kept = TrainingSection.model_fields["keep_checkpoints"].default
+        draft.notes.append(f"The configuration keeps all checkpoints, and the job the newest {kept}: see {_KEPT}")
     _data(given, draft)
     _precision(given, draft)
     named = given.take("processes", count)
@@ -176,16 +180,19 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
             f"{number_of(processes, 'device')} = {product}; correct one, or give --devices"
         )
     draft.values["training.global_batch_samples"] = whole or product
+    packed = next((name for name in PACKED if given.look(name, flag)), None)
     if whole is None:
         draft.notes.append(
-            f"A step has {number_of(product, 'sample')}: {each} per device x "
+            f"A step has {number_of(product, 'pack' if packed else 'sample')}: {each} per device x "
             f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}"
         )
-    if packed := next((name for name in PACKED if given.look(name, flag)), None):
-        draft.notes.append(
-            f"With {packed}, each of a step's samples is a pack there; multiply training.global_batch_samples by "
-            "the mean number of samples in a pack"
-        )
+    if packed:
+        draft.packs = own_packs(given)
+        if draft.packs is None:
+            draft.notes.append(
+                f"With {packed}, each of a step's samples is a pack there, of an unknown length; multiply "
+                "training.global_batch_samples by the mean number of samples in a pack before tuning"
+            )
 
 
 def _intervals(given: Given, draft: Draft) -> None:

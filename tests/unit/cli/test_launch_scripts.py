@@ -203,9 +203,10 @@ def test_a_batch_of_unknown_parts_is_not_made_up() -> None:
 
 
 @pytest.mark.parametrize(("packs", "is_named"), [("--use_packed_ds True", True), ("--use_packed_ds False", False)])
-def test_a_step_of_packs_is_named_since_its_samples_are_not_known(packs: str, is_named: bool) -> None:
+def test_a_step_of_packs_is_named_where_its_samples_are_not_known(packs: str, is_named: bool) -> None:
     _, notes = converted(TRAINER.replace("OPTIONS", packs))
-    assert ("each of a step's samples is a pack there" in notes) == is_named
+    assert ("A step has 64 packs" in notes) == is_named
+    assert ("counts packs until you multiply it" in notes) == is_named
 
 
 def test_a_model_that_a_script_joins_from_parts_has_to_be_given() -> None:
