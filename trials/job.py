@@ -336,7 +336,7 @@ class SearchSection(Section):
     trials: Annotated[int, Field(gt=0)] = 24
     """Most trials to run."""
     time_limit: Seconds = 600.0
-    """Longest time for trials, repeats of the finalists included. Baselines and one round of repeats always run."""
+    """Longest time for trials, with repeats. The fastest baseline and a round of repeats run in any case."""
     device_hours: Annotated[float, Field(gt=0)] | None = None
     """Most hours of all devices together, such as GPU-hours; only `time_limit` counts when absent."""
     objectives: Annotated[tuple[Literal["time", "memory", "energy"], ...], _Some] = ("time",)

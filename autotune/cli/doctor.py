@@ -334,8 +334,8 @@ def _job_lines(
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"
         f"{units if lengths['most_vision_units'] else ''}; {lengths['target_share']:.0%} of the tokens are targets",
-        f"Search    `autotune tune JOB` takes at most {duration_text(search.time_limit)} and "
-        f"{number_of(search.trials, 'trial')}, after the profile of the layers",
+        f"Search    `autotune tune JOB` runs at most {number_of(search.trials, 'trial')} in "
+        f"{duration_text(search.time_limit)}; profile, last repeats and certificate come on top",
     ]
     if data["metadata"]:
         lines.append(f"Unused    {data['metadata']}")

@@ -85,7 +85,7 @@ def _count_samples(draft: Draft, job: Job, packing: Packed) -> None:
     except (ModelError, DataError, JobError) as error:
         draft.notes.append(
             f"{of_step}, and how many samples one holds is not known here ({error}): {key} counts packs until you "
-            f"multiply it by that mean, which `autotune pack JOB --qt {packing.qt}` shows"
+            f"multiply it by that mean, which `autotune pack JOB` shows for --qt {packing.qt}"
         )
         return
     draft.values[key] = max(1, round(packs * mean))

@@ -55,7 +55,7 @@ class Evidence:
     """Those of the winner."""
     disturbed_winner_runs: int
     disturbance: str | None
-    """Reason of the last disturbed run."""
+    """Reason of the winner's last disturbed run, or of the last one where none of its runs was."""
     tried_plans: int
     """Plans other than the baselines that ran, whatever their outcome."""
     searched_plans: int
@@ -145,12 +145,15 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
     disturbed = [trial for trial in runs if trial.disturbance is not None]
     of_baselines = {trial.plan_id for trial in trials if trial.role in BASELINES}
     ran = {trial.plan_id for trial in trials if trial.kind != "rejected"}
+    reasons = [trial.disturbance for trial in disturbed if trial.plan_id == best.plan.id] or [
+        trial.disturbance for trial in disturbed
+    ]
     return Evidence(
         runs=len(runs),
         disturbed_runs=len(disturbed),
         winner_runs=_count(runs, best.plan.id),
         disturbed_winner_runs=_count(disturbed, best.plan.id),
-        disturbance=disturbed[-1].disturbance if disturbed else None,
+        disturbance=reasons[-1] if reasons else None,
         tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),

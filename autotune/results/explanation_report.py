@@ -8,6 +8,7 @@ from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
+from trials.plan import Plan
 from trials.units import number_of
 
 _MEBI = 1 << 20
@@ -17,7 +18,6 @@ _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
 _LEAST_SHOWN = 0.0005
 """Share of an epoch that is not shown as 0.0%."""
-_CHANGES = {"packing": "packing alone", "split": "split alone", "recompute": "recompute alone"}
 _ADVICE = {
     "padding": "pack the samples",
     "loading": "raise data.workers, or put the data on a faster disk",
@@ -135,8 +135,16 @@ def _changes(best: BestPlan, why: Explanation) -> str:
         f"{winner.peak_bytes / _MEBI:,.0f}",
         "measured",
     )
-    rows = [_change_row(effect, _CHANGES[effect.change]) for effect in why.changes]
+    rows = [_change_row(effect, _change_name(effect, usual.plan)) for effect in why.changes]
     return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", "known"), [*rows, together])
+
+
+def _change_name(effect: ChangeEffect, usual: Plan) -> str:
+    """Name what differs from the baseline: layout and split go together, but may not both differ."""
+    if effect.change != "split":
+        return f"{effect.change} alone"
+    names = {"layout": effect.plan.layout != usual.layout, "split": effect.plan.boundaries != usual.boundaries}
+    return f"{' and '.join(name for name, differs in names.items() if differs)} alone"
 
 
 def _gain(best: BestPlan, usual: PlanTime, winner: PlanTime) -> tuple[float, float]:

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
@@ -42,7 +43,7 @@ _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()
 _ANNOTATION = ("tags", "note")
 """Columns of a table that are left out where they are empty."""
-_OPTIONAL = ("doubts", *_ANNOTATION)
+_OPTIONAL = ("job", "doubts", *_ANNOTATION)
 """The same of a table of plans."""
 _UNFINISHED = (
     "An unfinished search goes on with its `autotune tune JOB`, and `autotune studies delete STUDY` removes its study."
@@ -70,6 +71,12 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
         lines.append(f"{first} of the plans that ran with a probability of {probability_text(best.confidence)}")
+        over = best.fastest_baseline
+        if over is not None and over.is_best and best.confidence < 1 / (1 + len(best.ties)):
+            lines.append(
+                "Another plan is more probably the fastest, but in its own runs this baseline is, and no search ends "
+                "below a baseline; more runs decide: raise search.time_limit and search.trials"
+            )
     lines += evidence_of(best, trials).warnings
     if (rival := rival_of(best, trials)) is not None:
         text = str(rival)
@@ -155,6 +162,21 @@ class Known:
         return 1.0 if over is None else over.gain
 
 
+def _jobs(found: Sequence[Known]) -> list[str]:
+    """Return in what the jobs of the plans differ; empty texts where they are alike."""
+    jobs = [
+        (
+            f"batch {work.global_batch_samples}",
+            f"limit {work.memory_limit_bytes / _MEBI:,.0f} MiB",
+            work.model.dtype,
+            number_of(work.data.samples, "sample"),
+        )
+        for work in (known.best.workload for known in found)
+    ]
+    varying = [len(set(column)) > 1 for column in zip(*jobs, strict=True)]
+    return [", ".join(compress(job, varying)) for job in jobs]
+
+
 def plans_text(found: Sequence[Known]) -> str:
     rows = [
         (
@@ -166,15 +188,16 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",
+            job,
             ", ".join(doubt.summary for doubt in evidence_of(known.best, known.trials).doubts),
             ", ".join(known.annotation.tags),
             _first_line(known.annotation.note),
         )
-        for known in found
+        for known, job in zip(found, _jobs(found), strict=True)
     ]
     header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", *_OPTIONAL)
     lines = [_table_of_used(header, rows, len(_OPTIONAL), terminal_width() or _PIPE_WIDTH)]
-    if any(row[-len(_OPTIONAL)] for row in rows):
+    if any(row[header.index("doubts")] for row in rows):
         lines.append("`autotune show PLAN` explains the doubts about a plan")
     for known in found:
         if known.is_archived:

@@ -26,7 +26,7 @@ from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
-from trials.units import number_of
+from trials.units import duration_text, number_of
 
 _log = logging.getLogger(__name__)
 
@@ -161,13 +161,22 @@ class Search:
             tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
             if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
-        fastest = min((self.predictor.epoch_seconds(plans[0]) for plans in self._to_compare.values()), default=0.0)
+        needed, left_out = self._needed(), list[Role]()
         for role, plans in self._to_compare.items():
             plan = plans.pop(0)
-            # Whatever the budget is: without the fastest baseline there is no gain to state.
-            is_needed = role == Role.CURRENT_PLAN or self.predictor.epoch_seconds(plan) <= _AS_FAST * fastest
-            if is_needed or self._budget.has_time(1):
+            if role in needed or self.ledger.answer(plan) or self._budget.has_time(1):
                 yield from self._seed(plan, role)
+            else:
+                left_out.append(role)
+        if left_out:
+            text = f"Not run, because search.time_limit or search.device_hours is used up: {', '.join(left_out)}"
+            self._announce(Note(text=text))
+
+    def _needed(self) -> set[Role]:
+        """Return the baselines that run whatever the budget is: without the fastest there is no gain to state."""
+        seconds = {role: self.predictor.epoch_seconds(plans[0]) for role, plans in self._to_compare.items()}
+        fastest = min(seconds.values(), default=0.0)
+        return {role for role in seconds if role == Role.CURRENT_PLAN or seconds[role] <= _AS_FAST * fastest}
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
@@ -175,12 +184,18 @@ class Search:
         groups, devices = len(self.runners), plan.layout.world_size
         fit = self._budget.fitting(seconds, sum(of_baselines), groups, devices)
         more = max(0, min(fit, self.settings.trials - len(of_baselines)))
-        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
         compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
         text = (
             f"A trial of the plan predicted best takes at least {seconds:.1f} s, {compared}; at most "
-            f"{number_of(more, 'more trial')} and {hours:.2g} device-hours"
+            f"{number_of(more, 'more trial')}"
         )
+        needed = self._needed()
+        # Each of these is repeated once if it may win.
+        always = 2 * sum(each for role, each in zip(self._to_compare, of_baselines, strict=True) if role in needed)
+        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        if always > self.settings.time_limit:
+            text += f"; what always runs takes about {duration_text(always)}, longer than search.time_limit"
+        text += f"; {max(hours, devices * always / 3600):.2g} device-hours in all"
         self._announce(Note(text=text))
         if not fit:
             limits = "search.time_limit" + " and search.device_hours" * (self.settings.device_hours is not None)

@@ -21,6 +21,7 @@ from storage.records import BestPlan, TriedPlan
 from storage.store import Store
 from storage.validity import Validity, Verdict, validity
 from trials import wire
+from trials.units import number_of
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
@@ -68,13 +69,20 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
             ]
         found = _annotated(store, wanted, found)
         found = _chosen(wanted, found, is_near=bool(now or wanted.here))
+        stored = len(found) or len(store.best_plans())
         behind = trials_behind_each([known.best for known in found], store)
         found = [replace(known, trials=trials) for known, trials in zip(found, behind, strict=True)]
-    nothing = "No plan is known" + (" for this hardware" if wanted.here else "") + "; run `autotune tune JOB`."
     options.give(
         lambda: {"plans": [_document(known) for known in found]},
-        lambda: study_report.plans_text(found) if found else nothing,
+        lambda: study_report.plans_text(found) if found else _none_text(stored),
     )
+
+
+def _none_text(stored: int) -> str:
+    """Say that no plan is listed, where the database has `stored` ones."""
+    if not stored:
+        return "No plan is known; run `autotune tune JOB`."
+    return f"None of {number_of(stored, 'known plan')} matches; `autotune plans` lists all of them."
 
 
 def _chosen(wanted: PlanFilter, found: Sequence[Known], *, is_near: bool) -> Sequence[Known]:

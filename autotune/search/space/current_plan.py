@@ -65,7 +65,7 @@ def warn_of_batch(prepared: Prepared, plan: Plan) -> None:
             "search.current_plan: a step of %s has about %.0f samples, where training.global_batch_samples is %d, so "
             "that it learns otherwise than the other plans; set training.global_batch_samples to the samples of your "
             "steps: where another trainer's batch counts packs, it is that number times the samples of one, which "
-            "`autotune pack JOB --qt LENGTH` shows",
+            "`autotune pack JOB` shows for their length as --qt",
             prepared.job.search.current_plan,
             epoch.batch_samples,
             prepared.job.training.global_batch_samples,

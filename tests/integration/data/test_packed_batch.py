@@ -31,7 +31,8 @@ def test_a_batch_of_packs_becomes_one_of_samples(
     if not is_here:
         assert job.training.global_batch_samples == 8
         assert (
-            "counts packs until you multiply it by that mean, which `autotune pack JOB --qt 700` shows" in answer.output
+            "counts packs until you multiply it by that mean, which `autotune pack JOB` shows for --qt 700"
+            in answer.output
         )
         return
     packs = pack(job, qt=700, qv=1 << 20, packer="best-fit", data_parallel=1, global_batch=1).after.epoch.packs

@@ -88,7 +88,8 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit)
     first = next(number for number, event in enumerate(bench.events) if isinstance(event, TrialBegan))
     (text,) = (e.text for e in bench.events[:first] if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
-    assert f"; at most {more} and " in text
+    assert f"; at most {more}; " in text
+    assert ("what always runs takes about" in text) == (limit == "0.001s")
     assert (
         sum(
             "no time for more than the baselines; raise search.time_limit, or" in message for message in caplog.messages
@@ -96,6 +97,6 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
         == warned
     )
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit, device_hours=0.5)
-    assert any(isinstance(event, Note) and "and 0.5 device-hours" in event.text for event in bench.events) == (
+    assert any(isinstance(event, Note) and "; 0.5 device-hours in all" in event.text for event in bench.events) == (
         not warned
     )
