@@ -44,6 +44,13 @@ def default_of(seconds: float, gain: float = 1.2) -> Baseline:
     )
 
 
+def test_the_reason_of_disturbed_runs_is_that_of_the_winner() -> None:
+    winner, other = run(100.0)[0], run(97.0, role="default")[0]
+    runs = [replace(winner, disturbance="0.9 of 2 cores"), replace(other, disturbance="0.7 of 2 cores")]
+    assert evidence_of(WINNER, runs).disturbance == "0.9 of 2 cores"
+    assert evidence_of(WINNER, [winner, runs[1]]).disturbance == "0.7 of 2 cores"
+
+
 @pytest.mark.parametrize(("gain", "named"), [(0.8, True), (0.998, False), (1.2, False)])
 def test_a_baseline_that_ran_faster_than_the_winner_is_named(gain: float, named: bool) -> None:
     best = replace(WINNER, baselines=(default_of(97.0, gain),))

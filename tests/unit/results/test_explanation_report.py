@@ -85,6 +85,14 @@ def test_each_change_alone_is_compared_with_all_together() -> None:
     assert cells(text, "all together")[1:] == ["100.0 +- 1.5", "2.00 +- 0.03", "62,464", "measured"]
 
 
+def test_a_change_of_the_layout_alone_is_not_called_one_of_the_split() -> None:
+    split = next(each for each in EXPLANATION.changes if each.change == "packing")
+    plan = replace(USUAL.plan, layout=replace(USUAL.plan.layout, zero=2))
+    text = text_of(replace(EXPLANATION, changes=(replace(split, change="split", plan=plan),)))
+    assert cells(text, "layout alone")
+    assert "split alone" not in text
+
+
 def test_the_gain_of_all_together_is_that_of_the_baseline_with_its_error() -> None:
     """Both plans share the errors of the machine's drift, so those of the two speeds are not independent."""
     text = text_of(EXPLANATION, baselines=(default_with(2.25, 0.07),))

@@ -28,6 +28,20 @@ def test_a_tie_is_named() -> None:
     assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest of the plans that ran with a probability of 60%" in text
 
 
+def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why() -> None:
+    own = Baseline(
+        role="packed",
+        estimated_samples_per_second=10.0,
+        estimated_samples_per_second_error=0.1,
+        gain=1.0,
+        gain_error=0.0,
+    )
+    text = "in its own runs this baseline is, and no search ends below a baseline"
+    assert text in best_text(best(baselines=(own,), confidence=0.14))
+    assert text not in best_text(best(baselines=(own,), confidence=0.6))
+    assert text not in best_text(best(confidence=0.14))
+
+
 def test_a_winner_without_a_rival_claims_nothing() -> None:
     assert "probability" not in best_text(best(confidence=None, ties=()))
 
@@ -98,3 +112,13 @@ def test_a_plan_that_won_on_two_workloads_is_said_once_to_be_in_use() -> None:
     valid = Validity(verdict=Verdict.VALID, changes=())
     found = [Known(best=each, validity=valid, used_by=("process 77",)) for each in (winner, others)]
     assert plans_text(found).count(f"{winner.plan.id} is in use: process 77") == 1
+
+
+def test_plans_of_jobs_that_differ_say_in_what() -> None:
+    valid = Validity(verdict=Verdict.VALID, changes=())
+    other = changed("global_batch_samples", 24)
+    listed = [Known(best=best(workload=work), validity=valid) for work in (best().workload, other)]
+    text = plans_text(listed)
+    assert "batch 24" in text
+    assert "samples, " not in text
+    assert "batch" not in plans_text(listed[:1])

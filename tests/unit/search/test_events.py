@@ -11,7 +11,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
 from autotune.search.winner import ranked
-from tests.machines.search_bench import PREDICTOR, Bench
+from tests.machines.search_bench import ALWAYS, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from trials.outcome import Rejected
 
@@ -100,3 +100,13 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
     assert any(isinstance(event, Note) and "; 0.5 device-hours in all" in event.text for event in bench.events) == (
         not warned
     )
+
+
+@pytest.mark.parametrize(("limit", "is_left_out"), [("10h", False), ("0.001s", True)])
+def test_a_baseline_that_the_limit_leaves_out_is_named(limit: str, is_left_out: bool, bench: Bench) -> None:
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit)
+    (text,) = [each for each in bench.said if each.startswith("Not run, because search.time_limit")] or [""]
+    ran = {trial.role for trial in ledger.trials}
+    left_out = {str(role) for role in ALWAYS} - ran
+    assert bool(text) == bool(left_out) == is_left_out
+    assert all(role in text for role in left_out)

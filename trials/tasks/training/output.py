@@ -309,16 +309,23 @@ def partial_folder(final: Path, record: TrainingRecord) -> Path:
 
 
 def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -> None:
-    """Write the state into a folder and rename it to `final`; a file that is there is renamed first."""
+    """Write the state into a folder and rename it to `final`.
+
+    What is there is renamed first. A model that the same training wrote after fewer steps is removed then.
+    """
     with whole_file(partial / state_file) as stream:
         stream.write(wire.encode(state).encode())
+    names = (final.with_name(f"{final.name}.old-{number}") for number in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
     if os.path.lexists(final):  # also a symbolic link that leads nowhere
-        names = (final.with_name(f"{final.name}.old-{number}") for number in count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
         final.rename(aside)
-        _log.warning("%s was in the place of a file of this training; it was renamed to %s", final, aside)
     partial.replace(final)
     sync(final.parent)
+    before = None if aside.is_symlink() else _read(TrainingState, aside / state_file)
+    if before is not None and before.training == state.training and before.steps < state.steps:
+        _remove_own(aside, before, state_file)
+    if os.path.lexists(aside):
+        _log.warning("%s was in the place of a file of this training; it was renamed to %s", final, aside)
 
 
 def remove_old_checkpoints(output: Path, record: TrainingRecord, keep: int) -> None:
@@ -326,7 +333,16 @@ def remove_old_checkpoints(output: Path, record: TrainingRecord, keep: int) -> N
     states = ((each, _read(TrainingState, each / STATE_FILE)) for each in _checkpoints(output))
     own = [(each, state) for each, state in states if state and state.training == record.id]
     for old, state in own[keep:]:
-        for name in (*(file.name for file in state.files), STATE_FILE):
-            (old / name).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds files of another program
-            old.rmdir()
+        _remove_own(old, state, STATE_FILE)
+
+
+def _remove_own(folder: Path, state: TrainingState, state_file: str) -> None:
+    """Remove the files of a checkpoint or model, and its folders unless they hold files of another program."""
+    names = (*(file.name for file in state.files), state_file)
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+    # The deepest first.
+    for each in sorted({parent for name in names for parent in (folder / name).parents}, reverse=True):
+        if each.is_relative_to(folder):
+            with suppress(OSError):
+                each.rmdir()
