@@ -170,7 +170,8 @@ def _database_findings(store: Store) -> Iterator[Finding]:
             yield Finding(
                 what=f"the training with plan {launch.plan_id}, begun {launch.started:%Y-%m-%d %H:%M} UTC, has no "
                 "recorded end, and its process is gone",
-                remedy="`autotune launch JOB` with its job continues from its last checkpoint",
+                remedy="the command that began it (`autotune launch JOB` with its `--set` options, thus with its "
+                "training.output) continues from its last checkpoint",
             )
 
 

@@ -43,7 +43,9 @@ def parse(text: bytes, pairs: Callable[[list[tuple[str, Any]]], Record] = once) 
         raise RecordError(f"byte {error.start + 1} of the record is not UTF-8") from error
     except json.JSONDecodeError as error:
         line = f" of the record's line {error.lineno}" if error.lineno > 1 else ""
-        raise RecordError(f"the record is not JSON: {error.msg} at character {error.colno}{line}") from error
+        raise RecordError(
+            f"the record is not JSON: {error.msg.removesuffix(' at')} at character {error.colno}{line}"
+        ) from error
     except RecordError:
         raise
     except (ValueError, RecursionError) as error:
