@@ -161,13 +161,23 @@ class Search:
             tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
             if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
-        needed, left_out = self._needed(), list[Role]()
+        yield from self._compared()
+
+    def _compared(self) -> Iterator[Candidate]:
+        """Yield the first plan of each kind of baseline: those that are needed, others while there is time."""
+        needed, left_out = self._needed(), dict[Role, Plan]()
         for role, plans in self._to_compare.items():
             plan = plans.pop(0)
             if role in needed or self.ledger.answer(plan) or self._budget.has_time(1):
                 yield from self._seed(plan, role)
             else:
-                left_out.append(role)
+                left_out[role] = plan
+        for role, plan in sorted(left_out.items(), key=lambda each: self.predictor.epoch_seconds(each[1])):
+            # Where those that are needed were rejected, the search would end without a plan.
+            if self.ledger.open or any(map(ran, self.ledger.everything())):
+                break
+            del left_out[role]
+            yield from self._seed(plan, role)
         if left_out:
             text = f"Not run, because search.time_limit or search.device_hours is used up: {', '.join(left_out)}"
             self._announce(Note(text=text))

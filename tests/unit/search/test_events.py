@@ -11,9 +11,11 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
 from autotune.search.winner import ranked
-from tests.machines.search_bench import ALWAYS, PREDICTOR, Bench
+from tests.machines.search_bench import ALWAYS, ONE_PLAN, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from trials.outcome import Rejected
+from tests.values.search import LANGUAGE_LAYERS
+from trials.outcome import Completed, Rejected
+from trials.plan import Layout, Padded, Plan, Stage
 
 
 @pytest.mark.usefixtures("unsatisfied")
@@ -110,3 +112,15 @@ def test_a_baseline_that_the_limit_leaves_out_is_named(limit: str, is_left_out: 
     left_out = {str(role) for role in ALWAYS} - ran
     assert bool(text) == bool(left_out) == is_left_out
     assert all(role in text for role in left_out)
+
+
+def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(bench: Bench) -> None:
+    split = ONE_PLAN.boundaries
+    assert split is not None
+    stages = (Stage(vision=split[0], language=0), Stage(vision=1, language=LANGUAGE_LAYERS))
+    layout = Layout(pipeline=2, data=1, zero=0)
+    bench.current_plan = Plan(packing=Padded(samples=27), layout=layout, stages=stages)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit="0.001s")
+    outcomes = {trial.role: trial.result.outcome for trial in ledger.trials}
+    assert isinstance(outcomes[Role.CURRENT_PLAN], Rejected)
+    assert any(isinstance(outcome, Completed) for outcome in outcomes.values())
