@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
+from autotune.search import search
 from autotune.search.best_so_far import best_so_far
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
 from autotune.search.winner import ranked
-from tests.machines.search_bench import ALWAYS, ONE_PLAN, PREDICTOR, Bench
+from tests.machines.search_bench import ALWAYS, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from tests.values.search import LANGUAGE_LAYERS
+from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS
 from trials.outcome import Completed, Rejected
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Plan, Stage
 
 
 @pytest.mark.usefixtures("unsatisfied")
@@ -114,12 +115,13 @@ def test_a_baseline_that_the_limit_leaves_out_is_named(limit: str, is_left_out: 
     assert all(role in text for role in left_out)
 
 
-def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(bench: Bench) -> None:
-    split = ONE_PLAN.boundaries
-    assert split is not None
-    stages = (Stage(vision=split[0], language=0), Stage(vision=1, language=LANGUAGE_LAYERS))
-    layout = Layout(pipeline=2, data=1, zero=0)
-    bench.current_plan = Plan(packing=Padded(samples=27), layout=layout, stages=stages)
+def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_AS_FAST", 1.0)  # so that no other baseline is needed
+    packing = Packed(qv=30, qt=2200, qv_min=30, qt_min=2200, packer="best-fit")
+    stage = Stage(vision=VISION_LAYERS, language=LANGUAGE_LAYERS)
+    bench.current_plan = Plan(packing=packing, layout=Layout(pipeline=1, data=2, zero=1), stages=(stage,))
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit="0.001s")
     outcomes = {trial.role: trial.result.outcome for trial in ledger.trials}
     assert isinstance(outcomes[Role.CURRENT_PLAN], Rejected)
