@@ -151,7 +151,7 @@ def asking(options: Options) -> Keeps:
             return kept
         options.display.close()
         click.echo(visible(f"The best plan is in doubt: {rival}"), err=True)
-        left_out = "" if rival.may_win else ", which search.space leaves out"
+        left_out = "" if rival.may_win else ", which search.space leaves out or which changes what is learned"
         question = f"Train with {rival.role} ({rival.plan_id}){left_out}, in place of the best plan?"
         return not click.confirm(visible(question), default=not kept, err=True)
 

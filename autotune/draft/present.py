@@ -84,6 +84,7 @@ def _packing(given: Given, remarks: list[str]) -> Padded | Packed | str:
     """Return the micro-batches, or why none of a plan are like them."""
     samples = given.look("per_device_train_batch_size", count)
     own = own_packs(given)
+    apart = given.take("packs_are_apart", flag)
     given.take("pack_tokens", count), given.take("pack_units", count)
     packed = next((name for name in PACKED if given.look(name, flag)), None)
     flat = next((name for name in _FLAT if given.look(name, flag)), None)
@@ -91,7 +92,7 @@ def _packing(given: Given, remarks: list[str]) -> Padded | Packed | str:
     if not samples:
         return "the samples of a micro-batch are not given"
     if packed:
-        if own is None:
+        if own is None or apart is False:
             return f"{packed}: such packs, or packs without a length, are not those of a plan"
         if samples > 1:
             remarks.append(f"{samples} packs of {own.qt} tokens in a micro-batch are one pack of {samples * own.qt}")

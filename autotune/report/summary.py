@@ -11,6 +11,7 @@ from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import ComparedPlan
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
+from autotune.results.explanation_report import LEAST_SAVED
 from autotune.results.headline import headline_of, is_sure
 from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
@@ -91,7 +92,7 @@ def _payback(source: StudySource) -> str:
     if best is None or other is None:
         return ""
     saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
-    if saved <= 0:
+    if saved < LEAST_SAVED * best.epoch_seconds:
         return f"{other.role} is as fast"
     if not is_sure(other.gain, other.gain_error):
         return f"when it is paid back compared with {other.role} is uncertain"

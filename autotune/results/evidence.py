@@ -105,7 +105,7 @@ class Evidence:
             yield Doubt(
                 summary=f"{roles} ran faster",
                 text=f"Faster than the best plan in its own runs: {roles}; it cannot win because search.space "
-                "leaves it out, or because it was not repeated",
+                "leaves it out, because it changes what is learned, or because it was not repeated",
             )
 
 

@@ -23,11 +23,12 @@ class Rival:
     is_disturbed: bool
     """Whether no run of any plan was quiet."""
     may_win: bool
-    """Whether `search.space` contains the plan. Without a terminal, only such a baseline replaces the winner."""
+    """Whether `search.space` contains the plan and it learns what the job asks for. Without a terminal, only such a
+    baseline replaces the winner."""
 
     def __str__(self) -> str:
         disturbed = "all runs were disturbed, and " if self.is_disturbed else ""
-        left_out = "" if self.may_win else ", but search.space leaves it out"
+        left_out = "" if self.may_win else ", but search.space leaves it out or it changes what is learned"
         return (
             f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed:.2f} +- {self.speed_error:.2f} "
             f"times as fast as the best plan{left_out}; {MISSING}"

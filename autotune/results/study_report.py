@@ -228,9 +228,13 @@ def study_document(listed: Listed, behind: Sequence[TrialSummary] | None = None)
     return {**_plain(listed.study), "workload": _plain(listed.work), "best": best, **_plain(listed.annotation)}
 
 
-def studies_text(found: Sequence[Listed]) -> str:
-    if not found:
+def studies_text(found: Sequence[Listed], stored: int) -> str:
+    """List the studies that a filter has found of those `stored`."""
+    if not stored:
         return "No study is known; run `autotune tune JOB`."
+    if not found:
+        count = number_of(stored, "known study", "known studies")
+        return f"None of {count} matches; `autotune studies` lists all of them."
     rows = [
         (
             listed.study.name,
@@ -285,7 +289,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[T
             lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
     winner = best_text(best, behind) if best else "This study has no winner yet."
     # Without tags and note, which follow in full.
-    head = studies_text([replace(listed, annotation=Annotation())])
+    head = studies_text([replace(listed, annotation=Annotation())], 1)
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 
 

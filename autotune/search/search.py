@@ -382,7 +382,8 @@ class Search:
             yield Candidate(plan=winner.plan, role=Role.FINAL, timed_steps=steps)
 
     def _standings(self) -> Standings:
-        return standings_of(self.ledger.everything(), self.advisor.surrogate, self._all_roles(), self.space.allows)
+        trials, roles, faults = self.ledger.everything(), self._all_roles(), self.predictor.learning_faults
+        return standings_of(trials, self.advisor.surrogate, roles, self.space.allows, lambda plan: not faults(plan))
 
     def _all_roles(self) -> Roles:
         roles = dict(self._roles)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -47,6 +47,8 @@ class Standing:
     """Whether other programs disturbed each of them."""
     may_win: bool = True
     """False for a plan that others are only compared with, unless baselines alone completed."""
+    is_neutral: bool = True
+    """Whether it learns what the job asks for: another plan does not win while there is a choice."""
 
     @property
     def is_baseline(self) -> bool:
@@ -96,7 +98,8 @@ class Standings:
     @property
     def _able(self) -> list[int]:
         able = [number for number, standing in enumerate(self.entries) if standing.may_win]
-        return able or [number for number, standing in enumerate(self.entries) if standing.is_baseline]
+        baselines = [number for number, standing in enumerate(self.entries) if standing.is_baseline]
+        return able or [number for number in baselines if self.entries[number].is_neutral] or baselines
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
         """Return the two plans that are most probably fastest, and others among `most` that may well be."""
@@ -199,8 +202,12 @@ def standings_of(
     surrogate: Surrogate,
     roles: Roles,
     may_win: Callable[[Plan], bool] = lambda _: True,
+    is_neutral: Callable[[Plan], bool] = lambda _: True,
 ) -> Standings:
-    """Return the standings of the trials' plans; the surrogate has learnt from these trials."""
+    """Return the standings of the trials' plans; the surrogate has learnt from these trials.
+
+    Plans that the space lacks, or that change what is learned, may not win.
+    """
     by_plan: dict[Plan, list[FinishedTrial]] = defaultdict(list)
     for trial in ranked(trials):
         by_plan[trial.plan].append(trial)
@@ -212,7 +219,11 @@ def standings_of(
     order = np.argsort(posterior.mean, kind="stable")
     return Standings(
         entries=tuple(
-            _standing(by_plan[plan], measured, row, roles.get(plan, frozenset()), may_win=may_win(plan))
+            replace(
+                _standing(by_plan[plan], measured, row, roles.get(plan, frozenset())),
+                may_win=may_win(plan) and is_neutral(plan),
+                is_neutral=is_neutral(plan),
+            )
             for plan, row in ((plans[row], int(row)) for row in order)
         ),
         posterior=_part(posterior, order),
@@ -242,9 +253,7 @@ def ranked(trials: Iterable[FinishedTrial]) -> list[FinishedTrial]:
     ]
 
 
-def _standing(
-    trials: Sequence[FinishedTrial], measured: Posterior, row: int, roles: frozenset[str], *, may_win: bool
-) -> Standing:
+def _standing(trials: Sequence[FinishedTrial], measured: Posterior, row: int, roles: frozenset[str]) -> Standing:
     plan = trials[0].plan
     seconds = math.exp(measured.mean[row])
     return Standing(
@@ -257,7 +266,6 @@ def _standing(
         ),
         trials=len(trials),
         is_disturbed=all(each.result.is_disturbed for each in trials),
-        may_win=may_win,
     )
 
 

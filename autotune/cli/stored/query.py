@@ -79,7 +79,6 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
 
 
 def _none_text(stored: int) -> str:
-    """Say that no plan is listed, where the database has `stored` ones."""
     if not stored:
         return "No plan is known; run `autotune tune JOB`."
     return f"None of {number_of(stored, 'known plan')} matches; `autotune plans` lists all of them."

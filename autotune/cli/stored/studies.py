@@ -37,9 +37,10 @@ def list_studies(options: Options, *, model: str | None, tag: str | None, archiv
             for study in store.studies(model_name=model, tag=tag, archived=archived, limit=top)
             for best in (winners.get(study.id),)
         ]
+        stored = len(found) or len(store.studies())
     options.give(
         lambda: {"studies": [study_report.study_document(each) for each in found]},
-        lambda: study_report.studies_text(found),
+        lambda: study_report.studies_text(found, stored),
     )
 
 

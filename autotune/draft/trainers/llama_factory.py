@@ -44,6 +44,6 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
     given = Given(found)
-    # Without `neat_packing`, the samples of a pack attend to each other.
-    packs = {"pack_tokens": found["cut_to"]} if given.look("neat_packing", flag) else {}
+    # Without `neat_packing`, the samples of a pack attend to each other, as in no plan.
+    packs = {"pack_tokens": found["cut_to"], "packs_are_apart": given.look("neat_packing", flag) or False}
     return found | packs | {"checkpoint_language": not given.look("disable_gradient_checkpointing", flag)}

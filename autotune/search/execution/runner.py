@@ -18,7 +18,6 @@ from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
-from trials.data.neutral import neutrality
 from trials.errors import InvalidPlan
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Plan
@@ -67,8 +66,7 @@ class Runner:
         prediction = self._predictor.predict(plan)
         if not prediction.keeps_batch:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
-        epoch = self._predictor.base.sizes(plan.packing, plan.layout).epoch
-        for fault in neutrality(epoch).faults(epoch.settings.mixed):
+        for fault in self._predictor.learning_faults(plan):
             if role not in (*BASELINES, *REPEATS):
                 return Rejected(reason=f"it changes what is learned: {fault}")
             if role in BASELINES:

@@ -18,6 +18,7 @@ from autotune.search.learning.excerpt import Excerpt
 from trials.arrays import Floats
 from trials.data.epoch import CostWeights, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
+from trials.data.neutral import neutrality
 from trials.job import Job, SearchSection
 from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
@@ -53,6 +54,8 @@ class CalibratedPredictor:
         self.corrected = self.profiled
         """With corrected layer costs and bytes, but without what a step takes besides its schedule."""
         self._share = share
+        self.learning_faults: Callable[[Plan], tuple[str, ...]] = cache(self._learning_faults)
+        """Return in what the steps of a plan learn otherwise than the job asks for, in words."""
         self.trials = 0
         """Trials that the predictor has learnt from."""
         self._observations: list[Observation] = []
@@ -65,6 +68,10 @@ class CalibratedPredictor:
         self._heavier: dict[tuple[Packing, Layout], float] = {}
         """What packs of the whole epoch keep over what those of the excerpt do, of the plans that came to a trial."""
         self._fit()
+
+    def _learning_faults(self, plan: Plan) -> tuple[str, ...]:
+        epoch = self.base.sizes(plan.packing, plan.layout).epoch
+        return tuple(neutrality(epoch).faults(epoch.settings.mixed))
 
     @classmethod
     def of_job(

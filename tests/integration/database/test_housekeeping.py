@@ -158,7 +158,8 @@ def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: 
     assert "Note: before the new driver \\x1b[31mred\\u202e\nsecond line" in history
     assert HOSTILE not in history
     assert {plan["id"] for plan in document("plans", "--tag", "production")["plans"]} == {PLAN}
-    assert run("plans", "--tag", "paper").endswith(" matches; `autotune plans` lists all of them.\n")
+    for what in ("plans", "studies"):
+        assert run(what, "--tag", "nobody").endswith(f" matches; `autotune {what}` lists all of them.\n")
     assert document("plans", "--tag", "paper")["plans"] == []
     assert "production" in run("plans")
     assert "Tags: production" in run("show", PLAN)

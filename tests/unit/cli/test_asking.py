@@ -45,7 +45,7 @@ def test_a_terminal_is_asked_and_told_what_the_space_leaves_out(
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     monkeypatch.setattr(click, "confirm", confirm)
     assert asking(OPTIONS)(rival(may_win=may_win)) is not answer
-    left_out = "" if may_win else ", which search.space leaves out"
+    left_out = "" if may_win else ", which search.space leaves out or which changes what is learned"
     # The default is what happens without a terminal.
     assert asked == [(f"Train with omnibal (ab){left_out}, in place of the best plan?", may_win)]
     said = capsys.readouterr().err

@@ -113,6 +113,7 @@ def test_present_settings_become_the_current_plan(content: str, expected: Plan) 
     [
         (f"{SWIFT}per_device_train_batch_size: 4\npadding_free: true", "padding_free: a plan pads micro-batches of 4"),
         (f"{SWIFT}packing: true".replace("max_length: 4096\n", ""), "packing: such packs, or packs without a length"),
+        (f"{FACTORY}packing: true", "packing: such packs, or packs without a length"),
         (f"{SWIFT}deepspeed: zero3_offload", "zero3_offload is not here, and no stage without offload"),
         (f"{SWIFT}deepspeed: host.json", "offload_optimizer: a plan keeps weights and optimizer on the devices"),
         (f"{SWIFT}sequence_parallel_size: 2", "sequence_parallel_size: such a split"),

@@ -339,3 +339,19 @@ def test_a_shortened_trial_counts_as_no_measurement_of_its_plan() -> None:
     ended = finished(PLANS[1], SHORTENED, epoch_seconds=0.5 * PREDICTOR.epoch_seconds(PLANS[1]))
     assert isinstance(ended.result.outcome, Completed)
     assert [standing.plan for standing in standings_after(trial(PLANS[0], 1.0), ended).entries] == [PLANS[0]]
+
+
+def test_a_baseline_that_changes_what_is_learned_does_not_win_while_another_plan_can() -> None:
+    quick, slow = trial(PLANS[0], 0.5, 0, Role.PACKED), trial(PLANS[1], 1.5, 1)
+    both = [quick, slow, trial(PLANS[0], 0.5, 2, Role.CONFIRM), trial(PLANS[1], 1.5, 3, Role.CONFIRM)]
+    surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
+    for each in both:
+        surrogate.learn(each)
+    roles = {PLANS[0]: frozenset({Role.PACKED}), PLANS[1]: frozenset({"sampled"})}
+
+    def winner(of: list[FinishedTrial]) -> Plan:
+        found = standings_of(of, surrogate, roles, is_neutral=lambda plan: plan != PLANS[0])
+        return found.entries[found.winner().number].plan
+
+    assert winner(both) == PLANS[1]
+    assert winner([quick]) == PLANS[0], "nothing else completed"
