@@ -70,11 +70,15 @@ class Promise:
 
 
 def growth_of(layout: Layout, promise: Promise, window: SpeedWindow) -> Growth | None:
-    """Return the part of a step that grew most in the window; None where the parts of the promise are not known."""
+    """Return the part of a step that grew most in the window.
+
+    None where the parts of the promise are not known, and where none grew: the trial of the plan was slow by itself.
+    """
     if promise.step_times is None:
         return None
     tokens = window.text_tokens / window.steps
-    return greatest_growth(layout, promise.step_times.of_step(tokens), window.step_times.of_step(tokens))
+    found = greatest_growth(layout, promise.step_times.of_step(tokens), window.step_times.of_step(tokens))
+    return found if found.seconds > found.usual_seconds else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,6 +127,15 @@ def test_a_slow_window_is_stored_with_the_part_that_grew() -> None:
     assert str(window.parts.growth) == "communication: 1.05 s a step instead of 0.5 s"
 
 
+def test_no_part_is_named_where_none_grew() -> None:
+    """The trial of the plan was slower in every part than the training, and yet more is promised."""
+    trial = step_times(4.0, [2 * each for each in LOADS], [2 * each for each in PASSES])
+    promise = Promise(tokens_per_second=800.0, step_times=trial.of_step(1 / 1600))
+    (drift,) = watched(numbered(9.0, *120 * [2.5]), promise)
+    assert drift.growth is None
+    assert "grew most" not in str(drift)
+
+
 def window_of(first: int, steps: int = WINDOW_STEPS) -> SpeedWindow:
     return SpeedWindow(
         first_step=first,
