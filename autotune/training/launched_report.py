@@ -60,7 +60,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) ->
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     elif not launched.report.finished:
-        lines.append("The model is written after the last step: `autotune launch JOB` without --steps goes on")
+        lines.append("The model is written after the last step: the same command without --steps goes on")
     return "\n".join(lines)
 
 
