@@ -18,6 +18,7 @@ from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.retuning import Retune
 from autotune.training.silence import Silence
+from autotune.training.trained_steps import check_steps
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training.training_output import check_output, held
 from autotune.workload import Prepared, check_plan
@@ -121,6 +122,8 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps, window_steps=window_steps))
     with held(output):
         instead_of = plan_to_replace(prepared, plan) if changes_plan else None
+        if instead_of is None:
+            check_steps(prepared, plan)
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
         # another plan have other batches.
         lines = list(read_lines(output / PROGRESS_FILE))

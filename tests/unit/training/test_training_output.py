@@ -242,6 +242,14 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     open_output(tmp_path, SETTINGS, PLAN)
+    cosine = replace(SETTINGS, schedule="cosine", learning_rate=5e-4, epochs=2)
+    open_output(tmp_path, cosine, PLAN)
+    assert "the schedule cosine is laid over the new number of steps" in caplog.messages[-1]
+    caplog.clear()
+    open_output(tmp_path, cosine, PLAN)
+    assert not caplog.messages
+    open_output(tmp_path, SETTINGS, PLAN)
+    caplog.clear()
     open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2), PLAN)
     assert "the training continues with learning_rate 0.0005; it was 0.001 before" in caplog.text
     assert "the training continues with epochs 2; it was 1 before" in caplog.text

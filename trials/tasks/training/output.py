@@ -234,6 +234,12 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
         after = f"no {name}" if new is None else f"{name} {new}"
         before = "had none" if old is None else f"was {old}"
         _log.warning("%s: the training continues with %s; it %s before", folder, after, before)
+    if now.schedule != "constant" and changed.keys() & {"epochs", "max_steps", "schedule", "warmup"}:
+        _log.warning(
+            "%s: the schedule %s is laid over the new number of steps, so that the learning rate may jump here",
+            folder,
+            now.schedule,
+        )
 
 
 def _read(kind: type[wire.T], path: Path) -> wire.T | None:

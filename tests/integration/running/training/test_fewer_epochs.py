@@ -1,0 +1,34 @@
+"""Jobs with fewer steps than the training in their output folder has been trained."""
+
+from pathlib import Path
+
+from autotune.job_file import load_job
+from autotune.workload import look_at, read_data
+from tests.programs.users import JobFile, refusal
+from tests.values.training import plan_of
+from trials import wire
+from trials.tasks.request import Training
+from trials.tasks.training.output import RECORD_FILE, TrainingState, open_output
+from trials.tasks.training.settings import training_settings
+
+
+def test_fewer_epochs_than_are_trained_are_refused_before_ranks_start_and_are_not_recorded(
+    job: JobFile, tmp_path: Path
+) -> None:
+    job.spoil(training__epochs=8)
+    read = load_job(job.path)
+    prepared, plan = read_data(read, look_at(read), tmp_path), plan_of("12+4", "0+4")
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    opened = open_output(job.output, settings, plan)
+    steps = 3 * prepared.epoch(plan.packing, plan.layout.data).steps
+    checkpoint = job.output / f"checkpoint-{steps}"
+    checkpoint.mkdir()
+    state = TrainingState(steps=steps, plan=plan.id, data="d", training=opened.record.id, files=())
+    (checkpoint / "state.json").write_text(wire.encode(state))
+    before = (job.output / RECORD_FILE).read_bytes()
+    job.spoil(training__epochs=2)
+    code, reported = refusal("launch", job.path, "--plan", plan.id)
+    assert code == 2
+    assert "has checkpoints beyond the" in reported
+    assert "of training.epochs: 2; raise it, or name another training.output" in reported
+    assert (job.output / RECORD_FILE).read_bytes() == before
