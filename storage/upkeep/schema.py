@@ -114,8 +114,8 @@ def _checked_revision(database: Database, connection: Connection) -> str | None:
     if found < known[0]:
         raise OtherVersion(
             f"{masked(database.url)} was made by a version before 0.1.0 (tables {found}); export its studies with that "
-            "version (`autotune db export --study STUDY --out FILE`), then import them into another database with this "
-            "one (`autotune db import FILE`)"
+            "version (`autotune db export --study STUDY --out FILE`), move it away or name another database, and "
+            "import them with this one (`autotune db import FILE`)"
         )
     raise OtherVersion(
         f"{masked(database.url)} was made by a newer version (tables {found}, this version knows {known[-1]}); "
