@@ -12,10 +12,11 @@ from autotune.draft.present import Present, Unclear
 from autotune.draft.settings import absent_files, draft_of
 from autotune.draft.template import job_text
 from autotune.errors import JobError
+from autotune.events import Listener
 from autotune.job_file import job_of_text
 from autotune.machine.hardware import probe_hardware
 from autotune.plan_text import plan_text
-from trials.errors import DataError, ModelError
+from trials.errors import AutotuneError, ModelError
 from trials.job import Job, ModelSection
 from trials.model.hub import folder_of
 from trials.plan import Packed, Plan
@@ -53,7 +54,7 @@ def write_job(
     files = _name_current_plan(draft, devices, out)
     job = _loaded(draft, out)
     if draft.packs is not None:
-        _count_samples(draft, job, draft.packs)
+        _count_samples(draft, job, draft.packs, options.display)
         _loaded(draft, out)
     text = job_text(draft).encode()
     for path, content in (files | {out: text}).items():
@@ -74,15 +75,15 @@ def _loaded(draft: Draft, out: Path) -> Job:
         raise JobError(f"{out} is not written: {error}") from error
 
 
-def _count_samples(draft: Draft, job: Job, packing: Packed) -> None:
-    """Make samples of the packs that the draft's batch counts, by the first samples of the data."""
+def _count_samples(draft: Draft, job: Job, packing: Packed, listener: Listener) -> None:
+    """Convert the batch of the draft from packs to samples, by packing the data as the trainer does."""
     from autotune.draft.packed_batch import samples_of_pack
 
     packs, key = job.training.global_batch_samples, "training.global_batch_samples"
     of_step = f"The {number_of(packs, 'pack')} of a step have {packing.qt} tokens each there"
     try:
-        mean, samples = samples_of_pack(job, packing)
-    except (ModelError, DataError, JobError) as error:
+        mean, samples = samples_of_pack(job, packing, listener)
+    except AutotuneError as error:
         draft.notes.append(
             f"{of_step}, and how many samples one holds is not known here ({error}): {key} counts packs until you "
             f"multiply it by that mean, which `autotune pack JOB` shows for --qt {packing.qt}"
@@ -90,7 +91,7 @@ def _count_samples(draft: Draft, job: Job, packing: Packed) -> None:
         return
     draft.values[key] = max(1, round(packs * mean))
     draft.notes.append(
-        f"{of_step}. Packs of the first {number_of(samples, 'sample')} hold {mean:.1f} on average, so {key} is "
+        f"{of_step}. Packs of the {number_of(samples, 'sample')} hold {mean:.1f} on average, so {key} is "
         f"{draft.values[key]}"
     )
 

@@ -28,6 +28,7 @@ from autotune.training.full_training import Launched, check_first_steps
 from autotune.training.launched_report import launched_document, launched_text
 from autotune.training.plan_change import plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
+from autotune.training.trained_steps import check_steps
 from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -167,6 +168,7 @@ def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | 
     check_output(prepared.job)
     request = prepared.request(plan, Training(output=output, max_steps=steps))
     check_settings(output, training_settings(request, prepared.index.digest), plan)
+    check_steps(prepared, plan)
     # The next dry run must not replace the request that printed commands will read.
     folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"
     write_request(FolderChannel(folder), request)

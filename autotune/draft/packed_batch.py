@@ -2,32 +2,22 @@
 
 import numpy as np
 
-from trials.data.index import DatasetIndex
+from autotune.events import Listener
+from autotune.packing.material import PackOptions, job_material
 from trials.data.packs import build_packs
+from trials.errors import DataError
 from trials.job import Job
 from trials.plan import Packed
 
-FIRST = 1000
-"""Samples of each source that are packed: their mean is known to about 2 %, in a second or two."""
 
+def samples_of_pack(job: Job, packing: Packed, listener: Listener) -> tuple[float, int]:
+    """Return (mean samples of a pack, samples that were packed). The lengths are kept for later commands.
 
-def samples_of_pack(job: Job, packing: Packed) -> tuple[float, int]:
-    """Return (mean samples of a pack, number of samples that were packed), of the first samples of each source.
-
-    Raise ModelError or DataError for a model or data that cannot be read.
+    Raise what `job_material` raises, and DataError where no sample is left.
     """
-    index = _first(job)
+    index = job_material(job, job.data.sources[0].path, PackOptions(), listener).index
     order = np.arange(len(index), dtype=np.int64)
     packs = build_packs(index, order, packing, job.training.seed, job.data.oversize)
+    if not len(packs):
+        raise DataError(f"no sample fits into a pack of {packing.qt} tokens")
     return float(packs.counts.mean()), int(packs.counts.sum())
-
-
-def _first(job: Job) -> DatasetIndex:
-    from autotune.packing.material import PackOptions, job_material  # noqa: PLC0415 - imports what packs alone need
-
-    sources = (
-        source.model_copy(update={"sampling": f"first:{FIRST}"}) if source.sampling == "all" else source
-        for source in job.data.sources
-    )
-    data = job.data.model_copy(update={"sources": tuple(sources)})
-    return job_material(job.model_copy(update={"data": data}), job.data.sources[0].path, PackOptions()).index

@@ -164,7 +164,10 @@ def test_a_launch_onto_results_of_something_else_is_refused_and_leaves_them(job:
     checkpoint.mkdir(parents=True)
     code, message = refusal("launch", job.path, "--steps", "2")
     assert (code, list(job.output.iterdir())) == (2, [checkpoint])
-    assert "holds checkpoint-3, which no training of autotune wrote; name an empty or a new folder" in message
+    assert (
+        "holds checkpoint-3, which no training of this version of autotune wrote; name an empty or a new folder"
+        in message
+    )
     with open_store() as store:
         assert not store.launches(plan.id)
 

@@ -80,8 +80,8 @@ def test_predictions_count_the_processes_that_load_packs(
         workload=SimpleNamespace(model=SimpleNamespace(element_bytes=2)),
         epoch=None,
     )
-    nobody: Any = None
-    assert any(gpu.profiled(prepared, nobody, Path()).costs.loading.pixels_seconds) == waits
+    no_pool: Any = None
+    assert any(gpu.profiled(prepared, no_pool, Path()).costs.loading.pixels_seconds) == waits
 
 
 @pytest.mark.long

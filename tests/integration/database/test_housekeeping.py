@@ -159,7 +159,7 @@ def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: 
     assert HOSTILE not in history
     assert {plan["id"] for plan in document("plans", "--tag", "production")["plans"]} == {PLAN}
     for what in ("plans", "studies"):
-        assert run(what, "--tag", "nobody").endswith(f" matches; `autotune {what}` lists all of them.\n")
+        assert run(what, "--tag", "unknown").endswith(f" matches; `autotune {what}` lists all of them.\n")
     assert document("plans", "--tag", "paper")["plans"] == []
     assert "production" in run("plans")
     assert "Tags: production" in run("show", PLAN)

@@ -1,5 +1,6 @@
 """What a search tells its listener."""
 
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -7,14 +8,16 @@ import pytest
 
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.search import search
+from autotune.search.baselines import baselines
 from autotune.search.best_so_far import best_so_far
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
+from autotune.search.solver.solver import Solver
 from autotune.search.winner import ranked
-from tests.machines.search_bench import ALWAYS, PREDICTOR, Bench
+from tests.machines.search_bench import ALWAYS, MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS
+from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, workload_of
 from trials.outcome import Completed, Rejected
 from trials.plan import Layout, Packed, Plan, Stage
 
@@ -126,3 +129,22 @@ def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(
     outcomes = {trial.role: trial.result.outcome for trial in ledger.trials}
     assert isinstance(outcomes[Role.CURRENT_PLAN], Rejected)
     assert any(isinstance(outcome, Completed) for outcome in outcomes.values())
+
+
+def test_a_fast_baseline_that_changes_what_is_learned_does_not_win(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = limits_of(MEMORY)
+    found = baselines(workload_of(MEMORY), PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
+    packed = next(each.plan for each in found if each.role == Role.PACKED)
+    machine = partial(SimulatedLauncher, PREDICTOR, factor_of=lambda plan: 0.5 if plan == packed else 1.0)
+    bench.search(bench.study(), machine(), trials=8)
+    assert bench.standings.entries[bench.standings.winner().number].plan == packed
+    monkeypatch.setattr(
+        CalibratedPredictor, "_learning_faults", lambda _, plan: ("it is another batch",) if plan == packed else ()
+    )
+    bench.remembers = False
+    bench.search(bench.study(), machine(), trials=8)
+    winner = bench.standings.entries[bench.standings.winner().number]
+    assert winner.plan != packed
+    assert packed in {entry.plan for entry in bench.standings.entries}

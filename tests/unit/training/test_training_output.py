@@ -67,7 +67,9 @@ def names(folder: Path) -> list[str]:
 def test_an_output_with_results_of_another_program_is_refused_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "theirs").write_text("of days")
-    with pytest.raises(OutputTaken, match=f"holds {name}, which no training of autotune wrote; name an empty or a new"):
+    with pytest.raises(
+        OutputTaken, match=f"holds {name}, which no training of this version of autotune wrote; name an empty or a new"
+    ):
         open_output(tmp_path, SETTINGS, PLAN)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == [name, f"{name}/theirs"]
 
@@ -207,7 +209,7 @@ def test_a_record_with_a_pattern_for_its_id_removes_nothing(tmp_path: Path) -> N
     record.write_text(record.read_text().replace(opened.record.id, "*"))
     foreign = tmp_path / ".checkpoint-8.deadbeef.partial"
     foreign.mkdir()
-    with pytest.raises(OutputTaken, match=r"holds autotune\.json, which no training of autotune wrote"):
+    with pytest.raises(OutputTaken, match=r"holds autotune\.json, which no training of this version of autotune wrote"):
         open_output(tmp_path, SETTINGS, PLAN)
     assert foreign.exists()
 

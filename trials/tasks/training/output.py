@@ -199,7 +199,7 @@ def check_unclaimed(folder: Path) -> None:
     names = (RECORD_FILE, MODEL_FOLDER, PROGRESS_FILE, *(each.name for each in _checkpoints(folder)))
     if taken := [name for name in names if os.path.lexists(folder / name)]:
         raise OutputTaken(
-            f"training.output {folder} holds {taken[0]}, which no training of autotune wrote; "
+            f"training.output {folder} holds {taken[0]}, which no training of this version of autotune wrote; "
             "name an empty or a new folder"
         )
 

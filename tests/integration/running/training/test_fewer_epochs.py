@@ -27,8 +27,9 @@ def test_fewer_epochs_than_are_trained_are_refused_before_ranks_start_and_are_no
     (checkpoint / "state.json").write_text(wire.encode(state))
     before = (job.output / RECORD_FILE).read_bytes()
     job.spoil(training__epochs=2)
-    code, reported = refusal("launch", job.path, "--plan", plan.id)
-    assert code == 2
-    assert "has checkpoints beyond the" in reported
-    assert "of training.epochs: 2; raise it, or name another training.output" in reported
+    for how in ([], ["--dry-run"]):
+        code, reported = refusal("launch", job.path, "--plan", plan.id, *how)
+        assert code == 2
+        assert "has checkpoints beyond the" in reported
+        assert "of training.epochs: 2; raise it, or name another training.output" in reported
     assert (job.output / RECORD_FILE).read_bytes() == before
