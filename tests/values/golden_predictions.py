@@ -148,6 +148,7 @@ def _timed(costs: LayerCosts, devices: int, nodes: int) -> LayerCosts:
         costs,
         layers=of_kinds,
         link=_LINKS[0],
+        reduce_seconds_per_byte=8e-10,  # as `_communication` gives it for all ranks
         updates=(*costs.updates, UpdateCost(zero=1, data_parallel=devices, seconds_per_parameter=1.5e-9)),
         communications=tuple(
             _communication(devices, pipeline, of_node) for pipeline in (1, 2) if devices % pipeline == 0
