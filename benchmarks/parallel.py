@@ -39,8 +39,8 @@ from benchmarks.cases.equal_cores import equal_cores
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
 from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, ZeroStage, layer_counts
 from trials.run.pool import WarmPool

@@ -36,8 +36,8 @@ from benchmarks.cases.drift import at_profiled_speed, slowness
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import wire
 from trials.arrays import Floats
+from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement, Outcome
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage, layer_counts
 from trials.run.pool import WarmPool

@@ -158,8 +158,8 @@ def _closed_form(predictor: Predictor, plan: Plan) -> float:
     """Return the seconds of a step on the mean pack."""
     sizes = predictor.sizes(plan.packing, plan.layout)
     parts = Parts.of(cut(plan))
-    forward, backward = predictor.pass_seconds(parts, plan.layout, sizes.mean)
-    stages = (predictor.load_seconds(parts, sizes.mean) + forward + backward)[0]
+    forward, backward = predictor.times.pass_seconds(parts, plan.layout, sizes.mean)
+    stages = (predictor.times.load_seconds(parts, sizes.mean) + forward + backward)[0]
     return float(stages.sum() + (sizes.epoch.micro_batches - 1) * stages.max())
 
 
@@ -167,7 +167,7 @@ def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
     """Return DeepSpeed's split by times of layers; embedding, projector and head count with a neighbouring layer."""
     mean = predictor.sizes(case.packing, case.layout).mean
     each = Parts(layers=np.eye(5), recomputed=np.zeros((5, 5)))
-    forward, backward = predictor.pass_seconds(each, case.layout, mean)
+    forward, backward = predictor.times.pass_seconds(each, case.layout, mean)
     embedding, vision, projector, language, head = (forward + backward)[0].tolist()
     times = [vision] * case.vision.layers + [language] * case.language.layers
     times[0] += embedding

@@ -34,9 +34,9 @@ from trials.workload import DataProfile, Hardware, Part, Workload
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
+    from trials.costs.layer_costs import LayerCosts
     from trials.data.indexing import IndexReport
     from trials.job import Job
-    from trials.layer_costs import LayerCosts
 
 _Part = dict[str, Any] | None
 _OWN = ("autotune", "storage", "trials")

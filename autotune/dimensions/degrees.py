@@ -1,10 +1,14 @@
 """The pipeline's stages, and the data ranks of each."""
 
 import math
+from collections.abc import Iterator
 
 from typing_extensions import override
 
+from autotune.dimensions.averages import average_seconds
 from autotune.dimensions.dimension import Dimension
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import Layout
 from trials.workload import Workload
@@ -46,3 +50,9 @@ class DataDimension(Dimension):
     @override
     def text(self, layout: Layout, times: str) -> str:
         return f" {times} data {layout.data}"
+
+    @override
+    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
+        """Return averages of gradients, without the weights that ZeRO 3 holds in shares."""
+        if layout.data > 1 and not layout.shares_weights:
+            yield Exchange.of_bytes("average", layout.data, 0.0, average_seconds(costs, layout))

@@ -1,15 +1,16 @@
 """What a dimension of layouts says and does; a subclass overrides what concerns it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.plan import Layout, Packing, Plan, Tower
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from trials.job import Job
-    from trials.layer_costs import LayerCosts
 
 
 class PlanSolver(Protocol):
@@ -86,12 +87,16 @@ class Dimension:
     def check(self, layout: Layout, job: "Job", hardware: Hardware) -> None:
         """Raise InvalidPlan, with the reason, for a value that the model, its training or the nodes do not allow."""
 
-    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:  # noqa: ARG002
+    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:  # noqa: ARG002
         """Return what plans with the layout need beyond the costs of a profile; None where they can be predicted.
 
         With `exactly`, for plans that are to be compared, a value counts as known only if it was timed itself.
         """
         return None
+
+    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterable[Exchange]:  # noqa: ARG002
+        """Return what ranks exchange for packs that `sequence` data ranks compute together, as the profile timed it."""
+        return ()
 
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts | None:  # noqa: ARG002
         """Return the layouts beyond the usual ones that a search may try; None for a dimension without any."""

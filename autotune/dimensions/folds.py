@@ -8,21 +8,24 @@ from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.node_reduction import NodeReductionDimension
 from autotune.dimensions.offload import OffloadDimension
 from autotune.dimensions.overlap import OverlapDimension
+from autotune.dimensions.sequence import SequenceDimension
 from autotune.dimensions.tensor import TensorDimension
 from autotune.dimensions.usual import SHARDING
 from autotune.dimensions.zero import ZeroDimension
 from autotune.errors import JobError
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import Layout
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from trials.job import Job
-    from trials.layer_costs import LayerCosts
 
 DIMENSIONS: tuple[Dimension, ...] = (
     PipelineDimension(),
     DataDimension(),
+    SequenceDimension(),
     TensorDimension(),
     ZeroDimension(),
     NodeReductionDimension(),
@@ -111,13 +114,18 @@ def layout_coordinates(layout: Layout) -> tuple[float, ...]:
     return tuple(coordinate for each in DIMENSIONS for coordinate in each.coordinates(layout))
 
 
-def untimed(costs: "LayerCosts", layout: Layout, *, exactly: bool = False) -> str | None:
+def untimed(costs: LayerCosts, layout: Layout, *, exactly: bool = False) -> str | None:
     """Return what plans with this layout need beyond the costs; None where they can be predicted.
 
     With `exactly` a degree counts as known only if it was timed itself.
     """
     found = (each.untimed(costs, layout, exactly=exactly) for each in DIMENSIONS)
     return next((missing for missing in found if missing), None)
+
+
+def exchanges(costs: LayerCosts, layout: Layout, sequence: int = 1) -> list[Exchange]:
+    """Return what ranks exchange in this layout for packs that `sequence` data ranks compute together."""
+    return [exchange for each in DIMENSIONS for exchange in each.exchanges(costs, layout, sequence)]
 
 
 def further_layouts(workload: Workload, solver: PlanSolver) -> list[FurtherLayouts]:

@@ -2,18 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from autotune.dimensions.averages import knows_average
 from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.usual import layouts
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import Layout, Packing
 from trials.workload import Workload
-
-if TYPE_CHECKING:
-    from trials.layer_costs import LayerCosts
 
 
 class NodeReductionDimension(Dimension):
@@ -42,8 +40,8 @@ class NodeReductionDimension(Dimension):
             raise InvalidPlan(f"{groups} data ranks of a stage are neighbours on a node, not {within}; use -w{groups}")
 
     @override
-    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:
-        if costs.knows_reduction(layout):
+    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+        if knows_average(costs, layout):
             return None
         return f"averages of gradients over {layout.reduce_within} data ranks of a node first"
 

@@ -8,13 +8,13 @@ from typing_extensions import override
 
 from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.usual import layouts
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import TOWERS, Layout, Offload, Packing
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from trials.job import Job
-    from trials.layer_costs import LayerCosts
 
 _KINDS: dict[str, Offload] = {"ov": "vision", "ol": "language", "ovl": "both"}
 """Kinds of layers that offload, by the end of a layout's name."""
@@ -55,8 +55,8 @@ class OffloadDimension(Dimension):
             )
 
     @override
-    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:
-        if layout.offload == "none" or (costs.host_seconds_per_byte is not None and costs.compile_seconds is None):
+    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+        if layout.offload == "none" or (costs.exchange("copy") is not None and costs.compile_seconds is None):
             return None
         return "copies of what layers keep to the host's memory and back"
 

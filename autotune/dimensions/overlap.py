@@ -1,9 +1,39 @@
 """Averages of gradients during the last backward pass, which follow from the profile: no name has them."""
 
+from dataclasses import replace
+
+import numpy as np
 from typing_extensions import override
 
 from autotune.dimensions.dimension import Dimension
+from trials.arrays import Floats
+from trials.costs.layer_costs import CommunicationCost, LayerCosts
 from trials.plan import Layout
+
+LEAST_HIDDEN_SHARE = 0.5
+"""Averages of gradients run during a backward pass where this hides at least this share of them. Buckets cost time in
+each pass: on two CPU ranks, which have no core left for messages, steps with them were 2 to 6 % longer."""
+
+
+def overlapped(costs: LayerCosts, layout: Layout) -> Layout:
+    """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
+    if not layout.can_overlap:
+        return layout
+    timed = _timed(costs, layout)
+    helps = timed is not None and timed.hidden_share >= LEAST_HIDDEN_SHARE
+    return replace(layout, bucket_bytes=timed.bucket_bytes if timed and helps else 0)
+
+
+def hidden_seconds(costs: LayerCosts, layout: Layout, reduction: Floats, backward: Floats) -> Floats:
+    """Return what a backward pass of a stage hides of averages of these seconds, all [stages]."""
+    timed = _timed(costs, layout) if layout.bucket_bytes else None
+    share = timed.hidden_share if timed else 0.0
+    hidden: Floats = share * np.minimum(reduction, backward)
+    return hidden
+
+
+def _timed(costs: LayerCosts, layout: Layout) -> CommunicationCost | None:
+    return next((cost for cost in costs.communications if cost.data == layout.grid.of_stage), None)
 
 
 class OverlapDimension(Dimension):

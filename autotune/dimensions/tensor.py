@@ -1,25 +1,37 @@
 """The tensor degree: ranks that hold the matrices of the language layers together (Megatron-LM)."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
+from autotune.dimensions.averages import average_seconds
 from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.usual import layouts
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import Layout
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from trials.job import Job
-    from trials.layer_costs import LayerCosts
 
 
-def timed_degrees(costs: "LayerCosts") -> tuple[int, ...]:
+def tensor_degrees(costs: LayerCosts) -> tuple[int, ...]:
     """Return the tensor degrees above 1 that were timed, so that plans with them can be compared."""
-    return tuple(cost.degree for cost in costs.tensor if costs.knows_tensor(cost.degree) and costs.sharing)
+    if not costs.timed_degrees("sequence"):
+        return ()
+    return tuple(degree for degree in costs.timed_degrees("tensor") if _knows(costs, degree))
+
+
+def _knows(costs: LayerCosts, degree: int) -> bool:
+    """Return whether layers that `degree` ranks hold together can be predicted."""
+    is_dealt = costs["language"].dealt_parameters > 0 and costs.compile_seconds is None
+    timed = costs.is_of_one_rank or costs.exchange("tensor", degree, "language") is not None
+    return degree == 1 or (is_dealt and timed)
 
 
 class TensorDimension(Dimension):
@@ -59,11 +71,28 @@ class TensorDimension(Dimension):
         check_tensor(config, layers, layout.tensor, adapters=job.training.lora.rank is not None)
 
     @override
-    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:
+    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         degree = layout.tensor
-        if degree in (1, *timed_degrees(costs)) if exactly else costs.knows_tensor(degree):
+        if degree in (1, *tensor_degrees(costs)) if exactly else _knows(costs, degree):
             return None
         return f"what {degree} ranks exchange that hold layers together"
+
+    @override
+    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
+        """Return what ranks exchange around the blocks of a language layer, and gradients of what each holds whole.
+
+        Raise ValueError where other profiles would have timed the degree.
+        """
+        degree = layout.tensor
+        if degree == 1:
+            return
+        if (around := costs.exchange("tensor", degree, "language")) is not None:
+            yield around
+        elif not _knows(costs, degree):
+            raise ValueError(f"the profile has no times of what {degree} ranks exchange that hold layers together")
+        # As if they were data ranks.
+        alike = replace(layout, data=degree, tensor=1, reduce_within=1)
+        yield Exchange.of_bytes("replicas", degree, 0.0, average_seconds(costs, alike))
 
     @override
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:

@@ -1,18 +1,18 @@
 """The ZeRO stage: what data ranks hold in shares."""
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.usual import SHARDING, sharded_layouts
+from trials.costs.coefficients import KINDS
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
 from trials.plan import Layout, Packing, ZeroStage
 from trials.workload import Workload
-
-if TYPE_CHECKING:
-    from trials.layer_costs import LayerCosts
 
 _BEFORE: dict[ZeroStage, ZeroStage] = {2: 1, 3: 2}
 
@@ -44,10 +44,18 @@ class ZeroDimension(Dimension):
             )
 
     @override
-    def untimed(self, costs: "LayerCosts", layout: Layout, *, exactly: bool) -> str | None:
-        if costs.knows_zero(layout.zero):
+    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+        is_timed = costs.exchange("scatter") is not None
+        if layout.zero < 2 or (is_timed and (layout.zero == 2 or costs.compile_seconds is None)):
             return None
         return f"what ranks exchange that hold gradients or weights in shares (ZeRO {layout.zero})"
+
+    @override
+    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
+        """Return what ZeRO 3 gathers and scatters; a profile of one rank timed neither."""
+        if layout.shares_weights:
+            found = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
+            yield from (each for each in (*found, costs.exchange("scatter", layout.data)) if each is not None)
 
     @override
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:
@@ -65,6 +73,20 @@ class ZeroDimension(Dimension):
             usual_alone="ZeRO 0 and 1 are best and the only stages that are searched",
             cannot_help="2 and 3 save memory, but pipeline 1 fits with ZeRO 1 and with as few recomputed layers",
         )
+
+
+def gathered_parameters(costs: LayerCosts, layout: Layout) -> list[int]:
+    """Return how many weights ZeRO 3 holds whole in the backward pass of a layer of each kind, in the order of KINDS.
+
+    The backward pass of a kind goes on to the kinds before, for which its lingering weights stay.
+    """
+    if not layout.shares_weights:
+        return [0] * len(KINDS)
+    layers = [costs[kind] for kind in KINDS]
+    return [
+        layer.gathered_parameters + sum(after.lingering_parameters for after in layers[number + 1 :])
+        for number, layer in enumerate(layers)
+    ]
 
 
 def _saves_recomputation(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:

@@ -4,14 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from autotune.dimensions.averages import average_of_all
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
 from autotune.machine.hardware import default_memory_limit, probe_hardware, software
 from autotune.machine.job_hardware import hardware_of
 from storage.records import LayerProfile
 from storage.store import Store
+from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
-from trials.layer_costs import LayerCosts
 from trials.workload import ModelShape, Software
 
 _JSON = ".json"
@@ -65,11 +66,12 @@ class Cluster:
             return costs
         # Each rank of a ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009).
         scale = (1 - 1 / devices) / (1 - 1 / profiled)
-        return replace(
-            costs,
-            reduce_seconds_per_byte=costs.reduce_seconds_per_byte * scale,
-            gathers=tuple(cost.times(scale) for cost in costs.gathers),
+        of_all = (
+            replace(each.times(scale), ranks=devices)
+            for each in costs.exchanges
+            if each.name in ("average", "gather", "scatter") and each.ranks == profiled and each.within == 1
         )
+        return replace(costs, exchanges=(*costs.exchanges, *of_all))
 
 
 def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:
@@ -126,7 +128,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
             f"reductions over {devices} devices, from those over {there} as on a ring; sends, and exchanges of ranks "
             f"that share packs, as between the {there}, so slower links between machines are not considered"
         )
-    if profiled.costs.of_node and profiled.costs.tensor:
+    if profiled.costs.of_node and profiled.costs.timed_degrees("tensor"):
         yield (
             "reductions of data ranks that tensor ranks spread over more nodes, from those over all ranks, by what the "
             "link of a node carries"
@@ -135,7 +137,7 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
         yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
     if devices > there == 1:
         # One device has no neighbour: its profile holds 0 for links and reductions.
-        link, reduction = profiled.costs.link, profiled.costs.reduce_seconds_per_byte
+        link, reduction = profiled.costs.link, average_of_all(profiled.costs)
         times = {"sends": link.latency_seconds + link.seconds_per_byte, "reductions": reduction}
         if missing := [what for what, seconds in times.items() if not seconds]:
             yield f"{' and '.join(missing)} are assumed to take no time: only one device was profiled"

@@ -8,6 +8,7 @@ from typing import Self
 import torch
 
 from autotune.dimensions.folds import untimed
+from autotune.dimensions.sequence import knows_sequence
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -22,13 +23,13 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
+from trials.costs.layer_costs import LayerCosts
 from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
-from trials.layer_costs import LayerCosts
 from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
@@ -231,7 +232,7 @@ class Forecaster:
                 "them with `autotune profile JOB --fresh`, or give a plan without"
             )
         for degree in (each * tensor for each in plan.packing.degrees):
-            if not costs.knows_degree(degree):
+            if not knows_sequence(costs, degree):
                 raise PredictError(
                     f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
                     f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "

@@ -9,8 +9,8 @@ from pydantic import AwareDatetime
 from autotune.errors import NoProfile, ProfileError
 from storage.records import LayerProfile
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import WireError
-from trials.layer_costs import LayerCosts
 from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 

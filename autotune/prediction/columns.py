@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from trials.arrays import Floats
-from trials.layer_costs import KINDS, Coefficients, LayerKind
+from trials.costs.coefficients import KINDS, Coefficients, LayerKind
 
 UNITS, TOKENS, SQUARES, CONSTANT, TARGETS = range(5)
 EVERY = (UNITS, TOKENS, SQUARES, CONSTANT, TARGETS)

@@ -5,11 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from autotune.dimensions.averages import average_of_all
 from autotune.prediction.columns import of_kind
 from autotune.prediction.curves import Curves
 from trials import wire
 from trials.arrays import Floats
-from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, LinkCost
+from trials.costs.coefficients import KINDS, Coefficients, LayerKind
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts, LinkCost
+from trials.units import number_of
 from trials.workload import DataProfile
 
 _KIBI = 1 << 10
@@ -57,10 +61,11 @@ class TypicalPack:
         )
         return forward, backward, again
 
-    def exchange_seconds(self, degree: int, forward: Coefficients, backward: Coefficients) -> float:
-        """Return the seconds in which `degree` ranks exchange their parts for one language layer, in both passes."""
-        part = replace(self, **{size: getattr(self, size) / degree for size in ("units", "tokens", "squares")})
-        return part.cost(forward) + part.cost(backward)
+    def exchange_seconds(self, exchange: Exchange) -> float:
+        """Return the seconds in which ranks exchange for one layer, in both passes."""
+        sizes = {size: getattr(self, size) / exchange.ranks for size in ("units", "tokens", "squares")}
+        part = replace(self, **sizes)
+        return part.cost(exchange.forward_seconds) + part.cost(exchange.backward_seconds)
 
 
 def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
@@ -98,21 +103,12 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         "",
         f"loading    {pixels:.3f} ms, of labels alone {labels:.3f} ms",
         f"link       {_link(costs.link)}",
-        f"reduction  {_nanoseconds_per_kibi(costs.reduce_seconds_per_byte)}",
-    ]
-    # The lines above are of stages alone and of data ranks alone.
-    lines += [
-        f"{cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.link)}, "
-        f"reduction {_nanoseconds_per_kibi(cost.reduce_seconds_per_byte)}"
-        for cost in costs.communications
-        if cost.pipeline > 1 and cost.data > 1
+        f"reduction  {_nanoseconds_per_kibi(average_of_all(costs))}",
     ]
     lines += [
-        f"{cost.pipeline} stages x {cost.data} data ranks: reduction over {cost.within} ranks of a node first "
-        f"{_nanoseconds_per_kibi(cost.within_seconds_per_byte)}, at once "
-        f"{_nanoseconds_per_kibi(cost.reduce_seconds_per_byte)}"
+        f"{cost.pipeline} stages x {cost.data} data ranks: link {_link(cost.link)}"
         for cost in costs.communications
-        if cost.within > 1
+        if cost.pipeline > 1 and cost.data > 1  # the line above is of stages alone
     ]
     lines += [
         f"{cost.data} data ranks: a computation hides {cost.hidden_share:.0%} of a reduction in buckets of "
@@ -125,25 +121,26 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         for cost in costs.communications
         if cost.between
     ]
-    for shared in costs.sharing:
-        passes = shared.language_forward_seconds, shared.language_backward_seconds
-        seconds = pack.exchange_seconds(shared.degree, *passes)
-        lines.append(f"sharing    {seconds * 1e3:.3f} ms per language layer, {shared.degree} ranks for a pack")
-    for cut in costs.tensor:
-        seconds = pack.exchange_seconds(cut.degree, cut.forward_seconds, cut.backward_seconds)
-        lines.append(f"cut layers {seconds * 1e3:.3f} ms per language layer, {cut.degree} ranks for a layer")
-    for shares in costs.gathers:
-        seconds = shares.seconds[KINDS.index("language")]
-        lines.append(f"gathers    {seconds * 1e3:.3f} ms per language layer, {shares.data} data ranks with ZeRO 3")
-    if copies := costs.host_seconds_per_byte:
-        out, back = map(_nanoseconds_per_kibi, copies)
-        lines.append(f"host       {out} to its memory, {back} from it, for layers that offload")
+    lines += [
+        f"{each.name:<11}{pack.exchange_seconds(each) * 1e3:.3f} ms per language layer, {each.ranks} ranks"
+        for each in costs.exchanges
+        if each.layer == "language"
+    ]
+    lines += [f"{each.name:<11}{_of_bytes(each)}" for each in costs.exchanges if each.layer is None]
     for update in costs.updates:
         sharded = f", {update.data_parallel} data ranks, ZeRO {update.zero}" if update.data_parallel > 1 else ""
         lines.append(f"update     {update.seconds_per_parameter * 1e9:.2f} ns per parameter{sharded}")
     if costs.compile_seconds is not None:
         lines.append(f"compiling  {costs.compile_seconds:.0f} s on each rank, before its first step")
     return "\n".join(lines)
+
+
+def _of_bytes(exchange: Exchange) -> str:
+    """Return the time of each byte, and the ranks whose exchange it is."""
+    times = [_nanoseconds_per_kibi(seconds) for seconds in exchange.seconds_per_byte if seconds]
+    within = f", {exchange.within} of a node first" if exchange.within > 1 else ""
+    stages = f"{exchange.pipeline} stages x " if exchange.pipeline > 1 else ""
+    return f"{' and back '.join(times) or '0'}, {stages}{number_of(exchange.ranks, 'rank')}{within}"
 
 
 def _link(link: LinkCost) -> str:

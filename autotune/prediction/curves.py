@@ -11,7 +11,8 @@ import numpy as np
 
 from autotune.prediction.columns import TARGETS, TOKENS, UNITS
 from trials.arrays import Floats
-from trials.layer_costs import KINDS, LayerCosts, LayerKind
+from trials.costs.coefficients import KINDS, LayerKind
+from trials.costs.layer_costs import LayerCosts
 
 _SIZE_COLUMN: dict[LayerKind, int] = {
     "vision_embedding": UNITS,

@@ -10,8 +10,11 @@ import numpy as np
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.updates import scaled_updates
 from trials.arrays import Floats
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts, LayerKind, LinkCost, LoadCost, SharingCost
+from trials.costs.coefficients import Coefficients, LayerKind, times
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost
 from trials.plan import Plan
 
 COSTS = ("vision", "language", "head", "recompute", "pack", "loading", "communication", "update")
@@ -39,10 +42,6 @@ def scaled(costs: LayerCosts, factors: Sequence[float] | Floats) -> LayerCosts:
 
 @lru_cache(_REMEMBERED)
 def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
-    def times(coefficients: Coefficients, factor: float) -> Coefficients:
-        units, tokens, squares, constant = (value * factor for value in coefficients)
-        return units, tokens, squares, constant
-
     def layer(kind: LayerKind, cost: LayerCost) -> LayerCost:
         def sized(coefficients: Coefficients) -> Coefficients:
             units, tokens, squares, constant = coefficients
@@ -63,16 +62,6 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             seconds_per_byte=cost.seconds_per_byte * factors[_COMMUNICATION],
         )
 
-    def exchange(cost: SharingCost) -> SharingCost:
-        factor = factors[_COMMUNICATION]
-        return replace(
-            cost,
-            language_forward_seconds=times(cost.language_forward_seconds, factor),
-            language_backward_seconds=times(cost.language_backward_seconds, factor),
-            projector_forward_seconds=times(cost.projector_forward_seconds, factor),
-            projector_backward_seconds=times(cost.projector_backward_seconds, factor),
-        )
-
     return replace(
         costs,
         layers=tuple((kind, layer(kind, cost)) for kind, cost in costs.layers),
@@ -81,37 +70,19 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             labels_seconds=times(costs.loading.labels_seconds, factors[_LOADING]),
         ),
         link=link(costs.link),
-        updates=costs.scaled_updates(factors[_UPDATE], factors[_COMMUNICATION]),
-        reduce_seconds_per_byte=costs.reduce_seconds_per_byte * factors[_COMMUNICATION],
+        updates=scaled_updates(costs, factors[_UPDATE], factors[_COMMUNICATION]),
         communications=tuple(
             replace(
                 cost,
                 link=link(cost.link),
                 between=cost.between and link(cost.between),
-                reduce_seconds_per_byte=cost.reduce_seconds_per_byte * factors[_COMMUNICATION],
-                within_seconds_per_byte=cost.within_seconds_per_byte * factors[_COMMUNICATION],
             )
             for cost in costs.communications
         ),
-        sharing=tuple(map(exchange, costs.sharing)),
-        tensor=tuple(
-            replace(
-                cost,
-                forward_seconds=times(cost.forward_seconds, factors[_COMMUNICATION]),
-                backward_seconds=times(cost.backward_seconds, factors[_COMMUNICATION]),
-            )
-            for cost in costs.tensor
+        exchanges=tuple(
+            each.times(factors[_RECOMPUTE if each.name == "copy" else _COMMUNICATION]) for each in costs.exchanges
         ),
-        gathers=tuple(cost.times(factors[_COMMUNICATION]) for cost in costs.gathers),
-        host_seconds_per_byte=_times_of_copies(costs, factors[_RECOMPUTE]),
     )
-
-
-def _times_of_copies(costs: LayerCosts, factor: float) -> tuple[float, float] | None:
-    if costs.host_seconds_per_byte is None:
-        return None
-    out, back = costs.host_seconds_per_byte
-    return out * factor, back * factor
 
 
 def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factors: Sequence[float]) -> Features:
@@ -143,20 +114,21 @@ def stage_features(
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
     packs = np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])
     of_levels = [(parts, packs[sizes.levels[packs] == level]) for level, parts in enumerate(Parts.of_levels(plan))]
-    reduction = predictor.update_parts(plan.layout, of_levels[0][0], sizes).reduction[stage]
+    reduction = predictor.times.update_parts(plan.layout, of_levels[0][0], sizes).reduction[stage]
     found = []
     for one in np.eye(len(COSTS)):
         alone = predictor.with_costs(scaled(predictor.costs, one))
         passes = np.zeros(3)
         for parts, some in of_levels:
             table = sizes.table[some]
-            of_packs = (alone.load_seconds(parts, sizes.whole[some]), *alone.pass_seconds(parts, plan.layout, table))
+            loading = alone.times.load_seconds(parts, sizes.whole[some])
+            of_packs = (loading, *alone.times.pass_seconds(parts, plan.layout, table))
             passes += [side[:, stage].sum() for side in of_packs]
             # Costs of communication alone do not say which layers have a backward pass.
-            exchanges = predictor.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
+            exchanges = predictor.times.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
             passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
         # Without its passes nothing hides averages of gradients.
-        update = alone.update_parts(plan.layout, of_levels[0][0], sizes).optimizer[stage]
+        update = alone.times.update_parts(plan.layout, of_levels[0][0], sizes).optimizer[stage]
         update += one[_COMMUNICATION] * reduction
         found.append((*(passes / len(steps)).tolist(), float(update)))
     of_load, of_forward, of_backward, of_update = zip(*found, strict=True)

@@ -4,7 +4,8 @@ import numpy as np
 
 from autotune.prediction.columns import in_columns
 from trials.arrays import Floats
-from trials.layer_costs import KINDS, LayerCosts
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 from trials.plan import TOWERS, Layout
 
 
@@ -24,7 +25,8 @@ class Freeing:
             in_columns(layer.forward_seconds for layer in layers),
             in_columns(layer.backward_seconds for layer in layers),
         )
-        self._per_byte = costs.host_seconds_per_byte or (0.0, 0.0)
+        copy = costs.exchange("copy")
+        self._per_byte = copy.seconds_per_byte if copy else (0.0, 0.0)
 
     def seconds(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
         """Return the seconds for packs of `sizes` [packs, 5], with the `curves` at these sizes, [packs, kinds].

@@ -1,17 +1,20 @@
 """Bytes that packs keep on pipeline stages, as coefficients of their sizes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.dimensions.folds import exchanges
+from autotune.dimensions.zero import gathered_parameters
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import buffer_bytes
-from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
 _NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
@@ -35,25 +38,15 @@ class LayerBytes:
 
         With ZeRO 3, weights of `element_bytes` that are gathered are transient; so is the buffer for gradients.
         """
-        tensor = layout.tensor
-        layers = [costs[kind] for kind in KINDS]
+        of_kinds = {kind: costs[kind] for kind in KINDS}
         # A meter that counts what is transient counts the buffers of the engine too.
-        is_counted = any(any(layer.transient_bytes) for layer in layers)
-        if degree * tensor > 1:
-            of_ranks, language = costs.shared_by(degree * tensor), KINDS.index("language")
-            units, tokens, squares, constant = of_ranks.shared_bytes
-            layers[language] = replace(
-                layers[language],
-                kept_bytes=of_ranks.kept_bytes,
-                # Rotary embeddings are those of all tokens that the tensor ranks gather.
-                shared_bytes=(units, tokens * tensor, squares, constant),
-                transient_bytes=of_ranks.transient_bytes,
-            )
-        gathered = [layer.gathered_parameters for layer in layers]
-        for kind, layer in enumerate(layers):  # the backward pass goes on to the kinds before
-            gathered[:kind] = [weights + layer.lingering_parameters for weights in gathered[:kind]]
+        is_counted = any(any(layer.transient_bytes) for layer in of_kinds.values())
+        for each in exchanges(costs, layout, degree):
+            if each.layer is not None:
+                of_kinds[each.layer] = each.held(of_kinds[each.layer])
+        layers = list(of_kinds.values())
         of_engine = np.zeros((len(KINDS), len(EVERY)))
-        of_engine[:, CONSTANT] = layout.shares_weights * element_bytes * np.array(gathered)
+        of_engine[:, CONSTANT] = element_bytes * np.array(gathered_parameters(costs, layout))
         of_engine[:, CONSTANT] += is_counted * buffer_bytes(layout, element_bytes)
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(

@@ -11,8 +11,9 @@ from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
 from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import stages_static_bytes
-from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout
 
 _UNMODELLED = 0.01

@@ -4,7 +4,8 @@ import numpy as np
 
 from autotune.prediction.parts import HEAD, PROJECTOR, Parts
 from trials.arrays import Floats
-from trials.layer_costs import KINDS, LayerCosts
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 
 
 class Parameters:

@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 
 from trials.arrays import Floats, Ints
-from trials.layer_costs import KINDS
+from trials.costs.coefficients import KINDS
 from trials.model.cut import Cut, cut
 from trials.plan import Plan
 

@@ -57,10 +57,11 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     rows = sizes.epoch.rows(step)
     # [data ranks, micro-batches]: each rank is simulated as a step of its own.
     packs = rows.T
-    seconds, update = predictor.plan_seconds(plan, sizes), predictor.update_parts(plan.layout, parts, sizes).seconds
+    seconds = predictor.times.plan_seconds(plan, sizes)
+    update = predictor.times.update_parts(plan.layout, parts, sizes).seconds
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
-    sharing = predictor.sharing(parts, plan.layout, sizes)
+    sharing = predictor.times.sharing(parts, plan.layout, sizes)
     meetings = None if sharing is None else sharing.meetings(rows[None])
     schedule = simulate(forward, backward, sends, returns, meetings)
     passes = trace(forward, backward, sends, returns, meetings)
@@ -73,6 +74,6 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
         forward=np.stack((passes.forward_ends - forward, passes.forward_ends), axis=-1)[rank],
         backward=np.stack((passes.backward_ends - backward, passes.backward_ends), axis=-1)[rank],
         update=np.stack((begins, begins + update), axis=-1),
-        kept_bytes=predictor.kept_bytes(plan, sizes)[packs[rank]],
+        kept_bytes=predictor.memory.kept(Parts.of_levels(plan), plan.layout, sizes)[packs[rank]],
         static_bytes=tuple(stage.static for stage in prediction.stage_memory),
     )

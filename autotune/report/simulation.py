@@ -11,12 +11,12 @@ from autotune.report.lengths import drawn_index
 from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.study_settings import training_of
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.metrics import Balance, balance
 from trials.data.packs import Oversize
 from trials.errors import TrialsError
-from trials.layer_costs import LayerCosts
 from trials.plan import Packing, Plan
 
 _LEAST_SAMPLES, _MOST_SAMPLES = 2000, 60_000

@@ -8,6 +8,7 @@ from itertools import chain
 from optuna.storages import BaseStorage
 
 from autotune.dimensions.folds import untimed
+from autotune.dimensions.sequence import knows_sequence
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
@@ -30,7 +31,7 @@ from autotune.search.space.feasible import feasible_space, holds_all
 from autotune.search.traps import trap_findings
 from autotune.workbench import Workbench
 from storage.records import StudyRecord
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.units import duration_text, number_of
@@ -128,7 +129,7 @@ def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
             "JOB --fresh`, or give a plan without"
         )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
-    if unknown := [degree for degree in of_packs if not costs.knows_degree(degree)]:
+    if unknown := [degree for degree in of_packs if not knows_sequence(costs, degree)]:
         raise JobError(
             f"search.current_plan: the stored profile has no times of what {unknown[0]} ranks exchange that share a "
             "pack; measure them with `autotune profile JOB --fresh`"

@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass, replace
 
 from autotune.search.compile_setting import MARGIN
-from trials.layer_costs import Coefficients, LayerCost, LayerCosts
+from trials.costs.coefficients import times
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +60,9 @@ def _scaled(plain: LayerCost, compiled: LayerCost, share: float | None) -> Layer
         return plain
     return replace(
         compiled,
-        forward_seconds=_times(plain.forward_seconds, share),
-        backward_seconds=_times(plain.backward_seconds, share),
-        recompute_seconds=_times(plain.recompute_seconds, share),
+        forward_seconds=times(plain.forward_seconds, share),
+        backward_seconds=times(plain.backward_seconds, share),
+        recompute_seconds=times(plain.recompute_seconds, share),
         curve_sizes=plain.curve_sizes,
         curve=plain.curve,
     )
-
-
-def _times(coefficients: Coefficients, factor: float) -> Coefficients:
-    units, tokens, squares, constant = coefficients
-    return factor * units, factor * tokens, factor * squares, factor * constant

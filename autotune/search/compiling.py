@@ -24,7 +24,7 @@ from autotune.search.tuner import check_search
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.records import CompileDecision
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.model.refusals.compiling import check_compiler, missing_tool
 from trials.run.pool import WarmPool
 from trials.workload import COMPILER

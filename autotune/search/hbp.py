@@ -77,8 +77,8 @@ class _Recipe:
         if not self._solver.fills_levels(packing, self._layout) or (plan := self._fitted(packing)) is None:
             return None
         sizes, parts = self._predictor.sizes(packing, self._layout).of_levels[0], Parts.of_levels(plan)[0]
-        passes = self._predictor.pass_seconds(parts, self._layout, sizes.mean)
-        exchanges = self._predictor.exchange_seconds(parts, self._layout, sizes.mean, np.array([level.sequence]))
+        passes = self._predictor.times.pass_seconds(parts, self._layout, sizes.mean)
+        exchanges = self._predictor.times.exchange_seconds(parts, self._layout, sizes.mean, np.array([level.sequence]))
         slowest = sum(side[0] for side in (*passes, *exchanges)).max()
         return _Timed(level=level, seconds_per_token=float(slowest / sizes.mean[0, 1]))
 

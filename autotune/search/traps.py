@@ -9,8 +9,9 @@ import numpy as np
 from autotune.machine.device_problems import Finding
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS, Coefficients, LayerKind, SlowCall, SlowCause
+from trials.costs.layer_costs import LayerCosts
 from trials.launchers.commands import EXPANDABLE, allocator_setting
-from trials.layer_costs import KINDS, Coefficients, LayerCosts, LayerKind, SlowCall, SlowCause
 from trials.units import number_of
 from trials.workload import Hardware, Workload
 

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.output.result import Check, at_most, finish, show
 from benchmarks.prediction import EXAMPLE
+from trials.costs.coefficients import LayerKind
 from trials.engine.compiled import compile_layers, compiled_graphs
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.layer_costs import LayerKind
 from trials.tasks.profiling.layer_profile import Profiler, one_of_each
 from trials.tasks.profiling.probes import Probe, Run, probes
 from trials.tasks.request import ProbeSizes

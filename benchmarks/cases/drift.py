@@ -7,7 +7,8 @@ import numpy as np
 from autotune.prediction.curves import Curves
 from autotune.prediction.features import COSTS, scaled
 from autotune.workload import Prepared
-from trials.layer_costs import KINDS, LayerCosts
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 from trials.outcome import Measurement
 from trials.plan import Layout, Padded, Plan, Stage
 from trials.run.pool import Answers, WarmPool

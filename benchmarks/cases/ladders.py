@@ -155,7 +155,7 @@ def _described(workload: Mixed, plan: Plan) -> dict[str, Any]:
     epoch = sizes.epoch
     found = balance(epoch, workload.weights)
     squares = (epoch.pack_sizes().squares / epoch.degrees)[epoch.assignment]
-    update = workload.predictor.update_parts(plan.layout, Parts.of_levels(plan)[0], sizes)
+    update = workload.predictor.times.update_parts(plan.layout, Parts.of_levels(plan)[0], sizes)
     return {
         "plan": wire.to_document(plan),
         "epoch_seconds": prediction.epoch_seconds,

@@ -29,8 +29,8 @@ from benchmarks.machines.analytic import A100, analytic_costs
 from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.search import search
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts
 from trials.plan import Layout, Plan
 from trials.workload import Workload
 

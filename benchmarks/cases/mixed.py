@@ -11,9 +11,9 @@ from autotune.search.solver.solver import Solver
 from benchmarks.cases.lengths import index_of
 from benchmarks.cases.workloads import SimulatedWorkload
 from benchmarks.machines.analytic import A100, analytic_costs
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
-from trials.layer_costs import Coefficients, GatherCost, LayerCosts, SharingCost
 from trials.plan import Packing, Plan
 
 SAMPLES = 1_000_000
@@ -82,8 +82,8 @@ class Mixed(SimulatedWorkload):
         costs = analytic_costs(self.vision, self.language, A100, self.tensor, degrees)
         if not self.published:
             return costs
-        hidden = GatherCost(data=self.devices, seconds=(0.0,) * 5, scatter_seconds_per_byte=0.0)
-        return replace(costs, sharing=tuple(map(_slower, costs.sharing)), gathers=(hidden,))
+        slower = {"sequence": EXCHANGES, "gather": 0, "scatter": 0}  # gathers are hidden behind computation
+        return replace(costs, exchanges=tuple(each.times(slower.get(each.name, 1)) for each in costs.exchanges))
 
     @cached_property
     def weights(self) -> CostWeights:
@@ -121,17 +121,3 @@ class Mixed(SimulatedWorkload):
         """Return whether a search would not reject the plan, by the heaviest packs of all samples."""
         memory = self.predictor.plans_memory([plan])[0]
         return self.limits(self.memory_limit_bytes).first_above(memory) is None
-
-
-def _slower(cost: SharingCost) -> SharingCost:
-    def times(seconds: Coefficients) -> Coefficients:
-        units, tokens, squares, constant = (EXCHANGES * each for each in seconds)
-        return units, tokens, squares, constant
-
-    return replace(
-        cost,
-        language_forward_seconds=times(cost.language_forward_seconds),
-        language_backward_seconds=times(cost.language_backward_seconds),
-        projector_forward_seconds=times(cost.projector_forward_seconds),
-        projector_backward_seconds=times(cost.projector_backward_seconds),
-    )

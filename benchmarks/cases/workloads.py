@@ -27,10 +27,10 @@ from benchmarks.cases.solver import (
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from benchmarks.packing import WEIGHTS
 from tests.machines.simulated import Behaviour, SimulatedLauncher
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex, profile
 from trials.job import DataSection, Job, ModelSection, SearchSection, Source, TrainingSection
-from trials.layer_costs import LayerCosts
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
 

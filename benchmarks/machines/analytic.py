@@ -3,21 +3,13 @@
 They assume efficiencies instead of measuring them: plans of one model can be compared, but the seconds are rough.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trials.layer_costs import (
-    Coefficients,
-    GatherCost,
-    LayerCost,
-    LayerCosts,
-    LayerKind,
-    LinkCost,
-    LoadCost,
-    SharingCost,
-    TensorCost,
-    UpdateCost,
-)
+from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind
+from trials.costs.exchange import Exchange
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost, UpdateCost
 
 LABEL = "analytic device profile: computed from shapes and data sheets, nothing measured"
 """Label for all results of these costs."""
@@ -139,27 +131,29 @@ def analytic_costs(
                 seconds_per_parameter=_OPTIMIZER_BYTES / device.memory_bytes_per_second,
             ),
         ),
-        # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
-        reduce_seconds_per_byte=2 / device.link_bytes_per_second,
         residual=0.0,
-        sharing=tuple(_shared(vision, language, device, degree) for degree in sequence_degrees),
-        tensor=tuple(_cut(language, device, degree) for degree in tensor_degrees),
-        gathers=(_gathered([cost for _, cost in layers], device, shares),) if shares > 1 else (),
+        exchanges=(
+            # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
+            Exchange.of_bytes("average", max(2, shares), 0.0, 2 / device.link_bytes_per_second),
+            *(each for degree in sequence_degrees for each in _shared(vision, language, device, degree)),
+            *(_cut(language, device, degree) for degree in tensor_degrees),
+            *(_gathered([cost for _, cost in layers], device, shares) if shares > 1 else ()),
+        ),
     )
 
 
-def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> GatherCost:
-    """Return what data ranks exchange that hold weights in shares: each receives all but its own, as in a ring."""
+def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> Iterator[Exchange]:
+    """Yield what data ranks exchange that hold weights in shares: each receives all but its own, as in a ring."""
     rate = (shares - 1) / shares / device.link_bytes_per_second
-    embedding, vision, projector, language, head = (
-        device.link_latency_seconds + rate * _ELEMENT_BYTES * layer.parameters for layer in layers
-    )
-    return GatherCost(
-        data=shares, seconds=(embedding, vision, projector, language, head), scatter_seconds_per_byte=rate
-    )
+    for kind, layer in zip(KINDS, layers, strict=True):
+        seconds = device.link_latency_seconds + rate * _ELEMENT_BYTES * layer.parameters
+        gather: Coefficients = 0.0, 0.0, 0.0, seconds
+        backward = NOTHING if kind == "head" else gather
+        yield Exchange(name="gather", ranks=shares, layer=kind, forward_seconds=gather, backward_seconds=backward)
+    yield Exchange.of_bytes("scatter", shares, 0.0, rate)
 
 
-def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree: int) -> SharingCost:
+def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree: int) -> tuple[Exchange, Exchange]:
     """Return what ranks exchange that share a pack (DeepSpeed-Ulysses): queries, keys and values, then the outputs.
 
     Fewer key heads than ranks are repeated. Behind the projector go the features of the images.
@@ -169,19 +163,24 @@ def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree
     attention: Coefficients = 0.0, rate * (2 * language.hidden + keys), 0.0, 2 * device.link_latency_seconds
     features: Coefficients = rate * vision.image_tokens * language.hidden, 0.0, 0.0, device.link_latency_seconds
     layer = _language_layer(language, _Share(device, 1))
-    return SharingCost(
-        degree=degree,
-        language_forward_seconds=attention,
-        language_backward_seconds=attention,
-        projector_forward_seconds=features,
-        projector_backward_seconds=features,
+    in_attention = Exchange(
+        name="sequence",
+        ranks=degree,
+        layer="language",
+        forward_seconds=attention,
+        backward_seconds=attention,
+        recompute_seconds=attention,
         kept_bytes=layer.kept_bytes,
         shared_bytes=layer.shared_bytes,
         transient_bytes=layer.transient_bytes,
     )
+    behind_projector = Exchange(
+        name="sequence", ranks=degree, layer="projector", forward_seconds=features, backward_seconds=features
+    )
+    return in_attention, behind_projector
 
 
-def _cut(language: LanguageShape, device: Device, degree: int) -> TensorCost:
+def _cut(language: LanguageShape, device: Device, degree: int) -> Exchange:
     """Return what ranks exchange that hold a language layer: a gather and a reduce-scatter around both blocks.
 
     The backward pass has as many, and gathers the states again. Each rank receives all parts but its own.
@@ -189,7 +188,14 @@ def _cut(language: LanguageShape, device: Device, degree: int) -> TensorCost:
     rate = _ELEMENT_BYTES * (degree - 1) * language.hidden / device.tensor_bytes_per_second
     passes = 4, 6
     forward, backward = ((0.0, count * rate, 0.0, count * device.link_latency_seconds) for count in passes)
-    return TensorCost(degree=degree, forward_seconds=forward, backward_seconds=backward)
+    return Exchange(
+        name="tensor",
+        ranks=degree,
+        layer="language",
+        forward_seconds=forward,
+        backward_seconds=backward,
+        recompute_seconds=forward,
+    )
 
 
 class _Share:

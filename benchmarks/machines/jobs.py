@@ -20,9 +20,9 @@ from benchmarks.machines.links import drawn_network
 from benchmarks.machines.machine import EpochOf, Machine
 from benchmarks.machines.profiling import distorted, profiled
 from tests.machines.simulated import Behaviour, SimulatedLauncher
+from trials.costs.layer_costs import LayerCosts
 from trials.data.index import DatasetIndex, profile
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts
 from trials.plan import Plan
 
 DEVELOPMENT = range(40)

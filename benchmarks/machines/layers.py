@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from benchmarks.machines.analytic import LanguageShape, VisionShape
-from trials.layer_costs import LayerKind
+from trials.costs.coefficients import LayerKind
 
 ELEMENT_BYTES = 2
 

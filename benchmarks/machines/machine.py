@@ -18,9 +18,9 @@ from benchmarks.machines.pipeline import stage_ends
 from benchmarks.machines.structure import Structure
 from tests.machines.truths import predicted_peaks
 from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS, LayerKind
 from trials.data.epoch import Epoch
 from trials.engine.static_memory import GRADIENT_BYTES
-from trials.layer_costs import KINDS, LayerKind
 from trials.model.cut import Cut, cut
 from trials.plan import Layout, Packing, Plan
 

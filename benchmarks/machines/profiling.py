@@ -5,16 +5,24 @@ from collections.abc import Iterator
 import numpy as np
 
 from autotune.dimensions.usual import zero_stages
-from autotune.prediction.costs import fit_costs
 from autotune.prediction.features import COSTS, scaled
+from autotune.prediction.fit.costs import fit_costs
 from autotune.search.execution.profiling import design
 from benchmarks.machines.dials import Dials
 from benchmarks.machines.machine import Machine
+from trials.costs.coefficients import KINDS, LayerKind
+from trials.costs.layer_costs import LayerCosts
 from trials.data.index import DatasetIndex
 from trials.grid import Grid
 from trials.job import SearchSection
-from trials.layer_costs import KINDS, LayerCosts, LayerKind
-from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.tasks.answer import (
+    CommunicationTiming,
+    ExchangeTiming,
+    LayerTiming,
+    LoadTiming,
+    ProfileReport,
+    UpdateTiming,
+)
 from trials.tasks.request import ProbeSizes, Profile
 from trials.workload import DataProfile, ModelShape
 
@@ -40,7 +48,8 @@ def profiled(
     Unless it `sees_all`, it sees decoding where that `is_profiled` alone.
     """
     task = design(data, model, zero_stages(model, machine.devices), machine.devices, SearchSection().trial_timeout)
-    costs = fit_costs([_report(machine, bytes_of, task, index, sees_all=sees_all)])
+    report = _report(machine, bytes_of, task, index, sees_all=sees_all)
+    costs = fit_costs([report] * machine.devices)  # all ranks measure alike
     return costs.with_workers(machine.decoding.workers if machine.decoding is not None else 0)
 
 
@@ -56,6 +65,8 @@ def _report(
     devices = machine.devices
     alone = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=machine.update_per_parameter(1))
     together = machine.update_per_parameter(devices)
+    degrees = (pipeline for pipeline in range(1, devices + 1) if devices % pipeline == 0)
+    grids = [Grid(pipeline=pipeline, data=devices // pipeline) for pipeline in degrees]
     return ProfileReport(
         timings=(*_timings(machine, bytes_of, task.sizes), *_timings(machine, bytes_of, task.curve_sizes)),
         loads=tuple(_loads(machine, index, sees_all=sees_all)),
@@ -68,25 +79,25 @@ def _report(
                 for zero in task.zero_stages
             ),
         ),
-        communications=tuple(
-            _communication(machine, Grid(pipeline=pipeline, data=devices // pipeline))
-            for pipeline in range(1, devices + 1)
-            if devices % pipeline == 0
-        ),
+        communications=tuple(_communication(machine, grid) for grid in grids),
+        exchanges=tuple(_averages(machine, grid) for grid in grids if grid.data > 1),
     )
 
 
 def _communication(machine: Machine, grid: Grid) -> CommunicationTiming:
     network, dials = machine.network, machine.dials
     links = [network.message_factor(grid, dials, stage) for stage in range(grid.pipeline - 1)]
-    rings = [network.ring_seconds(grid, dials, stage) for stage in range(grid.pipeline)]
     return CommunicationTiming(
         pipeline=grid.pipeline,
         data=grid.data,
         latency_seconds=network.latency_seconds if links else 0.0,
         seconds_per_byte=network.seconds_per_byte * max(links, default=0.0),
-        reduce_seconds_per_byte=max(rings) if grid.data > 1 else 0.0,
     )
+
+
+def _averages(machine: Machine, grid: Grid) -> ExchangeTiming:
+    rings = [machine.network.ring_seconds(grid, machine.dials, stage) for stage in range(grid.pipeline)]
+    return ExchangeTiming(name="average", ranks=grid.data, pipeline=grid.pipeline, backward_seconds=max(rings))
 
 
 def _timings(machine: Machine, bytes_of: LayerCosts, sizes: ProbeSizes) -> Iterator[LayerTiming]:

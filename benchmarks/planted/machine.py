@@ -13,14 +13,15 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from autotune.workload import Prepared
+from trials.costs.coefficients import KINDS, LayerKind
 from trials.data.epoch import Epoch
-from trials.layer_costs import KINDS, LayerKind
 from trials.model.cut import Cut, cut
 from trials.outcome import Cause, StageMeasurement
 from trials.plan import Plan
 from trials.run.pool import Answers
 from trials.tasks.answer import (
     CommunicationTiming,
+    ExchangeTiming,
     LayerTiming,
     LoadTiming,
     ProfileReport,
@@ -168,17 +169,15 @@ class Machine:
                 ),
             ),
             communications=(
-                CommunicationTiming(
-                    pipeline=1, data=2, latency_seconds=0, seconds_per_byte=0, reduce_seconds_per_byte=2 * speeds.byte
-                ),
+                CommunicationTiming(pipeline=1, data=2, latency_seconds=0, seconds_per_byte=0),
                 CommunicationTiming(
                     pipeline=2,
                     data=1,
                     latency_seconds=_LAUNCH_SECONDS,
                     seconds_per_byte=2 * speeds.byte,
-                    reduce_seconds_per_byte=0,
                 ),
             ),
+            exchanges=(ExchangeTiming(name="average", ranks=2, backward_seconds=2 * speeds.byte),),
         )
 
     def _timing(self, kind: LayerKind, pack: _Pack) -> LayerTiming:

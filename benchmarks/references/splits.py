@@ -8,8 +8,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from autotune.prediction.sizes import EpochSizes
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import static_bytes
-from trials.layer_costs import KINDS, LayerCosts
 from trials.plan import Layout, Stage
 
 _GIB = float(1 << 30)

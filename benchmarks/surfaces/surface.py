@@ -18,12 +18,12 @@ from autotune.search.space.space import Axes, Point, Space
 from benchmarks.cases.drift import at_profiled_speed
 from storage.records import FinishedTrial, TrialResult
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings
 from trials.data.formats import AnnotationFile
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.packs import Oversize, Packs
 from trials.job import SearchSection
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Packed, Packing, Plan
 from trials.workload import Workload

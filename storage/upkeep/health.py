@@ -41,8 +41,8 @@ from storage.errors import BadAnnotation
 from storage.queries import codec
 from storage.queries.studies import whole_trials
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import OtherForm
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed
 
 _ROWS_AT_ONCE = 500

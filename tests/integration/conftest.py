@@ -15,8 +15,8 @@ from storage.store import Store, open_store
 from tests.programs.users import JobFile
 from tests.values.training import job_of, prepared_of
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.plan import Plan
 from trials.run.pool import WarmPool

@@ -19,7 +19,7 @@ from benchmarks.devices.models import make_example, with_model
 from benchmarks.devices.target import pretended_target
 from benchmarks.output.result import at_least
 from tests.values.search import COSTS
-from trials.layer_costs import LoadCost
+from trials.costs.layer_costs import LoadCost
 
 ROOT = Path(__file__).parents[2]
 PRETENDED = pretended_target()

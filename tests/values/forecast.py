@@ -17,7 +17,7 @@ from tests.programs.users import JobFile
 from tests.values.storage import NOON, WORKLOAD, result_of
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.model.shape import model_shape
 from trials.plan import Plan
 

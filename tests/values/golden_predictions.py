@@ -7,12 +7,13 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, get_args
 
 from autotune.dimensions.folds import layout_name
+from autotune.dimensions.overlap import overlapped
 from autotune.dimensions.usual import layouts, sharded_layouts
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
@@ -20,6 +21,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from tests.values.data import index_of
+from tests.values.exchanges import around_layers, averages, copies, of_weights
 from tests.values.search import (
     BATCH,
     COSTS,
@@ -28,21 +30,13 @@ from tests.values.search import (
     keeping,
     limits_of,
     random_rows,
-    times,
     workload_of,
 )
 from trials import wire
-from trials.layer_costs import (
-    CommunicationCost,
-    GatherCost,
-    LayerCost,
-    LayerCosts,
-    LayerKind,
-    LinkCost,
-    SharingCost,
-    TensorCost,
-    UpdateCost,
-)
+from trials.costs.coefficients import Coefficients, LayerKind, times
+from trials.costs.exchange import Exchange
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import CommunicationCost, LayerCosts, LinkCost, UpdateCost
 from trials.plan import Layout, Levelled, Offload, Packed, Packing, Padded, Plan
 from trials.workload import Workload
 
@@ -94,7 +88,7 @@ class GoldenWorkload:
         costs, model = self.predictor.costs, workload_of().model
         for devices in (self.devices, self.devices // 2, self.devices // 4):
             usual = layouts(model, devices) if devices else ()
-            yield from chain(usual, map(costs.overlapped, usual), sharded_layouts(devices) if devices else ())
+            yield from chain(usual, map(partial(overlapped, costs), usual), sharded_layouts(devices) if devices else ())
             for layout, offload in product(usual, get_args(Offload)[1:]):
                 yield replace(layout, offload=offload)
             for layout in usual:
@@ -142,40 +136,21 @@ _LINKS = tuple(LinkCost(latency_seconds=factor * 1e-4, seconds_per_byte=factor *
 def _timed(costs: LayerCosts, devices: int, nodes: int) -> LayerCosts:
     """Return costs with all that ranks of these devices exchange."""
     of_kinds = tuple((kind, _whole(kind, cost)) for kind, cost in costs.layers)
-    language = dict(of_kinds)["language"]
     of_node = devices // nodes
     return replace(
         costs,
         layers=of_kinds,
         link=_LINKS[0],
-        reduce_seconds_per_byte=8e-10,  # as `_communication` gives it for all ranks
         updates=(*costs.updates, UpdateCost(zero=1, data_parallel=devices, seconds_per_parameter=1.5e-9)),
         communications=tuple(
             _communication(devices, pipeline, of_node) for pipeline in (1, 2) if devices % pipeline == 0
         ),
-        sharing=tuple(
-            SharingCost(
-                degree=degree,
-                language_forward_seconds=(0, degree * 3e-7, 0, 2e-5),
-                language_backward_seconds=(0, degree * 4e-7, 0, 3e-5),
-                projector_forward_seconds=(degree * 1e-5, 1e-7, 0, 1e-5),
-                projector_backward_seconds=(degree * 2e-5, 1e-7, 0, 1e-5),
-                kept_bytes=times(language.kept_bytes, 1.1),
-                shared_bytes=times(language.shared_bytes, 1.2),
-                transient_bytes=times(language.transient_bytes, 1.3),
-            )
-            for degree in _DEGREES
+        exchanges=(
+            *_averages(devices, of_node),
+            *(exchange for degree in _DEGREES for exchange in _of_degree(degree, dict(of_kinds)["language"])),
+            *of_weights(devices, (1e-4, 2e-4, 3e-4, 2e-4, 5e-4), 6e-10),
+            copies(3e-10, 4e-10),
         ),
-        tensor=tuple(
-            TensorCost(
-                degree=degree,
-                forward_seconds=(0, degree * 5e-7, 0, 4e-5),
-                backward_seconds=(0, degree * 7e-7, 0, 6e-5),
-            )
-            for degree in _DEGREES
-        ),
-        gathers=(GatherCost(data=devices, seconds=(1e-4, 2e-4, 3e-4, 2e-4, 5e-4), scatter_seconds_per_byte=6e-10),),
-        host_seconds_per_byte=(3e-10, 4e-10),
         of_node=of_node if nodes > 1 else 0,
     )
 
@@ -198,13 +173,41 @@ def _communication(devices: int, pipeline: int, of_node: int) -> CommunicationCo
         pipeline=pipeline,
         data=devices // pipeline,
         link=_LINKS[0],
-        reduce_seconds_per_byte=pipeline * 8e-10,
-        within=of_node if pipeline == 1 and 1 < of_node < devices else 1,
-        within_seconds_per_byte=7e-10 if pipeline == 1 and 1 < of_node < devices else 0.0,
         between=_LINKS[1] if pipeline > 1 and of_node < devices else None,
         bucket_bytes=1 << 20 if pipeline == 1 else 0,
         hidden_share=0.8 if pipeline == 1 else 0.0,
     )
+
+
+def _averages(devices: int, of_node: int) -> Iterator[Exchange]:
+    for pipeline in (1, 2):
+        if devices % pipeline == 0:
+            yield averages(pipeline * 8e-10, devices // pipeline, pipeline=pipeline)
+    if 1 < of_node < devices:
+        yield averages(7e-10, devices, within=of_node)
+
+
+def _of_degree(degree: int, language: LayerCost) -> Iterator[Exchange]:
+    forward: Coefficients = (0, degree * 3e-7, 0, 2e-5)
+    yield Exchange(
+        name="sequence",
+        ranks=degree,
+        layer="language",
+        forward_seconds=forward,
+        backward_seconds=(0, degree * 4e-7, 0, 3e-5),
+        recompute_seconds=forward,
+        kept_bytes=times(language.kept_bytes, 1.1),
+        shared_bytes=times(language.shared_bytes, 1.2),
+        transient_bytes=times(language.transient_bytes, 1.3),
+    )
+    yield Exchange(
+        name="sequence",
+        ranks=degree,
+        layer="projector",
+        forward_seconds=(degree * 1e-5, 1e-7, 0, 1e-5),
+        backward_seconds=(degree * 2e-5, 1e-7, 0, 1e-5),
+    )
+    yield around_layers(degree, (0, degree * 5e-7, 0, 4e-5), (0, degree * 7e-7, 0, 6e-5))
 
 
 _COSTS = {"whole": COSTS, "keeping": keeping(3.0), "frozen": frozen_vision()}

@@ -20,21 +20,14 @@ from storage.records import FinishedTrial, TrialResult
 from tests.machines.simulated import SimulatedLauncher, Undisturbed
 from tests.values import storage as storage_values
 from tests.values.data import WEIGHTS, build, index_of
+from tests.values.exchanges import averages
 from tests.values.training import job_of
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind, times
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
-from trials.layer_costs import (
-    KINDS,
-    NOTHING,
-    Coefficients,
-    LayerCost,
-    LayerCosts,
-    LayerKind,
-    LinkCost,
-    LoadCost,
-    UpdateCost,
-)
 from trials.outcome import Outcome
 from trials.plan import Packing, Padded, Plan
 from trials.workload import Workload
@@ -72,8 +65,8 @@ def costs_of(*layers: LayerCost, loading: LoadCost = NO_LOADING) -> LayerCosts:
         loading=loading,
         link=LinkCost(latency_seconds=0.0, seconds_per_byte=0.0),
         updates=(UpdateCost(zero=0, data_parallel=1, seconds_per_parameter=2e-9),),
-        reduce_seconds_per_byte=1e-9,
         residual=0.02,
+        exchanges=(averages(1e-9),),
     )
 
 
@@ -116,11 +109,6 @@ def _frozen(cost: LayerCost) -> LayerCost:
         kept_bytes=NOTHING,
         frozen_parameters=cost.parameters,
     )
-
-
-def times(coefficients: Coefficients, factor: float) -> Coefficients:
-    units, tokens, squares, constant = coefficients
-    return factor * units, factor * tokens, factor * squares, factor * constant
 
 
 def random_rows(count: int, seed: int = 0) -> list[tuple[int, int]]:

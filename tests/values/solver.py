@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from tests.values.search import layer_costs, limits_of, predictor_of, times
-from trials.layer_costs import LayerCosts
+from tests.values.exchanges import copies, exchanging
+from tests.values.search import layer_costs, limits_of, predictor_of
+from trials.costs.coefficients import times
+from trials.costs.layer_costs import LayerCosts
 from trials.plan import Layout, Offload, Packed, Packing, Padded
 
 packings: st.SearchStrategy[Packing] = st.sampled_from(
@@ -30,8 +32,8 @@ def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, 
     )
     packing = draw(packings)
     factors = draw(st.lists(st.tuples(st.floats(0.2, 3), st.floats(0, 2), st.floats(0, 1)), min_size=5, max_size=5))
-    copies = draw(st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)))
-    costs = replace(_uneven(draw(layer_costs), factors), host_seconds_per_byte=copies)
+    out, back = draw(st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)))
+    costs = exchanging(_uneven(draw(layer_costs), factors), copies(out, back))
     predictor = predictor_of(costs, batch=draw(st.sampled_from([1, 8, 32])))
     least = Solver(predictor, limits_of(1, vision, language)).least_bytes(packing, layout)
     limit = round(least * draw(st.floats(0.5, 3)))

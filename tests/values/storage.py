@@ -18,7 +18,10 @@ from storage.records import (
     TrialResult,
 )
 from storage.store import Store
-from trials.layer_costs import KINDS, LayerCost, LayerCosts, LinkCost, LoadCost, UpdateCost
+from trials.costs.coefficients import KINDS
+from trials.costs.exchange import Exchange
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.outcome import (
     Completed,
     Crash,
@@ -146,8 +149,8 @@ COSTS = LayerCosts(
     loading=LoadCost(),
     link=LinkCost(latency_seconds=1e-5, seconds_per_byte=1e-9),
     updates=(UpdateCost(zero=0, data_parallel=1, seconds_per_parameter=1e-9),),
-    reduce_seconds_per_byte=1e-9,
     residual=0.01,
+    exchanges=(Exchange.of_bytes("average", 2, 0.0, 1e-9),),
 )
 
 OUTCOMES: dict[str, Outcome] = {

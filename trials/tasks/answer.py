@@ -10,7 +10,8 @@ from pydantic import Field
 from trials import channels
 from trials.certification import EpochCount, InputCount, Reference, SavedCount, StepReport
 from trials.channels import Channel
-from trials.layer_costs import LayerKind, SlowCall
+from trials.costs.coefficients import LayerKind, SlowCall
+from trials.costs.exchange import ExchangeName
 from trials.outcome import Crash, OutOfMemory, StageMeasurement
 from trials.plan import ZeroStage
 from trials.tasks.footprint import Footprint, footprint
@@ -83,7 +84,7 @@ class UpdateTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationTiming:
-    """Communication of one rank in one layout, while all other ranks do the same."""
+    """Messages of one rank in one layout, while all other ranks do the same."""
 
     pipeline: int
     data: int
@@ -91,12 +92,6 @@ class CommunicationTiming:
     """Time of the messages that announce a pack's states to the next stage; 0 on the last stage."""
     seconds_per_byte: float
     """Time of sending states to the next stage; 0 on the last stage."""
-    reduce_seconds_per_byte: float
-    """Time of averaging gradients over the data ranks of the stage; 0 for one data rank."""
-    within: int = 1
-    """Data ranks of a node that can average gradients first; 1 where there are none."""
-    within_seconds_per_byte: float = 0.0
-    """Time of averaging gradients, first over these data ranks; 0 where there are none."""
     bucket_bytes: int = 0
     """Least bytes of gradients to average at once during a computation; 0 unless all ranks are data ranks."""
     hidden_share: float = 0.0
@@ -104,50 +99,29 @@ class CommunicationTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharingTiming:
-    """A pack of one size that ranks share: medians over the repeats, in seconds and bytes of one rank."""
+class ExchangeTiming:
+    """An exchange on one rank for a pack of one size, while all ranks exchange: medians over the repeats.
 
-    degree: int
-    """Number of ranks that share the pack."""
-    tokens: int
+    What it is, and what its seconds are of where it is of no layer, is told by `trials.costs.exchange.Exchange`.
+    """
+
+    name: ExchangeName
+    ranks: int
+    """Number of ranks that exchange with each other."""
+    layer: LayerKind | None = None
+    pipeline: int = 1
+    within: int = 1
+    tokens: int = 0
+    """Of the whole pack; 0 for an exchange that does not depend on packs."""
+    squares: int = 0
     """Of the whole pack."""
-    squares: int
-    """Of the whole pack."""
-    language_forward_seconds: float
-    """Time of the exchanges in the attention of a language layer."""
-    language_backward_seconds: float
-    projector_forward_seconds: float
-    """Time of the exchanges behind the projector, when image tokens are the first half of the pack."""
-    projector_backward_seconds: float
-    kept_bytes: int
-    """Bytes that a language layer keeps of the rank's part, as in `LayerTiming`."""
-    shared_bytes: int
-    transient_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorTiming:
-    """The exchanges of a language layer that ranks hold together, for a pack of one size: medians on one rank."""
-
-    degree: int
-    """Number of ranks that hold the layer."""
-    tokens: int
-    """Of the whole pack."""
-    forward_seconds: float
-    backward_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherTiming:
-    """The weights of one kind of layer, of which each rank holds a share, as ZeRO 3 gathers them."""
-
-    layer: LayerKind
-    seconds: float
-    """Median time of gathering those of one layer from all ranks."""
-    gathered_parameters: int
-    """Most that are gathered at once."""
-    lingering_parameters: int
-    """Those that stay until the end of the backward pass."""
+    forward_seconds: float = 0.0
+    backward_seconds: float = 0.0
+    recompute_seconds: float = 0.0
+    kept_bytes: int | None = None
+    """Bytes that the layer keeps of the rank's part, as in `LayerTiming`; None where exchanges do not change them."""
+    shared_bytes: int | None = None
+    transient_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,20 +138,16 @@ class ProfileReport:
     """None where only the layers are profiled."""
     communications: tuple[CommunicationTiming, ...] = ()
     """Every pipeline x data of all ranks, from one stage on."""
-    sharing: tuple[SharingTiming, ...] = ()
-    """Several sizes for each sequence degree that divides the ranks and is possible for the model."""
-    tensor: tuple[TensorTiming, ...] = ()
-    """Several sizes for each tensor degree that divides the ranks and is possible for the model."""
+    exchanges: tuple[ExchangeTiming, ...] = ()
+    """Several sizes for each sequence and tensor degree that divides the ranks and is possible for the model; weights
+    and gradients that all ranks hold in shares; averages over the data ranks of each layout."""
     dealt_parameters: int = 0
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too."""
-    gathers: tuple[GatherTiming, ...] = ()
-    """Every kind of layer."""
-    scatter_seconds_per_byte: float = 0.0
-    """Time of averaging gradients over all ranks, of which each keeps its share."""
-    host_seconds_per_byte: tuple[float, float] | None = None
-    """Time of copies (to the host's memory, back) while all ranks copy; None where the device has no other memory."""
+    gathered_parameters: tuple[tuple[LayerKind, int, int], ...] = ()
+    """(kind of layer, most parameters that ZeRO 3 gathers at once, those that stay until the end of the backward
+    pass)."""
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""

@@ -9,13 +9,14 @@ from autotune.dimensions.usual import zero_stages
 from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
-from autotune.prediction.costs import fit_costs
+from autotune.prediction.fit.costs import fit_costs
 from autotune.search.execution.failures import with_remedy
 from autotune.workload import Prepared
 from storage.store import Store
 from trials import wire
+from trials.costs.layer import NOISE_LIMIT
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import WireError
-from trials.layer_costs import NOISE_LIMIT, LayerCosts
 from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import ProfileReport

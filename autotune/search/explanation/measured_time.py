@@ -12,7 +12,7 @@ import numpy as np
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from autotune.prediction.simulation.attribution import Breakdown, Slowness, UpdateSeconds
+from autotune.prediction.simulation.attribution import Breakdown, Slowness, UpdateSeconds, attribute_all
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart
@@ -131,12 +131,14 @@ class MeasuredTime:
 
     def _totals(self, predictor: Predictor, sizes: EpochSizes, measured: _Ranks) -> Floats:
         """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
-        update = predictor.update_parts(self._plan.layout, self._parts, sizes)
+        update = predictor.times.update_parts(self._plan.layout, self._parts, sizes)
         if self._plan.layout.grid.of_stage == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
         slowness = self._slowness(predictor, measured)
-        totals = predictor.attributed(self._parts, self._plan.layout, sizes, update, slowness)[0].totals
-        return np.array([totals[name] for name in _NAMES])
+        seconds = predictor.times.pack_seconds(self._parts, self._plan.layout, sizes)
+        sharing = predictor.times.sharing(self._parts, self._plan.layout, sizes)
+        breakdown, _ = attribute_all(sizes.blocks, seconds, update, slowness, sharing)
+        return np.array([breakdown.totals[name] for name in _NAMES])
 
     def _slowness(self, predictor: Predictor, measured: _Ranks) -> Slowness:
         """Return by how much the ranks were slower in their runs than predicted for the same steps."""
@@ -152,7 +154,7 @@ class MeasuredTime:
 
     def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
         """Return what is predicted for the ranks in a mean step of these."""
-        seconds = predictor.pack_seconds(self._parts, self._plan.layout, sizes)
+        seconds = predictor.times.pack_seconds(self._parts, self._plan.layout, sizes)
 
         def mean(side: Floats, *, together: bool = False) -> Floats:
             of_blocks = [side[block] for block in sizes.blocks]

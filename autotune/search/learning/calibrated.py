@@ -16,11 +16,11 @@ from autotune.prediction.sizes import ExcerptSizes
 from autotune.prediction.trial_steps import trial_steps
 from autotune.search.learning.excerpt import Excerpt
 from trials.arrays import Floats
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.neutral import neutrality
 from trials.job import Job, SearchSection
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Layout, Packing, Plan
 

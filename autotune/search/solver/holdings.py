@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.search.solver.splits import Choices
 from trials.arrays import Floats, Ints
-from trials.layer_costs import KINDS
+from trials.costs.coefficients import KINDS
 
 _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embedding", "projector", "head"))
 

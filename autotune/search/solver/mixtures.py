@@ -15,7 +15,7 @@ from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.recompute import LayerSeconds
 from trials.arrays import Floats, Ints
-from trials.layer_costs import KINDS
+from trials.costs.coefficients import KINDS
 from trials.plan import Layout
 
 _EXCHANGES = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2))
@@ -49,7 +49,7 @@ class Mixtures:
         self._predictor, self._usable, self._layout = predictor, usable_bytes, layout
         self._sizes, self._seconds = sizes, seconds
         self._shares = [of_level.row_share for of_level in sizes.of_levels]
-        self._layers = [predictor.layer_bytes(degree, layout) for degree in sizes.epoch.packing.degrees]
+        self._layers = [predictor.memory.of_layers(degree, layout) for degree in sizes.epoch.packing.degrees]
         self._windows: dict[int, Windows] = {}
         self._found: dict[tuple[int, ...], tuple[Counts, float] | None] = {}
 
@@ -104,7 +104,7 @@ class Mixtures:
 
     def _free(self, parts: Parts) -> Floats:
         """Return the bytes that packs may take on these stages, [stages]."""
-        free: Floats = self._usable - self._predictor.static_bytes(parts, self._layout)
+        free: Floats = self._usable - self._predictor.memory.static(parts, self._layout)
         return free
 
     def _in_flight(self, number: int) -> "Windows":

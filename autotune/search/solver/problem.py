@@ -24,8 +24,8 @@ from autotune.search.solver.splits import (
     rows_within,
 )
 from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS
 from trials.errors import InvalidPlan
-from trials.layer_costs import KINDS
 from trials.plan import Layout, Packing, Plan, Recomputed, Stage
 
 _FIRST_BOUND = 1.15
@@ -86,7 +86,7 @@ class Problem:
     @cached_property
     def _freed(self) -> Floats:
         in_flight = self._behind(np.arange(self._layout.pipeline)) + 1
-        return self._predictor.freed_bytes(in_flight, self._layout, self.sizes)
+        return self._predictor.memory.freed(in_flight, self._layout, self.sizes)
 
     @cached_property
     def _mixtures(self) -> Mixtures | None:
@@ -123,7 +123,7 @@ class Problem:
         parts = held.parts(nothing, nothing)
         seconds: Floats = np.sum(
             [
-                each.row_share * self._predictor.pass_seconds(parts, self._layout, each.mean)[0][0]
+                each.row_share * self._predictor.times.pass_seconds(parts, self._layout, each.mean)[0][0]
                 for each in self.sizes.of_levels
             ],
             axis=0,
@@ -132,10 +132,10 @@ class Problem:
 
     def _bytes(self, parts: Parts, numbers: Ints) -> Floats:
         if len(self.sizes.of_levels) == 1:
-            return self._predictor.stage_bytes(parts, self._layout, numbers, self.sizes)
-        heaviest = [self._predictor.heaviest_bytes(parts, self._layout, sizes) for sizes in self.sizes.of_levels]
+            return self._predictor.memory.expected(parts, self._layout, numbers, self.sizes)
+        heaviest = [self._predictor.memory.of_heaviest(parts, self._layout, sizes) for sizes in self.sizes.of_levels]
         kept, running = np.max(heaviest, axis=0)
-        needed: Floats = self._predictor.static_bytes(parts, self._layout) + running + self._behind(numbers) * kept
+        needed: Floats = self._predictor.memory.static(parts, self._layout) + running + self._behind(numbers) * kept
         return needed
 
     def _behind(self, numbers: Ints) -> Ints:
@@ -159,7 +159,7 @@ class Problem:
         parts = every.parts(nothing, nothing)
         slowest = least_slowest(self._kept(), self._limits.layers)
         alone = _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
-        update = self._predictor.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
+        update = self._predictor.times.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
         return float(epoch.height * slowest + self.sizes.epoch_steps * (alone + update))
 
     def best(self, wanted: WantedSplits) -> list[Plan]:
@@ -376,8 +376,8 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
 def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
     """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
     mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
-    forward, backward = predictor.pass_seconds(_EACH_LAYER, layout, mean)
-    exchange, exchange_back = predictor.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
-    seconds = predictor.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
+    forward, backward = predictor.times.pass_seconds(_EACH_LAYER, layout, mean)
+    exchange, exchange_back = predictor.times.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
+    seconds = predictor.times.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
     kept, recomputed = seconds.reshape(2, len(KINDS))
     return LayerSeconds(kept=kept, recomputed=recomputed)

@@ -6,8 +6,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
+from autotune.dimensions.averages import average_seconds, extrapolates
 from autotune.dimensions.folds import untimed
-from autotune.dimensions.tensor import timed_degrees
+from autotune.dimensions.overlap import overlapped
+from autotune.dimensions.tensor import tensor_degrees
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.holdings import Holdings
@@ -15,8 +17,8 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import WantedSplits, min_max_split
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS
 from trials.data.metrics import step_sums
-from trials.layer_costs import KINDS
 from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
 
 RANKED = WantedSplits(count=16, within=1.08)
@@ -65,16 +67,16 @@ class Solver:
     @property
     def sequence_degrees(self) -> tuple[int, ...]:
         """Numbers of ranks, above 1, whose exchanges were timed, so that packs that they share can be compared."""
-        return tuple(cost.degree for cost in self._predictor.costs.sharing)
+        return self._predictor.costs.timed_degrees("sequence")
 
     @property
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor degrees above 1 that were timed, so that plans with them can be compared."""
-        return timed_degrees(self._predictor.costs)
+        return tensor_degrees(self._predictor.costs)
 
     def overlapped(self, layout: Layout) -> Layout:
         """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
-        return self._predictor.costs.overlapped(layout)
+        return overlapped(self._predictor.costs, layout)
 
     def untimed(self, layout: Layout) -> str | None:
         """Return what the profile has not timed for plans with this layout; None where they can be compared."""
@@ -82,11 +84,11 @@ class Solver:
 
     def extrapolates(self, layout: Layout) -> bool:
         """Return whether the profile timed no averages of gradients that pass between nodes as in this layout."""
-        return self._predictor.costs.extrapolates(layout)
+        return extrapolates(self._predictor.costs, layout)
 
     def reduction_seconds(self, layout: Layout) -> float:
         """Return the seconds of averaging a byte of gradients over the data ranks."""
-        return self._predictor.costs.communication(layout).reduce_seconds_per_byte
+        return average_seconds(self._predictor.costs, layout)
 
     def freeing_seconds(self, packing: Packing, layout: Layout) -> dict[Tower, float]:
         """Return the seconds that freeing the memory of a layer adds for the mean pack, by kind of layer."""
@@ -107,7 +109,7 @@ class Solver:
         sizes = self._predictor.sizes(packing, layout)
         nothing = np.array([0])
         everything = Holdings.of(nothing, nothing, np.array([self.layers]), self._limits.vision_layers, 1)
-        forward, backward = self._predictor.pass_seconds(everything.parts(nothing, nothing), layout, sizes.table)
+        forward, backward = self._predictor.times.pass_seconds(everything.parts(nothing, nothing), layout, sizes.table)
         seconds = step_sums(sizes.epoch, (forward + backward)[:, 0][sizes.epoch.assignment])
         return float(1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum())
 

@@ -13,7 +13,7 @@ from tests.values.forecast import Trials
 from tests.values.search import COSTS
 from tests.values.storage import NOON, WORKLOAD
 from trials import wire
-from trials.layer_costs import LayerCosts, LinkCost
+from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.model.shape import model_shape
 
 

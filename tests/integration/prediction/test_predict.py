@@ -22,11 +22,13 @@ from autotune.prediction.features import scaled
 from storage.store import open_store
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
+from tests.values.exchanges import around_layers, averages, copies, exchanging, of_weights, without
 from tests.values.forecast import PLAN, Trials, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
 from tests.values.training import PACKED, offloading, plan_of
 from trials import wire
-from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts, LinkCost, TensorCost
+from trials.costs.coefficients import KINDS, NOTHING
+from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
 
 OTHERS = (
@@ -67,9 +69,10 @@ def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
         (kind, replace(cost, dealt_parameters=parameters // 2 if kind == "language" else 0))
         for kind, cost in profiled.costs.layers
     )
-    around = TensorCost(degree=2, forward_seconds=(0, 1e-6, 0, 1e-4), backward_seconds=(0, 1e-6, 0, 1e-4))
+    around = around_layers(2, (0, 1e-6, 0, 1e-4), (0, 1e-6, 0, 1e-4))
+    costs = exchanging(replace(profiled.costs, layers=layers), around)
     path = tmp_path / "cut.json"
-    path.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, layers=layers, tensor=(around,)))))
+    path.write_text(wire.encode(replace(profiled, costs=costs)))
     options = (job.path, "--device-profile", path, "--devices", "4", "--plan")
     cut = replace(PLAN, layout=replace(PLAN.layout, tensor=2))
     (alone,), (other,) = (predicted(*options, plan_file(each))["plans"] for each in (PLAN, cut))
@@ -86,9 +89,9 @@ def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
 def test_a_plan_with_zero_3_is_predicted_once_the_profile_knows_what_is_gathered(
     job: JobFile, profiled: ProfiledCosts, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
-    cost = GatherCost(data=4, seconds=(0.01,) * 5, scatter_seconds_per_byte=1e-9)
+    costs = exchanging(profiled.costs, *of_weights(4, (0.01,) * 5, 1e-9))
     path = tmp_path / "gathered.json"
-    path.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, gathers=(cost,)))))
+    path.write_text(wire.encode(replace(profiled, costs=costs)))
     split = Layout(pipeline=1, data=4, zero=1)
     stage = Stage(vision=12, language=8)
     plans = [Plan(packing=PACKED, layout=replace(split, zero=zero), stages=(stage,)) for zero in (1, 3)]
@@ -111,7 +114,7 @@ def test_a_plan_whose_layers_offload_is_predicted_once_the_profile_knows_copies(
 ) -> None:
     def profile_with(ram_bytes: int) -> Path:
         path = tmp_path / f"copies-{ram_bytes}.json"
-        costs = replace(profiled.costs, host_seconds_per_byte=(1e-12, 1e-12))
+        costs = exchanging(profiled.costs, copies(1e-12, 1e-12))
         hardware = replace(profiled.hardware, ram_bytes=ram_bytes)
         path.write_text(wire.encode(replace(profiled, costs=costs, hardware=hardware)))
         return path
@@ -257,8 +260,8 @@ def test_reductions_over_more_devices_are_those_of_a_ring(
 def test_reductions_of_data_ranks_that_tensor_ranks_spread_over_nodes_are_extrapolated(
     job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
-    exchange = TensorCost(degree=2, forward_seconds=NOTHING, backward_seconds=NOTHING)
-    costs, path = replace(profiled.costs, of_node=1, tensor=(exchange,)), tmp_path / "nodes.json"
+    costs = exchanging(replace(profiled.costs, of_node=1), around_layers(2, NOTHING, NOTHING))
+    path = tmp_path / "nodes.json"
     path.write_text(wire.encode(replace(profiled, costs=costs)))
     (found,) = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", path)["extrapolated"]
     assert found.startswith("reductions of data ranks that tensor ranks spread over more nodes, from those over all")
@@ -280,7 +283,7 @@ def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
     found = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", "h100")
     assert found["devices"]["name"] == "NVIDIA H100 80GB HBM3"
     assert found["extrapolated"] == []
-    free = replace(costs, link=LinkCost(latency_seconds=0, seconds_per_byte=0), reduce_seconds_per_byte=0.0)
+    free = replace(without(costs, "average"), link=LinkCost(latency_seconds=0, seconds_per_byte=0))
     store_profile(job, free, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", devices=1)
     found = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", "h100")
     assert found["extrapolated"] == ["sends and reductions are assumed to take no time: only one device was profiled"]
@@ -356,7 +359,7 @@ def test_trials_with_other_software_or_a_profile_file_correct_nothing(
 def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
     job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:
-    slow = replace(costs, reduce_seconds_per_byte=1e-7)
+    slow = exchanging(costs, averages(1e-7))
     wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
     two = plan_of("12+8", data=2, packing=PACKED)
     store_profile(job, slow)
@@ -371,6 +374,6 @@ def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
 
     before = communication(0)
     trials.costs = slow
-    ring = replace(slow, reduce_seconds_per_byte=1e-7 * (7 / 8) / (1 / 2))
+    ring = exchanging(slow, averages(1e-7 * (7 / 8) / (1 / 2), 8))
     trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8))
     assert communication(6) == pytest.approx(before, rel=0.05)

@@ -13,7 +13,7 @@ from tests.programs.users import JobFile, refusal
 from tests.tiny_models import qwen2_5_vl
 from tests.values.forecast import PLAN, store_profile
 from tests.values.training import PACKED, plan_of
-from trials.layer_costs import LayerCosts, UpdateCost
+from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.plan import Levelled, Packed, Plan, Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")

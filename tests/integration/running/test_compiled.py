@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from autotune.cli import main
+from autotune.dimensions.folds import untimed
 from autotune.errors import PlanNotValid
 from autotune.search.execution.profiling import profile_layers
 from autotune.workload import check_plan
@@ -22,13 +23,13 @@ from tests.tiny_models import text
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
 from trials.channels.folder import FolderChannel, file_meeting
+from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Step
 from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts
 from trials.model.refusals.compiling import missing_tool
 from trials.outcome import Crash
-from trials.plan import Plan
+from trials.plan import Layout, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
@@ -182,7 +183,10 @@ def test_a_profile_is_of_compiled_layers(
             for costs in (found, plain)
         )
         assert compiled < usual
-    assert (found.knows_zero(2), found.knows_zero(3), found.knows_tensor(2)) == (True, False, False)
+    layout = Layout(pipeline=1, data=2, zero=2)
+    assert untimed(found, layout) is None
+    assert untimed(found, replace(layout, zero=3)) is not None
+    assert untimed(found, Layout(pipeline=1, data=1, tensor=2, zero=0)) is not None
 
 
 @needs_compiler

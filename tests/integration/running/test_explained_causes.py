@@ -14,7 +14,7 @@ from autotune.search.roles import Role
 from autotune.workload import Prepared
 from benchmarks.planted_causes import Explained, explain
 from tests.values.training import plan_of, prepared_of, variant_of
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.plan import Padded, Plan
 from trials.run.pool import WarmPool
 

@@ -13,7 +13,7 @@ from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
-from trials.layer_costs import KINDS, LayerKind
+from trials.costs.coefficients import KINDS, LayerKind
 from trials.model.cut import cut
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool

@@ -19,10 +19,12 @@ from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import open_store
 from tests.contracts.test_families import TINY
+from tests.values.exchanges import named
 from tests.values.training import job_of, plan_of, prepared_of, variant_of
 from trials import plugins, wire
+from trials.costs.coefficients import KINDS, LayerKind
+from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import KINDS, LayerCosts, LayerKind
 from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
@@ -89,11 +91,12 @@ def test_every_kind_of_layer_costs_time_and_memory(costs: LayerCosts, kind: Laye
 def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
     assert 0 < costs.link.latency_seconds < 0.1
     assert 0 <= costs.link.seconds_per_byte < 1e-6  # none where the small message met a busy machine
-    assert 0 < costs.reduce_seconds_per_byte < 1e-6
+    (average,) = named(costs, "average")
+    assert 0 < average.seconds_per_byte[1] < 1e-6
     copies, stages = costs.communications
-    assert (copies.pipeline, copies.data, copies.reduce_seconds_per_byte) == (1, 2, costs.reduce_seconds_per_byte)
+    assert (copies.pipeline, copies.data, copies.link.latency_seconds) == (1, 2, 0)
     assert (stages.pipeline, stages.data, stages.link) == (2, 1, costs.link)
-    assert (copies.link.latency_seconds, stages.reduce_seconds_per_byte) == (0, 0)
+    assert (average.pipeline, average.ranks) == (1, 2)
     alone, plain, split = costs.updates
     assert (alone.data_parallel, plain.data_parallel, split.data_parallel) == (1, 2, 2)
     assert (plain.zero, split.zero) == (0, 1)
@@ -101,24 +104,22 @@ def test_links_reduction_and_optimizer_are_timed(costs: LayerCosts) -> None:
 
 
 def test_exchanges_of_two_ranks_are_timed_and_what_they_keep_is_counted(costs: LayerCosts) -> None:
-    (cost,) = costs.sharing
+    in_attention, behind_projector = named(costs, "sequence")
     part = np.array((0, 200.0, 30_000.0, 1.0))
-    for coefficients in (
-        cost.language_forward_seconds,
-        cost.language_backward_seconds,
-        cost.projector_forward_seconds,
-        cost.projector_backward_seconds,
-    ):
-        assert 0 < part @ coefficients < 0.1
+    for cost in (in_attention, behind_projector):
+        assert 0 < part @ cost.forward_seconds < 0.1
+        assert 0 < part @ cost.backward_seconds < 0.1
+    assert (in_attention.layer, behind_projector.layer) == ("language", "projector")
     # The two key-value heads go to a rank each, so that all is divided.
-    assert part @ cost.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
-    assert part @ cost.shared_bytes == pytest.approx(part @ costs["language"].shared_bytes, rel=1e-6)
+    held = in_attention.held(costs["language"])
+    assert part @ held.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
+    assert part @ held.shared_bytes == pytest.approx(part @ costs["language"].shared_bytes, rel=1e-6)
 
 
 def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, prepared: Prepared) -> None:
-    (cost,) = costs.tensor
+    (cost,) = named(costs, "tensor")
     part = np.array((0, 200.0, 30_000.0, 1.0))
-    assert cost.degree == 2
+    assert (cost.ranks, cost.layer) == (2, "language")
     assert min(part @ cost.forward_seconds, part @ cost.backward_seconds) > 0
     skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
     (layer,) = skeleton.modules(skeleton.chain.language_layers[:1])
@@ -126,11 +127,16 @@ def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, pr
     assert costs["language"].dealt_parameters == costs["language"].parameters - norms
 
 
+def gathering(costs: LayerCosts) -> float:
+    """Return the seconds of gathering a layer of each kind."""
+    return sum(cost.forward_seconds[-1] for cost in named(costs, "gather"))
+
+
 def test_gathers_of_weights_that_two_ranks_share_are_timed(costs: LayerCosts, prepared: Prepared) -> None:
-    (cost,) = costs.gathers
-    assert cost.data == 2
-    assert min(cost.seconds) > 0
-    assert cost.scatter_seconds_per_byte > 0
+    assert [(cost.layer, cost.ranks) for cost in named(costs, "gather")] == [(kind, 2) for kind in KINDS]
+    assert gathering(costs) > 0
+    (scatter,) = named(costs, "scatter")
+    assert scatter.seconds_per_byte[1] > 0
     for kind in ("vision", "language"):
         assert costs[kind].gathered_parameters == costs[kind].parameters
     skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
@@ -147,10 +153,13 @@ def test_links_and_reductions_of_every_layout_of_four_ranks_are_timed(example: P
     assert [(cost.pipeline, cost.data) for cost in costs.communications] == [(1, 4), (2, 2), (4, 1)]
     for cost in costs.communications:
         assert (cost.link.latency_seconds > 0) == (cost.pipeline > 1)
-        assert (cost.reduce_seconds_per_byte > 0) == (cost.data > 1)
-    assert [cost.degree for cost in costs.sharing] == [2, 4]
+    found = named(costs, "average")
+    assert [(cost.pipeline, cost.ranks) for cost in found] == [(1, 4), (2, 2)]
+    assert min(cost.seconds_per_byte[1] for cost in found) > 0
+    assert costs.timed_degrees("sequence") == (2, 4)
     part = np.array((0, 200.0, 30_000.0, 1.0))
-    two, four = (part @ np.array(cost.kept_bytes) for cost in costs.sharing)
+    shared = [cost.held(costs["language"]) for cost in named(costs, "sequence") if cost.layer == "language"]
+    two, four = (part @ np.array(cost.kept_bytes) for cost in shared)
     assert two == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
     # Each of the two key-value heads, of 12 float32 values for keys and values each, goes to two ranks.
     assert four - two == pytest.approx(200 * 2 * 2 * 12 * 4, rel=1e-3)
@@ -191,24 +200,26 @@ def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
         "update with ZeRO 1 (computed)",
     ):
         assert shortened in warning
-    assert min(costs.link.seconds_per_byte, costs.reduce_seconds_per_byte, *costs.gathers[0].seconds) > 0
+    (average,) = named(costs, "average")
+    assert min(costs.link.seconds_per_byte, average.seconds_per_byte[1], gathering(costs)) > 0
     part = np.array((0, 200.0, 30_000.0, 1.0))
-    (sharing,), (tensor,) = costs.sharing, costs.tensor
-    for coefficients in (sharing.language_forward_seconds, sharing.language_backward_seconds, tensor.forward_seconds):
+    (sharing, _), (tensor,) = named(costs, "sequence"), named(costs, "tensor")
+    for coefficients in (sharing.forward_seconds, sharing.backward_seconds, tensor.forward_seconds):
         assert 0 < part @ coefficients < 1
     # What ranks keep is counted with packs of at most 16 tokens, and is as exact.
-    assert part @ sharing.kept_bytes == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
+    kept = sharing.held(costs["language"]).kept_bytes
+    assert part @ kept == pytest.approx(part @ costs["language"].kept_bytes, rel=1e-6)
     alone, plain, split = (update.seconds_per_parameter for update in costs.updates)
-    gathering = sum(costs.gathers[0].seconds) / sum(costs[kind].parameters for kind in KINDS)
+    of_parameter = gathering(costs) / sum(costs[kind].parameters for kind in KINDS)
     assert plain == alone
-    assert split >= 0.999 * (alone / 2 + gathering)  # at least: the costs take the faster rank's gathers
+    assert split >= 0.999 * (alone / 2 + of_parameter)  # at least: the costs take the faster rank's gathers
 
 
 @pytest.mark.long
 def test_three_ranks_cannot_share_four_heads(shallow: Path, tmp_path: Path) -> None:
     prepared = prepared_of(shallow, tmp_path, hardware={"devices": 3})
     with WarmPool(LocalLauncher(tmp_path, 3, "cpu")) as pool:
-        assert profile_layers(prepared, pool, tmp_path).sharing == ()
+        assert not named(profile_layers(prepared, pool, tmp_path), "sequence")
 
 
 @pytest.mark.parametrize(("spread", "timed"), [(1e9, {1, 2, 5}), (0.0, {1, 2})])
@@ -230,7 +241,7 @@ def test_further_sizes_are_timed_where_repeats_agree(
     assert isinstance(report, ProfileReport)
     assert {timing.units for timing in report.timings if timing.layer == "vision"} == timed
     # No time is given for exchanges.
-    assert (report.updates, report.communications, report.sharing, report.tensor, report.gathers) == ((),) * 5
+    assert (report.updates, report.communications, report.exchanges) == ((),) * 3
 
 
 @pytest.mark.parametrize("loaded", ["pixels_seconds", "labels_seconds"])
@@ -287,5 +298,6 @@ def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path
     assert abs(datetime.now(UTC) - written.created) < timedelta(minutes=5)
     assert document["file"] == str(out)
     assert set(document["at_typical_pack"]) == set(KINDS)
-    assert (written.costs.link.latency_seconds, written.costs.reduce_seconds_per_byte) == (0, 0)
-    assert written.costs.sharing == ()
+    assert written.costs.link.latency_seconds == 0
+    assert not named(written.costs, "average")
+    assert not named(written.costs, "sequence")

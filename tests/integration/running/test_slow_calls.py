@@ -22,8 +22,8 @@ from tests.programs.users import JobFile
 from tests.values.search import COSTS
 from tests.values.training import variant_of
 from trials import wire
+from trials.costs.coefficients import SlowCall
 from trials.job import ModelSection, TrainingSection
-from trials.layer_costs import SlowCall
 from trials.model import skeleton
 from trials.tasks.profiling import slow_calls
 from trials.tasks.profiling.layer_profile import quick_slow_calls

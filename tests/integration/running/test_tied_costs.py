@@ -10,6 +10,7 @@ import torch
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.updates import update_seconds_per_parameter
 from autotune.search.execution.profiling import profile_layers
 from autotune.workload import Prepared
 from tests.machines.own_ranks import on_ranks
@@ -17,8 +18,8 @@ from tests.machines.rank_bytes import measured_bytes
 from tests.values.search import COSTS
 from tests.values.training import plan_of, prepared_of, variant_of
 from trials import wire
+from trials.costs.coefficients import KINDS
 from trials.engine.memory import module_static_bytes
-from trials.layer_costs import KINDS
 from trials.model.cut import cut
 from trials.plan import Padded, Plan
 from trials.run.pool import WarmPool
@@ -97,7 +98,7 @@ def test_a_stage_with_both_ends_holds_a_tied_weight_once(name: str, tied: Path, 
         if plan.layout.zero == 3 or plan.layout.tensor > 1:  # which the ranks of a group build together
             continue
         request = prepared.request(plan, Training(output=tmp_path))
-        for number, static in enumerate(predictor.static_bytes(Parts.of(cut(plan)), plan.layout)):
+        for number, static in enumerate(predictor.memory.static(Parts.of(cut(plan)), plan.layout)):
             stage = build_stage(request, number, torch.device("cpu"))
             assert static == module_static_bytes(stage, plan.layout), (plan, number)
 
@@ -115,13 +116,13 @@ def test_ranks_hold_and_update_what_is_predicted_of_a_tied_model(
     for rank, of_rank in enumerate(on_ranks(measured_bytes, requests(plans, prepared, tmp_path))):
         for plan, found in zip(plans, of_rank, strict=True):
             stage, parts = plan.layout.grid.coordinates(rank).stage, Parts.of(cut(plan))
-            static = predictor.static_bytes(parts, plan.layout)[stage]
+            static = predictor.memory.static(parts, plan.layout)[stage]
             none = WITHOUT_BACKWARD * (found["trained"] == 1)
             assert static <= found["expected"] <= static + none, (plan, rank)
             # Counters of steps, and weights across the border of two ranks' shares.
             assert static <= found["held"] <= 1.04 * static, (plan, rank)
-            update = predictor.update_parts(plan.layout, parts, predictor.sizes(plan.packing, plan.layout))
-            trained = update.optimizer[stage] / costs.update_seconds_per_parameter(plan.layout)
+            update = predictor.times.update_parts(plan.layout, parts, predictor.sizes(plan.packing, plan.layout))
+            trained = update.optimizer[stage] / update_seconds_per_parameter(costs, plan.layout)
             assert trained == pytest.approx(found["trained"], abs=1), (plan, rank)
 
 

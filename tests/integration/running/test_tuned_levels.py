@@ -19,8 +19,8 @@ from autotune.workload import prepare
 from storage.database.url import default_url
 from tests.values.data import record, write_records
 from tests.values.training import job_of
+from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected
 from trials.plan import Layout, Packed
 

@@ -18,7 +18,7 @@ from autotune.workload import Prepared
 from storage.database.url import default_url
 from tests.programs.users import JobFile, refusal
 from tests.values.training import job_of, plan_of
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan
 from trials.run.pool import WarmPool

@@ -17,8 +17,8 @@ from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
 from storage.database.url import default_url
 from tests.values.training import job_of, plan_of, prepared_of, train
+from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts
 from trials.outcome import Completed, OutOfMemory
 from trials.plan import Layout, Padded, ZeroStage
 from trials.run.pool import WarmPool

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
-from trials.layer_costs import KINDS
+from trials.costs.coefficients import KINDS
 
 VISION = VisionShape(layers=45, hidden=3200, mlp=12_800, tokens=1025, image_tokens=256)
 LANGUAGE = LanguageShape(layers=48, hidden=6144, mlp=16_384, heads=48, key_heads=8, vocabulary=92_544)

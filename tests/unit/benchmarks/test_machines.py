@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.simulation.schedule import simulate
+from autotune.prediction.updates import update_seconds_per_parameter
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_VIT_300M
 from benchmarks.machines.dials import Dials, drawn_dials
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
@@ -16,8 +17,9 @@ from benchmarks.machines.links import Network, overlap
 from benchmarks.machines.pipeline import Act, events, stage_ends
 from tests.machines.simulated import Behaviour
 from tests.machines.truths import PredictedTruth
+from trials.costs.coefficients import LayerKind
+from trials.costs.layer_costs import LayerCosts
 from trials.grid import Grid
-from trials.layer_costs import LayerCosts, LayerKind
 from trials.plan import Layout, Packed, Plan, Stage
 from trials.run.pool import Answers
 from trials.tasks.answer import TrialReport
@@ -256,7 +258,7 @@ def test_the_profile_is_wrong_by_a_factor_on_each_cost() -> None:
         ratio(lambda costs: costs["head"].forward_seconds[1]),
         ratio(lambda costs: costs["language"].recompute_seconds[1]),
         ratio(lambda costs: costs.link.seconds_per_byte),
-        ratio(lambda costs: costs.update_seconds_per_parameter(TWO_STAGES.layout)),
+        ratio(lambda costs: update_seconds_per_parameter(costs, TWO_STAGES.layout)),
     ]
     assert np.abs(np.log(ratios)) == pytest.approx(math.log(1.3))
     assert job.costs["vision"].kept_bytes == job.right_costs["vision"].kept_bytes

@@ -12,12 +12,13 @@ from autotune.prediction.calibration import Calibration, Observation, Peak
 from autotune.prediction.features import COSTS, FEATURES, scaled, stage_features, step_features
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.updates import update_seconds_per_parameter
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from tests.machines.simulated import SimulatedLauncher
 from tests.values.search import COSTS as LAYER_COSTS
 from tests.values.search import MEBI, keeping, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
-from trials.layer_costs import UpdateCost
+from trials.costs.layer_costs import UpdateCost
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Layout, Packed, Padded, Plan, ZeroStage
 
@@ -211,7 +212,7 @@ def test_what_the_update_of_zero_1_takes_beyond_its_share_of_the_optimizer_is_co
     layout = Layout(pipeline=1, data=2, zero=1)
     for factor in (0.5, 2.0):
         of = {name: tuple(factor if name == other else 1.0 for other in COSTS) for name in ("update", "communication")}
-        update, communication = (scaled(costs, of[name]).update_seconds_per_parameter(layout) for name in of)
+        update, communication = (update_seconds_per_parameter(scaled(costs, of[name]), layout) for name in of)
         assert update == pytest.approx((9.5 + 0.5 * factor) * alone)
         assert communication == pytest.approx((9.5 * factor + 0.5) * alone)
 

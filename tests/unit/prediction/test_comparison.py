@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from autotune.prediction.comparison import MOST_STEPS, cautious_seconds
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.stage_times import StageTimes
 from tests.values.data import index_of
 from tests.values.search import COSTS, predictor_of, random_rows
-from trials.layer_costs import LinkCost
+from trials.costs.layer_costs import LinkCost
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 
 LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)
@@ -63,13 +64,14 @@ def test_of_a_long_epoch_some_steps_count_for_all_and_differences_as_far_as_they
 def test_no_more_packs_are_looked_at_than_those_of_the_steps() -> None:
     seen = []
 
-    class Watching(Predictor):
+    class Watching(StageTimes):
         def pass_seconds(self, parts, layout, sizes):  # type: ignore[no-untyped-def]
             seen.append(len(sizes))
             return super().pass_seconds(parts, layout, sizes)
 
     plans = plans_of(PACKED, Layout(pipeline=2, data=2, zero=0))
     sizes = PREDICTOR.sizes(PACKED, plans[0].layout)
-    watching = Watching(COSTS, lambda packing, data: sizes.epoch, 4)
+    watching = Predictor(COSTS, lambda packing, data: sizes.epoch, 4)
+    watching.times = Watching(COSTS)
     cautious_seconds(watching, plans)
     assert max(seen) == MOST_STEPS * 2 * sizes.epoch.micro_batches < len(sizes.table)

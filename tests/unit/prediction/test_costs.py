@@ -7,89 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.dimensions.averages import average_seconds
 from autotune.errors import ProfileError
-from autotune.prediction.costs import fit_costs
 from autotune.prediction.curves import Curves, fit_curve
+from autotune.prediction.fit.costs import fit_costs
+from autotune.prediction.stage_times import link_times
+from autotune.prediction.updates import update_seconds_per_parameter
+from tests.values.reports import SHAPES, UNITS, reports_of, sizes_of
 from tests.values.search import COSTS, layer_costs
 from trials import wire
+from trials.costs.coefficients import KINDS, LayerKind, SlowCall
+from trials.costs.layer import NOISE_LIMIT, LayerCost
+from trials.costs.layer_costs import LayerCosts, LoadCost
 from trials.errors import WireError
-from trials.layer_costs import KINDS, NOISE_LIMIT, LayerCost, LayerCosts, LayerKind, LoadCost, SlowCall
 from trials.plan import Layout
-from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport, UpdateTiming
+from trials.tasks.answer import (
+    LayerTiming,
+    ProfileReport,
+)
 from trials.tasks.profiling.layer_profile import Times, measure_until_quiet, spread
 
-UNITS = (1, 2, 4, 8, 16, 24)
-SHAPES = ((1, 64), (4, 64), (1, 256), (2, 256), (1, 600), (8, 128))
 COEFFICIENTS = tuple(f.name for f in fields(LayerCost) if f.name.endswith(("_seconds", "_bytes")))
-
-
-def sizes_of(kind: LayerKind) -> list[tuple[int, int, int]]:
-    """(units, tokens, squares) at which a kind of layer is profiled."""
-    if kind in ("language", "head"):
-        return [(0, samples * length, samples * length**2) for samples, length in SHAPES]
-    tokens = [16 * units + 256 * (number % 2) if kind == "projector" else 0 for number, units in enumerate(UNITS)]
-    return [(units, count, 0) for units, count in zip(UNITS, tokens, strict=True)]
-
-
-def timing(kind: LayerKind, size: tuple[int, int, int], cost: LayerCost, noise: tuple[float, float]) -> LayerTiming:
-    units, tokens, squares = size
-    columns = np.array((*size, 1.0))
-    return LayerTiming(
-        layer=kind,
-        units=units,
-        tokens=tokens,
-        squares=squares,
-        forward_seconds=float(columns @ cost.forward_seconds) * noise[0],
-        backward_seconds=float(columns @ cost.backward_seconds) * noise[1],
-        kept_bytes=round(float(columns @ cost.kept_bytes)),
-        output_bytes=round(float(columns @ cost.output_bytes)),
-        recompute_seconds=float(columns @ cost.recompute_seconds) * noise[0],
-        shared_bytes=tokens,
-        transient_bytes=0,
-        spread=0.01,
-    )
-
-
-def load_seconds(pixels: bool, units: int, tokens: int) -> float:
-    return 2e-3 * units * pixels + 3e-6 * tokens + 4e-4
-
-
-def reports_of(costs: LayerCosts, noise: float, ranks: int = 2) -> list[ProfileReport]:
-    """Return reports of ranks with these layer costs and relative noise."""
-    random = np.random.default_rng(0)
-
-    def factors() -> tuple[float, float]:
-        first, second = random.normal(1, noise, 2).tolist()
-        return first, second
-
-    return [
-        ProfileReport(
-            timings=tuple(timing(kind, size, costs[kind], factors()) for kind in KINDS for size in sizes_of(kind)),
-            parameters=tuple((kind, costs[kind].parameters) for kind in KINDS),
-            frozen_parameters=tuple((kind, costs[kind].frozen_parameters) for kind in KINDS),
-            updates=(
-                UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=(rank + 2) * 1e-9),
-                UpdateTiming(zero=1, data_parallel=ranks, seconds_per_parameter=(rank + 5) * 1e-9),
-            ),
-            loads=tuple(
-                LoadTiming(pixels=pixels, units=units, tokens=tokens, seconds=load_seconds(pixels, units, tokens))
-                for pixels in (True, False)
-                for units, tokens in ((1, 100), (3, 90), (2, 400), (8, 500), (9, 900))
-            ),
-            communications=tuple(
-                CommunicationTiming(
-                    pipeline=pipeline,
-                    data=ranks // pipeline,
-                    latency_seconds=1e-4 * (rank + 1) * (pipeline - 1),
-                    seconds_per_byte=1e-9 * (rank + 1) * (pipeline - 1),
-                    reduce_seconds_per_byte=1e-10 * (rank + 1) * (ranks // pipeline - 1),
-                )
-                for pipeline in range(1, ranks + 1)
-                if ranks % pipeline == 0
-            ),
-        )
-        for rank in range(ranks)
-    ]
 
 
 def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> float:
@@ -189,20 +127,23 @@ def test_a_layer_that_keeps_nothing_costs_nothing() -> None:
 
 def test_the_slowest_rank_of_each_layout_counts() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=4))
-    cost = fitted.communication(Layout(pipeline=2, data=2, zero=1))
-    assert cost.link.latency_seconds == pytest.approx(2e-4)  # of the second rank: the others are on the last stage
-    assert cost.link.seconds_per_byte == pytest.approx(2e-9)
-    assert cost.reduce_seconds_per_byte == pytest.approx(4e-10)
+    layout = Layout(pipeline=2, data=2, zero=1)
+    # Of the second rank: the others are on the last stage.
+    assert link_times(fitted, layout, np.arange(2))[:, 0] == pytest.approx([2e-4, 2e-9])
+    # The first rank to end waited for no other.
+    assert average_seconds(fitted, layout) == pytest.approx(1e-10)
     assert fitted["language"].parameters == COSTS["language"].parameters
 
 
 def test_a_layout_that_was_not_timed_has_the_links_of_the_longest_pipeline_and_the_reduction_of_all_ranks() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=4))
-    cost = fitted.communication(Layout(pipeline=2, data=8, zero=1))
-    assert cost.link == fitted.communication(Layout(pipeline=4, data=1, zero=0)).link
-    assert cost.reduce_seconds_per_byte == pytest.approx(12e-10)
+    layout = Layout(pipeline=2, data=8, zero=1)
+    longest = (fitted.link.latency_seconds, fitted.link.seconds_per_byte)
+    assert fitted.communications[-1].link == fitted.link
+    assert link_times(fitted, layout, np.arange(2))[:, 0].tolist() == [*longest]
+    assert average_seconds(fitted, layout) == pytest.approx(3e-10)
     # All ranks in data parallel have no links, but here is a second stage.
-    assert fitted.communication(Layout(pipeline=2, data=4, zero=1)).link == fitted.link
+    assert link_times(fitted, replace(layout, data=4), np.arange(2))[:, 0].tolist() == [*longest]
 
 
 @given(layer_costs)
@@ -219,22 +160,22 @@ def test_loading_is_fitted_with_and_without_pixels() -> None:
 
 def test_an_update_takes_what_the_rank_needs_that_waits_least() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=2))
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=2, data=1, zero=0)) == 2e-9
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=2, zero=1)) == 5e-9
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=2, data=1, zero=0)) == 2e-9
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=1, data=2, zero=1)) == 5e-9
 
 
 def test_what_an_update_takes_beyond_the_optimizer_grows_with_the_reduction() -> None:
     fitted = fit_costs(reports_of(COSTS, noise=0.0, ranks=4))
     # 0.5 of 5 ns are the optimizer's; averaging over 2 ranks takes a third of the time over 4.
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=1)) == 5e-9
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=2, data=2, zero=1)) == pytest.approx(1e-9 + 4.5e-9 / 3)
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=1, data=4, zero=1)) == 5e-9
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=2, data=2, zero=1)) == pytest.approx(1e-9 + 4.5e-9 / 3)
 
 
 def test_an_update_that_was_not_measured_is_that_of_one_rank_shared_out() -> None:
     (report,) = reports_of(COSTS, noise=0.0, ranks=1)
     fitted = fit_costs([replace(report, updates=report.updates[:1])])
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=0)) == 2e-9
-    assert fitted.update_seconds_per_parameter(Layout(pipeline=1, data=4, zero=1)) == 0.5e-9
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=1, data=4, zero=0)) == 2e-9
+    assert update_seconds_per_parameter(fitted, Layout(pipeline=1, data=4, zero=1)) == 0.5e-9
 
 
 @pytest.mark.parametrize("part", ["loads", "updates"])

@@ -7,19 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
 from tests.values.search import COSTS, by_size, predictor_of
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS, NOTHING
+from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import static_bytes
-from trials.layer_costs import KINDS, NOTHING, LayerCosts
 from trials.model.cut import Cut, cut
 from trials.plan import Plan
 
 PROFILED = sharing()
 PLAIN = replace(
     PROFILED,
-    sharing=tuple(replace(cost, shared_bytes=NOTHING, transient_bytes=NOTHING) for cost in PROFILED.sharing),
+    exchanges=tuple(
+        replace(each, shared_bytes=NOTHING, transient_bytes=NOTHING) if each.kept_bytes else each
+        for each in PROFILED.exchanges
+    ),
 )
 """Without bytes that are not of single layers."""
 
@@ -30,7 +35,8 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Floats, int, int]
     def layers(level: int, degree: int) -> list[tuple[Floats, Floats, bool]]:
         counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
         again = part.recomputed(level)
-        shared = {"language": replace(costs["language"], kept_bytes=costs.shared_by(degree).kept_bytes)}
+        exchange = costs.exchange("sequence", degree, "language") if degree > 1 else None
+        shared = {"language": exchange.held(costs["language"])} if exchange else {}
         return [
             (by_size(kind, cost.kept_bytes), by_size(kind, cost.output_bytes), position < recomputed)
             for kind, count, recomputed in zip(KINDS, counts, (0, again.vision, 0, again.language, 0), strict=True)
@@ -114,7 +120,8 @@ def test_what_ranks_keep_of_a_shared_pack_is_what_was_profiled_for_their_degree(
     plan = levelled("5+4", degrees=(2, 4), data=4, further=((0, 0),))
     usual, more = (predictor_of(costs) for costs in (replace(COSTS), sharing()))
     sizes = more.sizes(plan.packing, plan.layout)
-    extra = more.kept_bytes(plan, sizes) - usual.kept_bytes(plan, sizes)
+    stages = Parts.of_levels(plan)
+    extra = more.memory.kept(stages, plan.layout, sizes) - usual.memory.kept(stages, plan.layout, sizes)
     # 100 bytes for each rank and token in each of four layers, and 8 bytes for each token once.
     assert extra[:, 0] == pytest.approx((400.0 * sizes.degrees + 8) * sizes.table[:, 1])
     assert np.unique(sizes.degrees).tolist() == [2, 4]

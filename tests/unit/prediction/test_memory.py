@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from tests.values.exchanges import averages, exchanging
 from tests.values.search import COSTS, INDEX, epoch_of
 from tests.values.training import PACKED, plan_of
 from trials.arrays import Floats
+from trials.costs.layer_costs import LayerCosts
 from trials.engine import static_memory
 from trials.engine.static_memory import stages_static_bytes, static_bytes
-from trials.layer_costs import LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, ZeroStage
 
@@ -64,15 +65,16 @@ def test_a_device_holds_the_buffer_for_gradients_in_backward_passes(
         predictor = Predictor(costs, epoch_of(INDEX), element_bytes)
         plan = plan_of(*(("5+0", "0+4") if layout.pipeline == 2 else ("5+4",)), packing=PACKED)
         parts = Parts.of(cut(plan))
-        return predictor.stage_bytes(parts, layout, np.arange(len(parts)), predictor.sizes(PACKED, layout))
+        return predictor.memory.expected(parts, layout, np.arange(len(parts)), predictor.sizes(PACKED, layout))
 
     layers = tuple((kind, replace(cost, transient_bytes=(0, 0, 0, 1000))) for kind, cost in COSTS.layers)
-    on_device, bucket = replace(COSTS, layers=layers), 50_000_000
+    on_host, bucket = exchanging(COSTS, averages(1e-9, 4, within=2)), 50_000_000
+    on_device = replace(on_host, layers=layers)
     for element_bytes, of_element in ((4, of_float32), (2, of_bfloat16)):
         if of_element is not None:
             further = [
                 expected(costs, element_bytes, bucket) - expected(costs, element_bytes, 0)
-                for costs in (on_device, COSTS)
+                for costs in (on_device, on_host)
             ]
             assert further[0] == pytest.approx(bucket * of_element)
             assert further[1] == pytest.approx(0)

@@ -1,25 +1,26 @@
 """Layers that offload what they keep: the time that they wait for copies, and the bytes on the device and the host."""
 
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pytest
 
 from autotune.dimensions.folds import untimed
-from autotune.prediction.costs import fit_costs
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, step_features
+from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.parts import Parts
-from tests.unit.prediction.test_costs import reports_of
+from tests.values.exchanges import copies, exchanging, named
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, by_size, costs_of, layer_cost, predictor_of, workload_of
 from tests.values.training import offloading, plan_of
 from trials import wire
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Levelled, Offload, Packed, Plan, Recomputed
+from trials.tasks.answer import ExchangeTiming
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
 OUT, BACK = 2e-9, 1e-9
@@ -28,7 +29,7 @@ STATES = 100
 
 
 def timed(costs: LayerCosts = COSTS, out: float = OUT, back: float = BACK) -> LayerCosts:
-    return replace(costs, host_seconds_per_byte=(out, back))
+    return exchanging(costs, copies(out, back))
 
 
 def offloaded(offload: Offload, *stages: str) -> Plan:
@@ -39,7 +40,7 @@ def seconds_of(plan: Plan, costs: LayerCosts) -> tuple[np.ndarray, np.ndarray, n
     """Return the (forward, backward) seconds of the packs on the only stage, and the sizes of the packs."""
     predictor = predictor_of(costs)
     sizes = predictor.sizes(plan.packing, plan.layout)
-    packs = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
+    packs = predictor.times.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
     return packs.forward[:, 0], packs.backward[:, 0], sizes.table
 
 
@@ -71,7 +72,7 @@ def test_a_fast_link_costs_nothing_and_a_kind_that_does_not_offload_is_recompute
 def test_trials_correct_the_time_of_copies_with_that_of_recomputation() -> None:
     slow, plan = timed(out=1e-6, back=1e-6), offloaded("both", "5+4 r5,4")
     twice = scaled(slow, [2.0 if name == "recompute" else 1.0 for name in FACTORS])
-    assert twice.host_seconds_per_byte == (2e-6, 2e-6)
+    assert named(twice, "copy") == [copies(2e-6, 2e-6)]
     features = step_features(predictor_of(slow), plan, [0], [1.0] * len(FACTORS))
     assert dict(zip(FACTORS, features, strict=False))["recompute"] > 0
     assert sum(features[:-1]) == pytest.approx(features[-1])
@@ -82,7 +83,7 @@ def test_ranks_that_share_a_pack_repeat_no_exchange() -> None:
     plan = offloaded("language", "5+4 r0,4")
     layout, sizes = replace(plan.layout, data=2), np.array([[2.0, 100.0, 5000.0, 1.0]])
     exchanges = [
-        predictor.exchange_seconds(Parts.of(cut(plan)), each, sizes, np.array([1]))[1]
+        predictor.times.exchange_seconds(Parts.of(cut(plan)), each, sizes, np.array([1]))[1]
         for each in (layout, replace(layout, offload="none"))
     ]
     assert np.array(exchanges) == pytest.approx(0)
@@ -151,7 +152,9 @@ def test_packs_in_flight_keep_the_first_input_of_layers_that_offload() -> None:
     plan = offloaded("vision", "5+0 r5,0", "0+2", "0+2")
     memory = predictor.predict(plan).stage_memory
     assert memory[0].expected == 2 * KEPT["vision"] + 3 * STATES
-    assert predictor.kept_bytes(plan, predictor.sizes(PACKED, plan.layout))[:, 0] == pytest.approx(STATES)
+    assert predictor.memory.kept(Parts.of_levels(plan), plan.layout, predictor.sizes(PACKED, plan.layout))[
+        :, 0
+    ] == pytest.approx(STATES)
     recomputed = predictor.predict(replace(plan, layout=replace(plan.layout, offload="none"))).stage_memory
     assert recomputed[0].expected == 3 * 5 * STATES - STATES + KEPT["vision"]
     # Three packs are in flight on the first stage, and what each keeps of five layers is on the host.
@@ -187,17 +190,17 @@ def test_an_interval_keeps_what_is_on_the_host() -> None:
 
 def test_the_slowest_rank_decides_and_the_table_shows_it() -> None:
     reports = [
-        replace(report, host_seconds_per_byte=copies)
-        for report, copies in zip(reports_of(COSTS, 0.0, ranks=2), ((1e-10, 4e-10), (2e-10, 3e-10)), strict=True)
+        replace(report, exchanges=(ExchangeTiming(name="copy", ranks=1, forward_seconds=out, backward_seconds=back),))
+        for report, (out, back) in zip(reports_of(COSTS, 0.0, ranks=2), ((1e-10, 4e-10), (2e-10, 3e-10)), strict=True)
     ]
     costs = fit_costs(reports)
-    assert costs.host_seconds_per_byte == (2e-10, 4e-10)
+    (copy,) = costs.exchanges
+    assert copy.seconds_per_byte == pytest.approx((2e-10, 4e-10))
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
     text = costs_text(costs, TypicalPack.of(workload_of().data))
-    assert "host       204.8 ns per KiB to its memory, 409.6 ns per KiB from it, for layers that offload" in text
+    assert "copy       204.8 ns per KiB and back 409.6 ns per KiB, 1 rank" in text
     without = fit_costs(reports_of(COSTS, 0.0, ranks=2))
-    assert without.host_seconds_per_byte is None
-    assert "host_seconds" not in "".join(chain(wire.canonical(without)))
+    assert without.exchange("copy") is None
 
 
 def test_plans_are_predicted_where_copies_were_timed_and_layers_are_not_compiled() -> None:

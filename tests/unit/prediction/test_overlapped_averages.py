@@ -4,21 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.prediction.costs import fit_costs
+from autotune.dimensions.overlap import overlapped
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import stage_features, step_features
+from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from tests.unit.prediction.test_costs import reports_of
+from tests.values.exchanges import averages, exchanging
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, by_size, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import CommunicationCost, LayerCosts
 from trials.errors import WireError
-from trials.layer_costs import KINDS, CommunicationCost, LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout, Packed, Padded, Plan
 
@@ -36,16 +39,15 @@ def timed(share: float, seconds_per_byte: float = 1e-9) -> LayerCosts:
         pipeline=1,
         data=2,
         link=COSTS.link,
-        reduce_seconds_per_byte=seconds_per_byte,
         bucket_bytes=1 << 20,
         hidden_share=share,
     )
-    return replace(COSTS, communications=(cost,))
+    return exchanging(replace(COSTS, communications=(cost,)), averages(seconds_per_byte))
 
 
 def reduction(predictor: Predictor, plan: Plan) -> float:
     sizes = predictor.sizes(PACKED, plan.layout)
-    return float(predictor.update_parts(plan.layout, Parts.of(cut(plan)), sizes).reduction[0])
+    return float(predictor.times.update_parts(plan.layout, Parts.of(cut(plan)), sizes).reduction[0])
 
 
 def behind_the_head(predictor: Predictor) -> float:
@@ -79,7 +81,7 @@ def test_whole_steps_end_as_much_sooner_however_they_are_predicted() -> None:
 def test_what_older_profiles_did_not_time_hides_nothing() -> None:
     predictor = predictor_of(COSTS)
     assert reduction(predictor, DURING) == reduction(predictor, AFTER)
-    assert predictor.costs.overlapped(AFTER.layout) == AFTER.layout
+    assert overlapped(COSTS, AFTER.layout) == AFTER.layout
 
 
 def test_features_sum_to_what_is_left_of_the_averages() -> None:

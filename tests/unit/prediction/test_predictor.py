@@ -19,8 +19,9 @@ from tests.values.search import (
     predictor_of,
 )
 from tests.values.training import plan_of
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost
 from trials.engine.static_memory import static_bytes
-from trials.layer_costs import KINDS, LayerCosts, LinkCost, LoadCost
 from trials.model.cut import Cut, cut
 from trials.plan import Packed, Packing, Padded, Plan, ZeroStage
 
@@ -134,11 +135,11 @@ def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
 def test_recompute_adds_the_forward_time_of_its_layers_to_the_backward_pass(plan: Plan, costs: LayerCosts) -> None:
     predictor = predictor_of(costs)
     table = predictor.sizes(plan.packing, plan.layout).table
-    forward, backward = predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
+    forward, backward = predictor.times.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
     kept = replace(
         plan, stages=tuple(replace(stage, recompute_vision=0, recompute_language=0) for stage in plan.stages)
     )
-    forward_of_kept, backward_of_kept = predictor.pass_seconds(Parts.of(cut(kept)), kept.layout, table)
+    forward_of_kept, backward_of_kept = predictor.times.pass_seconds(Parts.of(cut(kept)), kept.layout, table)
     assert (forward == forward_of_kept).all()
     for number, stage in enumerate(plan.stages):
         again = stage.recompute_vision * by_size("vision", costs["vision"].forward_seconds)
@@ -150,7 +151,7 @@ def test_the_stages_together_take_the_chains_time() -> None:
     predictor = predictor_of()
     plan = plan_of("3+0", "2+1", "0+3", packing=PACKED)
     table = predictor.sizes(plan.packing, plan.layout).table
-    forward, _ = predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
+    forward, _ = predictor.times.pass_seconds(Parts.of(cut(plan)), plan.layout, table)
     counts = {"vision_embedding": 1, "vision": 5, "projector": 1, "language": 4, "head": 1}
     chain = sum(counts[kind] * by_size(kind, COSTS[kind].forward_seconds) for kind in KINDS)
     assert forward.sum(axis=1) == pytest.approx(table @ chain)
@@ -204,7 +205,7 @@ def test_a_stage_sends_what_its_last_layer_hands_on(ends: tuple[str, ...], bytes
     plan = plan_of(*ends, packing=PACKED)
     sizes = predictor.sizes(plan.packing, plan.layout)
     size = sizes.table[:, 0 if bytes_of_pack == 3e4 else 1]
-    assert predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes).sends[:, 0] == pytest.approx(
+    assert predictor.times.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes).sends[:, 0] == pytest.approx(
         0.25 + 1e-6 * bytes_of_pack * size
     )
 
@@ -320,7 +321,7 @@ def test_a_frozen_vision_tower_costs_a_forward_pass_and_its_weights() -> None:
     costs = replace(frozen_vision(), link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
     predictor, plan = predictor_of(costs), plan_of("3+0r3,0", "2+4")
     prediction, parts = predictor.predict(plan), Parts.of(cut(plan))
-    seconds = predictor.pack_seconds(parts, plan.layout, predictor.sizes(plan.packing, plan.layout))
+    seconds = predictor.times.pack_seconds(parts, plan.layout, predictor.sizes(plan.packing, plan.layout))
     assert not seconds.backward[:, 0].any()
     assert seconds.backward[:, 1].all()
     assert seconds.sends.all()
@@ -328,5 +329,7 @@ def test_a_frozen_vision_tower_costs_a_forward_pass_and_its_weights() -> None:
     # The weights of the embedding and three layers, and nothing else.
     assert prediction.stage_bytes[0] == 4 * 4 * COSTS["vision"].parameters
     inner = plan_of("5+2", "0+2")
-    seconds = predictor.pack_seconds(Parts.of(cut(inner)), plan.layout, predictor.sizes(plan.packing, plan.layout))
+    seconds = predictor.times.pack_seconds(
+        Parts.of(cut(inner)), plan.layout, predictor.sizes(plan.packing, plan.layout)
+    )
     assert (seconds.returns == seconds.sends).all()

@@ -1,26 +1,30 @@
 """Costs of ZeRO 2 and 3 with one stage: what data ranks exchange and hold, and how they wait for each other."""
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
+from autotune.dimensions.folds import untimed
 from autotune.errors import ProfileError
-from autotune.prediction.costs import fit_costs
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
+from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
-from tests.unit.prediction.test_costs import reports_of
+from tests.values.exchanges import exchanging, named, of_weights, without
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
-from trials.layer_costs import KINDS, NOTHING, GatherCost, LayerCosts
+from trials.costs.coefficients import KINDS, NOTHING
+from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
-from trials.plan import Packed, Plan, ZeroStage
-from trials.tasks.answer import GatherTiming, ProfileReport
+from trials.plan import Layout, Packed, Plan, ZeroStage
+from trials.tasks.answer import ExchangeTiming, ProfileReport
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
 SECONDS = (0.001, 0.002, 0.003, 0.004, 0.005)
@@ -30,9 +34,7 @@ PARAMETERS = 12 * 50_000
 
 
 def sharded(costs: LayerCosts = COSTS, seconds: tuple[float, ...] = SECONDS, scatter: float = 5e-10) -> LayerCosts:
-    first, second, third, fourth, fifth = seconds
-    cost = GatherCost(data=2, seconds=(first, second, third, fourth, fifth), scatter_seconds_per_byte=scatter)
-    return replace(costs, gathers=(cost,))
+    return exchanging(costs, *of_weights(2, seconds, scatter))
 
 
 def of_zero(zero: ZeroStage, recomputed: str = "") -> Plan:
@@ -42,7 +44,7 @@ def of_zero(zero: ZeroStage, recomputed: str = "") -> Plan:
 def exchanges(plan: Plan, costs: LayerCosts) -> tuple[float, float]:
     """Return the seconds of (forward, backward), which are the same for all packs."""
     predictor = predictor_of(costs)
-    seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
+    seconds = predictor.times.pack_seconds(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
     for side in (seconds.exchange, seconds.exchange_back):
         assert side == pytest.approx(side[0, 0])
     return float(seconds.exchange[0, 0]), float(seconds.exchange_back[0, 0])
@@ -67,7 +69,9 @@ def test_zero_0_and_1_average_gradients_once_in_a_step() -> None:
     predictor, parts = predictor_of(sharded()), Parts.of(cut(of_zero(1)))
     assert exchanges(of_zero(1), sharded()) == (0.0, 0.0)
     sizes = predictor.sizes(PACKED, of_zero(1).layout)
-    reductions = [predictor.update_parts(of_zero(zero).layout, parts, sizes).reduction[0] for zero in (0, 1, 2, 3)]
+    reductions = [
+        predictor.times.update_parts(of_zero(zero).layout, parts, sizes).reduction[0] for zero in (0, 1, 2, 3)
+    ]
     assert reductions == pytest.approx([PARAMETERS * 4 * 1e-9] * 2 + [0.0] * 2)
 
 
@@ -80,18 +84,18 @@ def test_layers_without_a_backward_pass_are_gathered_once() -> None:
 
 def test_all_data_ranks_begin_each_pass_together() -> None:
     free = sharded(seconds=(0.0,) * 5, scatter=0.0)
-    predictor = predictor_of(replace(free, reduce_seconds_per_byte=0.0))
+    predictor = predictor_of(without(free, "average"))
     parts, layout = Parts.of(cut(of_zero(3))), of_zero(3).layout
     sizes = predictor.sizes(PACKED, layout)
-    seconds = predictor.pack_seconds(parts, layout, sizes)
-    update = float(predictor.update_parts(layout, parts, sizes).seconds[0])
+    seconds = predictor.times.pack_seconds(parts, layout, sizes)
+    update = float(predictor.times.update_parts(layout, parts, sizes).seconds[0])
     step = int(np.argmax([len(sizes.epoch.rows(number)) for number in range(sizes.epoch.steps)]))
     rows = sizes.epoch.rows(step)
     forward, backward = seconds.loaded_forward[rows, 0], seconds.backward[rows, 0]
     assert len(rows) > 1
     by_pass = float(forward.max(axis=1).sum() + backward.max(axis=1).sum()) + update
     by_rank = float((forward + backward).sum(axis=0).max())
-    of_zero_1 = float(predictor.update_parts(of_zero(1).layout, parts, sizes).seconds[0])
+    of_zero_1 = float(predictor.times.update_parts(of_zero(1).layout, parts, sizes).seconds[0])
     for zero, expected in ((3, by_pass), (1, by_rank + of_zero_1)):
         plan = of_zero(zero)  # type: ignore[arg-type]
         assert predictor.predict(plan).step_seconds[step] == pytest.approx(expected)
@@ -176,30 +180,41 @@ def test_the_parts_of_the_peak_count_gathered_weights_as_transient() -> None:
 
 def gather_reports(latencies: tuple[float, ...]) -> list[ProfileReport]:
     """Reports of ranks that wait for so long, and gather for 1 ms times the number of the kind."""
+    ranks = len(latencies)
     return [
         replace(
             report,
-            gathers=tuple(
-                GatherTiming(
-                    layer=kind,
-                    seconds=latency + 1e-3 * number,
-                    gathered_parameters=100 * number,
-                    lingering_parameters=7 if kind == "projector" else 0,
-                )
-                for number, kind in enumerate(KINDS)
+            exchanges=(
+                *(
+                    ExchangeTiming(name="gather", ranks=ranks, layer=kind, forward_seconds=latency + 1e-3 * number)
+                    for number, kind in enumerate(KINDS)
+                ),
+                ExchangeTiming(name="scatter", ranks=ranks, backward_seconds=1e-9 * latency),
             ),
-            scatter_seconds_per_byte=1e-9 * latency,
+            gathered_parameters=tuple(
+                (kind, 100 * number, 7 if kind == "projector" else 0) for number, kind in enumerate(KINDS)
+            ),
         )
         for report, latency in zip(reports_of(COSTS, 0.0, ranks=len(latencies)), latencies, strict=True)
     ]
 
 
+def gathering(costs: LayerCosts) -> list[float]:
+    """Return the seconds of gathering a layer of each kind."""
+    return [each.forward_seconds[-1] for each in named(costs, "gather")]
+
+
+def scattering(costs: LayerCosts) -> float:
+    """Return the seconds of averaging a byte of gradients that ranks keep in shares."""
+    (scatter,) = named(costs, "scatter")
+    return scatter.seconds_per_byte[1]
+
+
 def test_gathering_takes_what_the_last_rank_needs() -> None:
     costs = fit_costs(gather_reports((0.5, 0.2)))
-    (cost,) = costs.gathers
-    assert cost.data == 2
-    assert cost.seconds == pytest.approx((0.2, 0.201, 0.202, 0.203, 0.204))
-    assert cost.scatter_seconds_per_byte == pytest.approx(2e-10)
+    assert {each.ranks for each in costs.exchanges} == {2}
+    assert gathering(costs) == pytest.approx([0.2, 0.201, 0.202, 0.203, 0.204])
+    assert scattering(costs) == pytest.approx(2e-10)
     assert [costs[kind].gathered_parameters for kind in KINDS] == [0, 100, 200, 300, 400]
     assert [costs[kind].lingering_parameters for kind in KINDS] == [0, 0, 7, 0, 0]
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
@@ -208,10 +223,10 @@ def test_gathering_takes_what_the_last_rank_needs() -> None:
 def test_on_nodes_gathering_takes_what_the_rank_behind_the_slow_link_needs() -> None:
     """Four ranks, of which the first of each node receives by the link between nodes; the last to begin are on one."""
     reports = gather_reports((0.9, 0.5, 0.6, 0.2))
-    (apart,), (together,) = (fit_costs(reports, nodes).gathers for nodes in (2, 1))
-    assert apart.seconds == pytest.approx((0.6, 0.601, 0.602, 0.603, 0.604))
-    assert apart.scatter_seconds_per_byte == pytest.approx(6e-10)
-    assert together.seconds[0] == pytest.approx(0.2)
+    apart, together = (fit_costs(reports, nodes) for nodes in (2, 1))
+    assert gathering(apart) == pytest.approx([0.6, 0.601, 0.602, 0.603, 0.604])
+    assert scattering(apart) == pytest.approx(6e-10)
+    assert gathering(together)[0] == pytest.approx(0.2)
     for nodes, place in ((1, 0), (2, 1)):  # ranks report 5, 6, 7 and 8 ns; of the second places, the less is 6
         update = fit_costs(reports, nodes).updates[-1]
         assert update.seconds_per_parameter == pytest.approx((5 + place) * 1e-9)
@@ -219,31 +234,29 @@ def test_on_nodes_gathering_takes_what_the_rank_behind_the_slow_link_needs() -> 
 
 def test_times_of_gathering_that_no_measurement_can_give_are_refused() -> None:
     first, second = gather_reports((0.5, 0.2))
-    wrong = replace(first.gathers[0], seconds=float("nan"))
-    for report in (replace(first, gathers=(wrong, *first.gathers[1:])), replace(first, scatter_seconds_per_byte=-1.0)):
+    gather, *others, scatter = first.exchanges
+    for wrong in (
+        (replace(gather, forward_seconds=float("nan")), *others, scatter),
+        (gather, *others, replace(scatter, backward_seconds=-1.0)),
+    ):
         with pytest.raises(ProfileError, match="cannot be a measured value"):
-            fit_costs([report, second])
+            fit_costs([replace(first, exchanges=wrong), second])
 
 
-def test_a_profile_from_before_knows_zero_0_and_1_alone() -> None:
+def test_a_profile_that_timed_no_shares_knows_zero_0_and_1_alone() -> None:
     fitted = fit_costs(gather_reports((0.5, 0.2)))
-    document = wire.to_document(fitted)
-    del document["gathers"]
-    older = wire.decode(LayerCosts, wire.canonical(document))
-    assert [fitted.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True] * 4
-    assert [older.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True, True, False, False]
+    others = without(fitted, "gather", "scatter")
+    layouts = [Layout(pipeline=1, data=2, zero=zero) for zero in get_args(ZeroStage)]
+    assert [untimed(fitted, layout) is None for layout in layouts] == [True] * 4
+    assert [untimed(others, layout) is None for layout in layouts] == [True, True, False, False]
 
 
 def test_the_table_of_costs_shows_what_gathering_a_language_layer_takes() -> None:
     pack = TypicalPack.of(workload_of().data)
-    assert (
-        "gathers    4.000 ms per language layer, 2 data ranks with ZeRO 3" in costs_text(sharded(), pack).splitlines()
-    )
-    assert "gathers" not in costs_text(COSTS, pack)
+    assert "gather     8.000 ms per language layer, 2 ranks" in costs_text(sharded(), pack).splitlines()
+    assert "gather" not in costs_text(COSTS, pack)
 
 
 def test_a_calibration_scales_gathers_with_the_links() -> None:
     factors = [3.0 if name == "communication" else 1.0 for name in FACTORS]
-    (before,), (after,) = sharded().gathers, scaled(sharded(), factors).gathers
-    assert after.seconds == pytest.approx(tuple(3 * each for each in before.seconds))
-    assert after.scatter_seconds_per_byte == pytest.approx(3 * before.scatter_seconds_per_byte)
+    assert scaled(sharded(), factors).exchanges == tuple(each.times(3.0) for each in sharded().exchanges)

@@ -5,35 +5,47 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
+from autotune.dimensions.sequence import knows_sequence
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, stage_features
 from autotune.prediction.parts import Parts
 from autotune.prediction.timeline import timeline
 from tests.unit.prediction.test_predictor import PACKED, linked
+from tests.values.exchanges import exchanging
 from tests.values.search import COSTS, INDEX, predictor_of
 from tests.values.training import plan_of
-from trials.layer_costs import LayerCosts, SharingCost, UpdateCost
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.model.cut import cut
 from trials.plan import Layout, Levelled, Plan, Recomputed
 
 
-def sharing_cost(degree: int, seconds: float) -> SharingCost:
+def sharing_costs(degree: int, seconds: float) -> tuple[Exchange, Exchange]:
     """Exchanges of some seconds for each message, and of 1 us for each token; further bytes for each token."""
-    language = COSTS["language"]
-    return SharingCost(
-        degree=degree,
-        language_forward_seconds=(0, 1e-6, 0, 2 * seconds),
-        language_backward_seconds=(0, 2e-6, 0, 3 * seconds),
-        projector_forward_seconds=(0, 0, 0, 4 * seconds),
-        projector_backward_seconds=(0, 0, 0, 5 * seconds),
+    language, forward = COSTS["language"], (0, 1e-6, 0, 2 * seconds)
+    in_attention = Exchange(
+        name="sequence",
+        ranks=degree,
+        layer="language",
+        forward_seconds=forward,
+        backward_seconds=(0, 2e-6, 0, 3 * seconds),
+        recompute_seconds=forward,
         kept_bytes=tuple(np.add(language.kept_bytes, (0, 100.0 * degree, 0, 0)).tolist()),
         shared_bytes=(0, 8.0, 0, 0),
         transient_bytes=(0, 16.0, 0, 0),
     )
+    behind_projector = Exchange(
+        name="sequence",
+        ranks=degree,
+        layer="projector",
+        forward_seconds=(0, 0, 0, 4 * seconds),
+        backward_seconds=(0, 0, 0, 5 * seconds),
+    )
+    return in_attention, behind_projector
 
 
 def sharing(seconds: float = 0.01, costs: LayerCosts = COSTS) -> LayerCosts:
-    return replace(costs, sharing=(sharing_cost(2, seconds), sharing_cost(4, seconds)))
+    return exchanging(costs, *sharing_costs(2, seconds), *sharing_costs(4, seconds))
 
 
 def levelled(*stages: str, degrees: tuple[int, ...], data: int, further: tuple[tuple[int, int], ...]) -> Plan:
@@ -73,10 +85,10 @@ def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:
     predictor, plan = predictor_of(sharing()), LEVELS
     sizes = predictor.sizes(plan.packing, plan.layout)
     assert {*sizes.levels.tolist()} == {0, 1}
-    seconds = predictor.plan_seconds(plan, sizes)
+    seconds = predictor.times.plan_seconds(plan, sizes)
     for level, alone in enumerate((plan_of("5+4r1,4"), plan_of("5+4r5,0"))):
         of_level = sizes.levels == level
-        expected = predictor.pack_seconds(Parts.of(cut(alone)), plan.layout, sizes)
+        expected = predictor.times.pack_seconds(Parts.of(cut(alone)), plan.layout, sizes)
         for field in fields(seconds):
             assert np.array_equal(getattr(seconds, field.name)[of_level], getattr(expected, field.name)[of_level])
         assert (seconds.exchange[of_level] > 0).all() == bool(level)
@@ -94,16 +106,11 @@ def test_exchanges_take_the_profiled_time_of_their_degree(sequence: int) -> None
     predictor = predictor_of(costs)
     plan = plan_of("5+4r5,3", data=4, packing=replace(PACKED, sequence=sequence))
     sizes = predictor.sizes(plan.packing, plan.layout)
-    seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
-    cost = costs.shared_by(sequence)
+    seconds = predictor.times.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
     forward, back, behind, back_behind = (
-        sizes.table[:, :4] @ np.array(each)
-        for each in (
-            cost.language_forward_seconds,
-            cost.language_backward_seconds,
-            cost.projector_forward_seconds,
-            cost.projector_backward_seconds,
-        )
+        (sequence > 1) * sizes.table[:, :4] @ np.array(each)
+        for cost in sharing_costs(sequence, 0.01)
+        for each in (cost.forward_seconds, cost.backward_seconds)
     )
     assert seconds.exchange[:, 0] == pytest.approx(4 * forward + behind)
     # Backward, and those of the forward pass once more for each recomputed layer.
@@ -117,7 +124,7 @@ def test_no_stage_exchanges_before_the_projector() -> None:
     predictor = predictor_of(sharing())
     plan = plan_of("3+0", "2+1", "0+3", data=2, packing=replace(PACKED, sequence=2))
     sizes = predictor.sizes(plan.packing, plan.layout)
-    seconds = predictor.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
+    seconds = predictor.times.pack_seconds(Parts.of(cut(plan)), plan.layout, sizes)
     for side in (seconds.exchange, seconds.exchange_back):
         assert not side[:, 0].any()
         assert (side[:, 1:] > 0).all()
@@ -127,31 +134,31 @@ def test_no_stage_exchanges_before_the_projector() -> None:
 def test_a_degree_that_was_not_timed_has_the_costs_of_the_next_one_that_was() -> None:
     costs = sharing()
     for degree, timed in ((2, 2), (3, 4), (4, 4), (8, 4)):
-        assert costs.shared_by(degree) == replace(sharing_cost(timed, 0.01), degree=degree)
+        found = costs.exchange("sequence", degree, "language"), costs.exchange("sequence", degree, "projector")
+        assert found == sharing_costs(timed, 0.01)
 
 
 def test_a_profile_of_one_rank_has_free_exchanges_and_an_older_one_of_several_has_none() -> None:
     shared = plan_of("5+4", data=2, packing=replace(PACKED, sequence=2))
     assert predictor_of().predict(shared).breakdown.totals["communication"] > 0
     older = replace(COSTS, updates=(*COSTS.updates, UpdateCost(zero=1, data_parallel=2, seconds_per_parameter=1e-9)))
-    assert (COSTS.knows_degree(2), older.knows_degree(2), older.knows_degree(1)) == (True, False, True)
+    assert (knows_sequence(COSTS, 2), knows_sequence(older, 2), knows_sequence(older, 1)) == (True, False, True)
     with pytest.raises(ValueError, match="no times of what 2 ranks exchange"):
         predictor_of(older).predict(shared)
 
 
 def test_a_calibration_scales_exchanges_with_the_links() -> None:
     times = [3.0 if name == "communication" else 1.0 for name in FACTORS]
-    for before, after in zip(sharing().sharing, scaled(sharing(), times).sharing, strict=True):
-        for field in fields(before):
-            factor = 3 if field.name.endswith("_seconds") else 1
-            assert getattr(after, field.name) == pytest.approx(np.multiply(factor, getattr(before, field.name)))
+    found = scaled(sharing(), times).exchanges
+    assert found == tuple(each.times(3.0) for each in sharing().exchanges)
+    assert [each.kept_bytes for each in found] == [each.kept_bytes for each in sharing().exchanges]
 
 
 @pytest.mark.parametrize("plan", [LEVELS, plan_of("5+4r0,2", data=2, packing=replace(PACKED, sequence=2))])
 def test_the_features_of_a_rank_are_its_seconds_with_exchanges(plan: Plan) -> None:
     predictor = predictor_of(linked(sharing(), 0.1, 0.0))
     sizes = predictor.sizes(plan.packing, plan.layout)
-    seconds, packs = predictor.plan_seconds(plan, sizes), sizes.epoch.rows(1)[:, 1]
+    seconds, packs = predictor.times.plan_seconds(plan, sizes), sizes.epoch.rows(1)[:, 1]
     load, forward, backward, _ = stage_features(predictor, plan, (1,), 0, 1)
     assert sum(load) == pytest.approx(seconds.load[packs].sum())
     assert sum(forward) == pytest.approx(seconds.shared_forward[packs].sum() - seconds.load[packs].sum())
@@ -165,6 +172,6 @@ def test_layouts_of_one_degree_have_no_waiting_ranks() -> None:
     predictor = predictor_of(sharing())
     for degrees, waits in (((2, 2), False), ((1, 2), True), ((4, 2), True)):
         plan = levelled("5+4", degrees=degrees, data=4, further=((0, 0),))
-        found = predictor.sharing(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
+        found = predictor.times.sharing(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
         assert (found is not None) is waits
     assert Layout(pipeline=1, data=4, zero=0) == plan.layout

@@ -13,8 +13,8 @@ from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import levelled, sharing
 from tests.values.search import COSTS, INDEX, predictor_of
 from tests.values.training import plan_of
+from trials.costs.coefficients import KINDS
 from trials.data.index import DatasetIndex, profile
-from trials.layer_costs import KINDS
 from trials.model.cut import cut
 from trials.plan import Packed, Packing, Padded, Plan
 
@@ -38,7 +38,7 @@ def test_the_time_of_the_head_follows_the_targets_of_a_pack(packing: Packing) ->
     seconds, targets = [], []
     for predictor in (predictor_with(0.2), predictor_with(1.0)):
         sizes = predictor.sizes(packing, plan.layout)
-        seconds.append(np.stack(predictor.pass_seconds(Parts.of(cut(plan)), plan.layout, sizes.table)))
+        seconds.append(np.stack(predictor.times.pass_seconds(Parts.of(cut(plan)), plan.layout, sizes.table)))
         targets.append(sizes.epoch.packs.sums(sizes.epoch.index.target_tokens))
     of_target = np.array([HEAD.forward_seconds[1], HEAD.backward_seconds[1]])
     added = seconds[1] - seconds[0]

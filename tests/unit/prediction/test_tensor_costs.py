@@ -5,16 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.dimensions.folds import untimed
 from autotune.errors import ProfileError
-from autotune.prediction.costs import fit_costs
+from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import LANGUAGE, Parts
-from tests.unit.prediction.test_costs import SHAPES, reports_of
+from tests.values.exchanges import around_layers, exchanging, without
+from tests.values.reports import SHAPES, reports_of
 from tests.values.search import COSTS, predictor_of
 from tests.values.training import plan_of
 from trials import wire
-from trials.layer_costs import KINDS, LayerCosts, SharingCost, TensorCost
+from trials.costs.coefficients import KINDS
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
-from trials.tasks.answer import ProfileReport, TensorTiming
+from trials.plan import Layout
+from trials.tasks.answer import ExchangeTiming, ProfileReport
 
 DEALT = 1000
 
@@ -22,15 +27,23 @@ DEALT = 1000
 def tensor_reports(latencies: tuple[float, ...], degrees: tuple[int, ...]) -> list[ProfileReport]:
     """Reports of ranks that take so long for a message, and 2 us for each of their tokens."""
 
-    def timing(degree: int, samples: int, length: int, latency: float) -> TensorTiming:
+    def timing(degree: int, samples: int, length: int, latency: float) -> ExchangeTiming:
         tokens = -(-samples * length // degree) * degree
         exchange = latency + 2e-6 * tokens / degree
-        return TensorTiming(degree=degree, tokens=tokens, forward_seconds=exchange, backward_seconds=2 * exchange)
+        return ExchangeTiming(
+            name="tensor",
+            ranks=degree,
+            layer="language",
+            tokens=tokens,
+            forward_seconds=exchange,
+            backward_seconds=2 * exchange,
+            recompute_seconds=exchange,
+        )
 
     return [
         replace(
             report,
-            tensor=tuple(timing(degree, *shape, latency) for degree in degrees for shape in SHAPES),
+            exchanges=tuple(timing(degree, *shape, latency) for degree in degrees for shape in SHAPES),
             dealt_parameters=DEALT,
         )
         for report, latency in zip(reports_of(COSTS, 0.0, ranks=len(latencies)), latencies, strict=True)
@@ -39,33 +52,31 @@ def tensor_reports(latencies: tuple[float, ...], degrees: tuple[int, ...]) -> li
 
 def test_exchanges_take_what_the_last_rank_of_the_slowest_group_needs() -> None:
     costs = fit_costs(tensor_reports((5e-4, 1e-4, 7e-4, 3e-4), (2, 4)))
-    assert [cost.degree for cost in costs.tensor] == [2, 4]
-    for cost, latency in zip(costs.tensor, (3e-4, 1e-4), strict=True):
-        assert cost.forward_seconds == pytest.approx((0, 2e-6, 0, latency))
+    assert costs.timed_degrees("tensor") == (2, 4)
+    for cost, latency in zip(costs.exchanges, (3e-4, 1e-4), strict=True):
+        assert cost.forward_seconds == cost.recompute_seconds == pytest.approx((0, 2e-6, 0, latency))
         assert cost.backward_seconds == pytest.approx((0, 4e-6, 0, 2 * latency))
     assert [costs[kind].dealt_parameters for kind in KINDS] == [DEALT * (kind == "language") for kind in KINDS]
-    assert costs.knows_tensor(8)
-    assert costs.cut_in(8) == replace(costs.tensor[1], degree=8)
+    layout = Layout(pipeline=1, data=1, zero=0, tensor=8)
+    assert untimed(costs, layout) is None
+    assert costs.exchange("tensor", 8, "language") == costs.exchanges[1]
 
 
 def test_exchanges_that_were_timed_wrongly_are_refused() -> None:
     first, second = tensor_reports((1e-4, 1e-4), (2,))
-    wrong = replace(first.tensor[0], forward_seconds=float("nan"))
+    wrong = replace(first.exchanges[0], forward_seconds=float("nan"))
     with pytest.raises(ProfileError, match="forward_seconds is nan"):
-        fit_costs([replace(first, tensor=(wrong, *first.tensor[1:])), second])
+        fit_costs([replace(first, exchanges=(wrong, *first.exchanges[1:])), second])
 
 
-def test_costs_from_before_layers_were_cut_can_be_read_and_predict_no_such_plans() -> None:
+def test_a_profile_without_the_exchanges_predicts_no_such_plans() -> None:
     fitted = fit_costs(tensor_reports((1e-4, 1e-4), (2,)))
     assert wire.decode(LayerCosts, wire.encode(fitted)) == fitted
-    document = wire.to_document(fitted)
-    del document["tensor"]
-    older = wire.decode(LayerCosts, wire.canonical(document))
-    assert older == replace(fitted, tensor=())
-    assert older.knows_tensor(1)
-    assert not older.knows_tensor(2)
-    with pytest.raises(ValueError, match="no times of what 2 ranks exchange that hold layers together"):
-        older.cut_in(2)
+    other, plan = without(fitted, "tensor"), plan_of("5+4", tensor=2)
+    assert untimed(other, replace(plan.layout, tensor=1)) is None
+    assert untimed(other, plan.layout) == "what 2 ranks exchange that hold layers together"
+    with pytest.raises(ValueError, match="no times of what 2 ranks exchange that"):
+        predictor_of(other).predict(plan)
 
 
 def test_cut_layers_take_their_part_of_the_work_and_the_bytes_and_exchange() -> None:
@@ -73,24 +84,23 @@ def test_cut_layers_take_their_part_of_the_work_and_the_bytes_and_exchange() -> 
     layers = tuple(
         (kind, replace(cost, dealt_parameters=DEALT) if kind == "language" else cost) for kind, cost in COSTS.layers
     )
-    shared = SharingCost(
-        degree=2,
-        kept_bytes=language.kept_bytes,
-        shared_bytes=language.shared_bytes,
-        transient_bytes=language.transient_bytes,
-    )
-    around = TensorCost(degree=2, forward_seconds=(0, 1e-6, 0, 1e-4), backward_seconds=(0, 3e-6, 0, 2e-4))
-    predictor = predictor_of(replace(COSTS, layers=layers, sharing=(shared,), tensor=(around,)))
+    shared = Exchange(name="sequence", ranks=2, layer="language").held(language)
+    assert shared == language
+    around = around_layers(2, (0, 1e-6, 0, 1e-4), (0, 3e-6, 0, 2e-4))
+    predictor = predictor_of(exchanging(replace(COSTS, layers=layers), around))
     whole, halves = (plan_of("12+8r0,3", tensor=degree) for degree in (1, 2))
     parts = Parts.of(cut(whole))
     one, other = (predictor.sizes(plan.packing, plan.layout) for plan in (whole, halves))
     assert other.table[:, 2] == pytest.approx(one.table[:, 2] / 2)
     assert other.step_samples.tolist() == one.step_samples.tolist()
-    forward, backward = predictor.exchange_seconds(parts, halves.layout, other.table, other.degrees)
+    forward, backward = predictor.times.exchange_seconds(parts, halves.layout, other.table, other.degrees)
     tokens, count = other.table[:, 1], parts.layers[0, LANGUAGE]
     assert forward[:, 0] == pytest.approx(count * (1e-6 * tokens + 1e-4))
     assert backward[:, 0] == pytest.approx(count * (3e-6 * tokens + 2e-4) + 3 * (1e-6 * tokens + 1e-4))
     # Weights, gradients and two moments in float32.
-    static = [float(predictor.static_bytes(parts, plan.layout)[0]) for plan in (whole, halves)]
+    static = [float(predictor.memory.static(parts, plan.layout)[0]) for plan in (whole, halves)]
     assert static[0] - static[1] == pytest.approx(16 * 8 * DEALT / 2)
-    assert np.all(predictor.kept_bytes(halves, other) < predictor.kept_bytes(whole, one))
+    kept, kept_whole = (
+        predictor.memory.kept((parts,), plan.layout, sizes) for plan, sizes in ((halves, other), (whole, one))
+    )
+    assert np.all(kept < kept_whole)

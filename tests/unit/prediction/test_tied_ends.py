@@ -7,9 +7,11 @@ import pytest
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from tests.values.exchanges import exchanging, of_weights
 from tests.values.search import COSTS, predictor_of
 from tests.values.training import plan_of
-from trials.layer_costs import GatherCost, LayerCost, LayerCosts
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
 from trials.plan import Plan, ZeroStage
 
@@ -20,7 +22,7 @@ def with_head(costs: LayerCosts, head: LayerCost) -> LayerCosts:
     return replace(costs, layers=tuple((kind, head if kind == "head" else cost) for kind, cost in costs.layers))
 
 
-GATHERED = replace(COSTS, gathers=(GatherCost(data=2, seconds=(0.0,) * 5, scatter_seconds_per_byte=1e-9),))
+GATHERED = exchanging(COSTS, *of_weights(2, (0.0,) * 5, 1e-9))
 HEAD = GATHERED["head"]
 PROFILED = with_head(GATHERED, replace(HEAD, tied_parameters=TIED))
 ONCE = with_head(GATHERED, replace(HEAD, parameters=HEAD.parameters - TIED))
@@ -30,9 +32,9 @@ ONCE = with_head(GATHERED, replace(HEAD, parameters=HEAD.parameters - TIED))
 def after_passes(predictor: Predictor, plan: Plan) -> list[list[float]]:
     """Return the seconds of each stage's averages, update and exchanges in a step of the plan, and its static bytes."""
     sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
-    update = predictor.update_parts(plan.layout, parts, sizes)
-    exchanges = predictor.exchange_seconds(parts, plan.layout, sizes.mean, sizes.degrees[:1])
-    static = predictor.static_bytes(parts, plan.layout)
+    update = predictor.times.update_parts(plan.layout, parts, sizes)
+    exchanges = predictor.times.exchange_seconds(parts, plan.layout, sizes.mean, sizes.degrees[:1])
+    static = predictor.memory.static(parts, plan.layout)
     return [each.ravel().tolist() for each in (update.reduction, update.optimizer, *exchanges, static)]
 
 

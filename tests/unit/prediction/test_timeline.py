@@ -9,7 +9,7 @@ from autotune.forecast.gantt import WIDTH, gantt
 from autotune.prediction.timeline import Timeline, timeline
 from tests.values.search import COSTS, predictor_of
 from tests.values.training import plan_of
-from trials.layer_costs import LinkCost
+from trials.costs.layer_costs import LinkCost
 from trials.plan import Packed, Padded, Plan
 
 PLAN = plan_of("3+0r1,0", "2+1", "0+3", packing=Packed(qv=12, qt=600, qv_min=12, qt_min=500))

@@ -9,7 +9,7 @@ import pytest
 from autotune.machine.conditions import Conditions
 from autotune.search.execution.profiling import profile_layers
 from tests.machines.simulated import Undisturbed
-from tests.unit.prediction.test_costs import reports_of
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, prepared_of
 from trials.run.pool import Answers
 

@@ -6,7 +6,9 @@ import pytest
 
 from autotune.search.compile_setting import steps_of
 from autotune.search.compile_trade import CompileTrade, only_compiled
-from tests.values.search import COSTS, keeping, times, workload_of
+from tests.values.exchanges import averages
+from tests.values.search import COSTS, keeping, workload_of
+from trials.costs.coefficients import times
 from trials.job import TrainingSection
 
 TRADE = CompileTrade(
@@ -61,7 +63,7 @@ COMPILED = replace(
     keeping(0.75),
     compile_seconds=62.0,
     compiled_shares=(("vision", 0.9, 0.01), ("language", 0.5, 0.02)),
-    reduce_seconds_per_byte=1.0,
+    exchanges=(averages(1.0),),
 )
 """A profile from when the machine was as fast as for COSTS."""
 

@@ -18,8 +18,8 @@ from storage.store import Store, open_store
 from tests.values.search import COSTS, keeping, prepared_of
 from tests.values.training import plan_of
 from trials import wire
+from trials.costs.layer_costs import LayerCosts
 from trials.errors import NoCompiler
-from trials.layer_costs import LayerCosts
 from trials.sites.local import LocalSite
 from trials.workload import Workload
 

@@ -22,7 +22,7 @@ from tests.unit.prediction.test_shared_packs import LEVELS
 from tests.unit.search.space.test_tensor_layouts import cut_costs
 from tests.values.search import COSTS, finished, limits_of, predictor_of, runner_of
 from tests.values.training import plan_of
-from trials.layer_costs import LoadCost
+from trials.costs.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
 from trials.plan import Layout, Packed, Padded, Plan, Recomputed
 
@@ -321,7 +321,7 @@ def test_waiting_for_other_ranks_inside_of_passes_with_zero_3_is_no_slow_work(tm
         result = runner.run(plan)
         assert isinstance(result.outcome, Completed)
         sizes = predictor.sizes(plan.packing, plan.layout)
-        seconds = predictor.plan_seconds(plan, sizes)
+        seconds = predictor.times.plan_seconds(plan, sizes)
         rows = [sizes.epoch.rows(step) for step in result.outcome.measurement.steps]
         # Each pass of a rank takes as long as that of the slowest one.
         forward, backward = (

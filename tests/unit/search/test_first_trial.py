@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
+from autotune.prediction.stage_times import StageTimes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.solver.solver import Solver
@@ -24,6 +26,17 @@ from trials.plan import Packing, Plan
 LIMITS = limits_of(1 << 40)
 
 
+class CountingTimes(StageTimes):
+    """Counts the times of mean packs, which bounds and solvers ask for."""
+
+    means = 0
+
+    @override
+    def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
+        self.means += len(sizes) == 1
+        return super().load_seconds(parts, sizes)
+
+
 class Counting(Predictor):
     """Counts simulations, and how often each plan is in one."""
 
@@ -33,16 +46,11 @@ class Counting(Predictor):
         super().__init__(COSTS, self._epoch, 4)
         self.simulations = 0
         self.plans: Counter[Plan] = Counter()
-        self.means = 0
-        """Times of mean packs, which bounds and solvers ask for."""
+        self.times = self.asked = CountingTimes(COSTS)
 
     def _epoch(self, packing: Packing, data_parallel: int) -> Epoch:
         self.epochs.append(self._built(packing, data_parallel))
         return self.epochs[-1]
-
-    def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
-        self.means += len(sizes) == 1
-        return super().load_seconds(parts, sizes)
 
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Floats:
         self.simulations += 1
@@ -114,10 +122,10 @@ def test_bounds_are_computed_once_before_the_first_trial() -> None:
     predictor = Counting(batch=120)
     advisor = advisor_of(predictor)
     advisor.space.fastest_seconds()
-    before = predictor.means
+    before = predictor.asked.means
     assert before >= len(advisor.space.origins)
     assert next(advisor.predicted(1.2))
-    assert predictor.means - before < 0.5 * len(advisor.space.origins)
+    assert predictor.asked.means - before < 0.5 * len(advisor.space.origins)
 
 
 def test_of_several_climbs_the_plan_that_probably_fits_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,10 @@ from autotune.workbench import Workbench
 from storage.store import open_store
 from tests.values.search import COSTS, prepared_of, workload_of
 from trials import wire
+from trials.costs.coefficients import SlowCall
+from trials.costs.layer_costs import LayerCosts, LoadCost
 from trials.launchers.commands import EXPANDABLE, rank_environments
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts, LoadCost, SlowCall
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
 from trials.workload import Workload

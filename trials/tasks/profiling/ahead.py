@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import torch
 
-from trials.layer_costs import LayerKind
+from trials.costs.coefficients import LayerKind
 from trials.tasks.profiling.pace import now
 from trials.tasks.profiling.probes import Probe, Run
 

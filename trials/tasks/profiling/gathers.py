@@ -3,15 +3,16 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import distributed, nn
 
+from trials.costs.coefficients import LayerKind
 from trials.engine.gathering import gathered_together
-from trials.layer_costs import LayerKind
 from trials.model.stage import StageModule
-from trials.tasks.answer import GatherTiming
+from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
 _REPEATS = 10
@@ -20,25 +21,40 @@ _SCATTERED_BYTES = 8 << 20
 
 def time_gathers(
     stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]], device: torch.device, pace: Pace
-) -> Iterator[GatherTiming]:
+) -> Iterator[ExchangeTiming]:
     """Time each kind of layer, whose parts have these paths; all ranks gather at once. 0 s for a single rank."""
-    (embedding,) = stage.model.get_input_embeddings().parameters()
     for kind, paths in paths_by_kind.items():
         groups = gathered_together(stage, paths)
-        yield GatherTiming(
+        seconds = _gather_seconds(f"gathering of {kind} weights", groups, device, pace)
+        yield ExchangeTiming(
+            name="gather",
+            ranks=distributed.get_world_size(),
             layer=kind,
-            seconds=_gather_seconds(f"gathering of {kind} weights", groups, device, pace),
-            gathered_parameters=max((sum(weight.numel() for weight in group) for group in groups), default=0),
-            # The input of the word embedding has no gradient, whose hook would free it.
-            lingering_parameters=embedding.numel() if kind == "projector" and embedding.requires_grad else 0,
+            forward_seconds=seconds,
+            # The weights of the head stay for the backward pass, which begins there. A layer that is recomputed is
+            # gathered once for that and its backward pass.
+            backward_seconds=0.0 if kind == "head" else seconds,
         )
 
 
-def time_scatter(device: torch.device, pace: Pace) -> float:
-    """Return the seconds per byte of averaging gradients of which each rank keeps its share; 0 for a single rank."""
+def gathered_parameters(
+    stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]]
+) -> Iterator[tuple[LayerKind, int, int]]:
+    """Yield (kind of layer, most parameters gathered at once, those that stay until the backward pass ends)."""
+    (embedding,) = stage.model.get_input_embeddings().parameters()
+    for kind, paths in paths_by_kind.items():
+        groups = gathered_together(stage, paths)
+        most = max((sum(weight.numel() for weight in group) for group in groups), default=0)
+        # The input of the word embedding has no gradient, whose hook would free it.
+        yield kind, most, embedding.numel() if kind == "projector" and embedding.requires_grad else 0
+
+
+def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
+    """Time averages of gradients of which each rank keeps its share; 0 s for a single rank."""
     ranks = distributed.get_world_size()
+    nothing = ExchangeTiming(name="scatter", ranks=ranks)
     if ranks == 1:
-        return 0.0
+        return nothing
 
     def scatter(size: int) -> Callable[[], float]:
         share = torch.zeros(max(1, size // 4 // ranks), device=device)
@@ -52,7 +68,7 @@ def time_scatter(device: torch.device, pace: Pace) -> float:
         _REPEATS,
         statistics.median,
     )
-    return slope(((0, 0.0), *points))
+    return replace(nothing, backward_seconds=slope(((0, 0.0), *points)))
 
 
 def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:

@@ -5,19 +5,20 @@ import statistics
 import torch
 
 from trials.offload.transfers import Transfers
+from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import begun_together
 
 _BYTES = 64 << 20
 _COPIES = 9
 
 
-def time_host(device: torch.device) -> tuple[float, float] | None:
-    """Return the seconds per byte of copies (to the host, back) while all ranks copy.
+def time_host(device: torch.device) -> tuple[ExchangeTiming, ...]:
+    """Time copies to the host (in the forward pass) and back (in the backward pass) while all ranks copy.
 
-    None for a CPU, whose memory is the host's. Every rank must call it.
+    Nothing for a CPU, whose memory is the host's. Every rank must call it.
     """
     if device.type != "cuda":
-        return None
+        return ()
     there, here = torch.zeros(_BYTES, dtype=torch.uint8, device=device), Transfers(device).host_bytes(_BYTES)
 
     def seconds_per_byte(target: torch.Tensor, source: torch.Tensor) -> float:
@@ -25,4 +26,5 @@ def time_host(device: torch.device) -> tuple[float, float] | None:
         copy()
         return statistics.median(copy() for _ in range(_COPIES)) / _BYTES
 
-    return seconds_per_byte(here, there), seconds_per_byte(there, here)
+    out, back = seconds_per_byte(here, there), seconds_per_byte(there, here)
+    return (ExchangeTiming(name="copy", ranks=1, forward_seconds=out, backward_seconds=back),)

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from trials.costs.coefficients import LayerKind, SlowCall
+from trials.costs.layer import NOISE_LIMIT
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.layer_costs import NOISE_LIMIT, LayerKind, SlowCall
 from trials.model.cut import Cut
 from trials.model.layer_kinds import usual_layer
 from trials.model.paths import parameters_at
@@ -24,11 +25,11 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
-from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
-from trials.tasks.profiling.gathers import time_gathers, time_scatter
+from trials.tasks.profiling.gathers import gathered_parameters, time_gathers, time_scatter
 from trials.tasks.profiling.host import time_host
-from trials.tasks.profiling.links import time_communication
+from trials.tasks.profiling.links import layouts_of_all, time_averages, time_messages
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
@@ -85,22 +86,22 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     if task.exchange_seconds is None:
         return layers
     pace = Pace.of(task.exchange_seconds, device)
-    communications = tuple(time_communication(device, task.repeats, task.of_node, pace))
+    communications, averages = list[CommunicationTiming](), list[ExchangeTiming]()
+    for grid in layouts_of_all():
+        communications.append(time_messages(grid, device, task.repeats, pace))
+        averages += time_averages(grid, task.of_node, device, task.repeats, pace)
     sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))
     gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
     rates = ExchangeRates(
-        reduction=communications[0].reduce_seconds_per_byte,  # the first layout has all ranks in data parallel
-        gathering=sum(timing.seconds for timing in gathers) / sum(count for _, count in layers.parameters),
+        reduction=averages[0].backward_seconds if averages else 0.0,  # the first layout has all ranks in data parallel
+        gathering=sum(timing.forward_seconds for timing in gathers) / sum(count for _, count in layers.parameters),
     )
     return replace(
         layers,
-        communications=communications,
-        sharing=sharing,
-        tensor=tensor,
-        gathers=gathers,
-        scatter_seconds_per_byte=time_scatter(device, pace),
-        host_seconds_per_byte=time_host(device),
+        communications=tuple(communications),
+        exchanges=(*averages, *sharing, *tensor, *gathers, time_scatter(device, pace), *time_host(device)),
+        gathered_parameters=tuple(gathered_parameters(stage, paths_by_kind)),
         updates=time_updates(request, task, build, rates, pace),
         shortened=tuple(pace.shortened.items()),
     )

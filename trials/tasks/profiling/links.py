@@ -1,7 +1,8 @@
-"""Speed between ranks, in every layout: of messages to the next stage, and of averaging gradients over data ranks."""
+"""Speed between ranks, in every layout: of messages to the next stage, and of averages over data ranks."""
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import distributed
 
 from trials.engine.gradients.node_reduction import NodeReduction
 from trials.grid import Grid
-from trials.tasks.answer import CommunicationTiming
+from trials.tasks.answer import CommunicationTiming, ExchangeTiming
 from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
 
@@ -22,33 +23,29 @@ _EXCHANGES = 20
 """More than layers are repeated: messages are short, and anything else that runs on the machine makes them late."""
 
 
-def time_communication(device: torch.device, repeats: int, of_node: int, pace: Pace) -> Iterator[CommunicationTiming]:
-    """Time every pipeline x data of all ranks, from one stage on. Every rank must take all of them.
-
-    With all of them in data parallelism, averages during a computation are timed as well.
-    Where data ranks can average gradients on each node of `of_node` ranks first, this is timed as well.
-
-    All ranks of a layout communicate at once, as in a training, where they share the links between machines.
-    """
+def layouts_of_all() -> Iterator[Grid]:
+    """Yield every pipeline x data of all ranks, from one stage on."""
     ranks = distributed.get_world_size()
     for pipeline in range(1, ranks + 1):
         if ranks % pipeline == 0:
-            grid = Grid(pipeline=pipeline, data=ranks // pipeline)
-            latency, per_byte = _time_links(grid, device, pace)
-            within = grid.data_ranks_of_node(of_node)
-            at_once, by_nodes = _time_reductions(grid, within, device, repeats, pace)
-            overlap = time_overlap(device, repeats, pace) if grid.data == ranks > 1 else NO_OVERLAP
-            yield CommunicationTiming(
-                pipeline=grid.pipeline,
-                data=grid.data,
-                latency_seconds=latency,
-                seconds_per_byte=per_byte,
-                reduce_seconds_per_byte=at_once,
-                within=within,
-                within_seconds_per_byte=by_nodes,
-                bucket_bytes=overlap.bucket_bytes,
-                hidden_share=overlap.hidden_share,
-            )
+            yield Grid(pipeline=pipeline, data=ranks // pipeline)
+
+
+def time_messages(grid: Grid, device: torch.device, repeats: int, pace: Pace) -> CommunicationTiming:
+    """Time messages to the next stage while all ranks of a layout send, as in a training. Every rank must call it.
+
+    With all ranks in data parallelism, averages during a computation are timed as well.
+    """
+    latency, per_byte = _time_links(grid, device, pace)
+    overlap = time_overlap(device, repeats, pace) if grid.data == grid.world_size > 1 else NO_OVERLAP
+    return CommunicationTiming(
+        pipeline=grid.pipeline,
+        data=grid.data,
+        latency_seconds=latency,
+        seconds_per_byte=per_byte,
+        bucket_bytes=overlap.bucket_bytes,
+        hidden_share=overlap.hidden_share,
+    )
 
 
 def _time_links(grid: Grid, device: torch.device, pace: Pace) -> tuple[float, float]:
@@ -95,28 +92,34 @@ def _there_and_back(other: int | None, device: torch.device, size: int, *, is_fi
     return exchange
 
 
-def _time_reductions(grid: Grid, within: int, device: torch.device, repeats: int, pace: Pace) -> tuple[float, float]:
-    """Return the seconds per byte of averaging gradients over the data ranks of the stage: (at once, in two steps).
+def time_averages(grid: Grid, of_node: int, device: torch.device, repeats: int, pace: Pace) -> Iterator[ExchangeTiming]:
+    """Time averages of gradients over the data ranks of each stage, all stages at once. Every rank must take all.
 
-    Both are 0 for one data rank, and the latter where `within` is 1.
+    Where data ranks can average on each node of `of_node` ranks first, this is timed as well.
     """
     if grid.data == 1:
-        return 0.0, 0.0
+        return
     own = grid.coordinates(distributed.get_rank()).stage
     # Every rank must create every group, in the same order.
     groups = [distributed.new_group(list(grid.stage_ranks(stage))) for stage in range(grid.pipeline)]
     what = f"averaging of gradients over {grid.data} data ranks"
     at_once = partial(distributed.all_reduce, group=groups[own])
-    seconds = _seconds_per_byte(what, at_once, device, repeats, pace)
+    average = ExchangeTiming(
+        name="average",
+        ranks=grid.data,
+        pipeline=grid.pipeline,
+        backward_seconds=_seconds_per_byte(what, at_once, device, repeats, pace),
+    )
     distributed.barrier()
     distributed.destroy_process_group(groups[own])
-    if within == 1:
-        return seconds, 0.0
-    reduction = NodeReduction(grid, within)
-    of_nodes = _seconds_per_byte(f"{what}, first {within} of a node", reduction.add_up, device, repeats, pace)
-    distributed.barrier()
-    reduction.close()
-    return seconds, of_nodes
+    yield average
+    if (within := grid.data_ranks_of_node(of_node)) > 1:
+        reduction = NodeReduction(grid, within)
+        what = f"{what}, first {within} of a node"
+        seconds = _seconds_per_byte(what, reduction.add_up, device, repeats, pace)
+        distributed.barrier()
+        reduction.close()
+        yield replace(average, within=within, backward_seconds=seconds)
 
 
 def _seconds_per_byte(

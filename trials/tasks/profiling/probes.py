@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
+from trials.costs.coefficients import LayerKind
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens, pack
-from trials.layer_costs import LayerKind
 from trials.model.ends.head_loss import Targets, targets_of
 from trials.model.family import join_samples
 from trials.model.features import join_text

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -15,7 +15,7 @@ from trials.model.family import join_samples
 from trials.model.refusals.heads import possible_degrees
 from trials.model.stage import StageModule
 from trials.sharing.group import SharingGroup, join_groups
-from trials.tasks.answer import SharingTiming
+from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import Pace, ladder
 from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probe
 from trials.tasks.request import ProbeSizes
@@ -30,7 +30,7 @@ Shape = tuple[int, int]
 
 def time_sharing(
     stage: StageModule, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes], pace: Pace
-) -> Iterator[SharingTiming]:
+) -> Iterator[ExchangeTiming]:
     """Time every degree that divides all ranks and by which attention can be shared. Every rank must take all of them.
 
     All ranks exchange at once, as those of every layout do, in which neighbours share packs. `stage` holds one layer of
@@ -44,7 +44,7 @@ def time_sharing(
         sharing = join_groups(groups, distributed.get_rank())
         what, attention = f"exchanges of {degree} ranks that share packs", partial(_attention, stage, sharing, device)
         for shape in shapes_in_time(what, sizes.sample_shapes, attention, pace):
-            yield _timing(stage, sharing, _divisible(shape, degree), device, bytes_of, pace=pace)
+            yield from _timings(stage, sharing, _divisible(shape, degree), device, bytes_of, pace=pace)
         distributed.destroy_process_group(sharing.group)
 
 
@@ -72,7 +72,7 @@ def _divisible(shape: Shape, degree: int) -> Shape:
     return samples, -(-length // degree) * degree
 
 
-def _timing(
+def _timings(
     stage: StageModule,
     sharing: SharingGroup,
     shape: Shape,
@@ -80,23 +80,27 @@ def _timing(
     bytes_of: Callable[[Probe], ProbeBytes],
     *,
     pace: Pace,
-) -> SharingTiming:
+) -> tuple[ExchangeTiming, ExchangeTiming]:
+    """Time the exchanges in the attention of a language layer, and behind the projector.
+
+    Image tokens are the first half of the pack.
+    """
     probe = language_probe(stage, *shape, device, sharing)
     held = bytes_of(probe)
-    language = exchange_seconds(*_in_attention(stage, sharing, shape, device), device, pace)
-    projector = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device, pace)
-    return SharingTiming(
-        degree=sharing.share.degree,
-        tokens=probe.tokens,
-        squares=probe.squares,
-        language_forward_seconds=language[0],
-        language_backward_seconds=language[1],
-        projector_forward_seconds=projector[0],
-        projector_backward_seconds=projector[1],
+    pack = ExchangeTiming(name="sequence", ranks=sharing.share.degree, tokens=probe.tokens, squares=probe.squares)
+    forward, backward = exchange_seconds(*_in_attention(stage, sharing, shape, device), device, pace)
+    in_attention = replace(
+        pack,
+        layer="language",
+        forward_seconds=forward,
+        backward_seconds=backward,
+        recompute_seconds=forward,
         kept_bytes=held.kept,
         shared_bytes=held.shared,
         transient_bytes=held.transient,
     )
+    forward, backward = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device, pace)
+    return in_attention, replace(pack, layer="projector", forward_seconds=forward, backward_seconds=backward)
 
 
 Tensors = tuple[torch.Tensor, ...]

@@ -14,8 +14,8 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from trials.costs.coefficients import Coefficients, SlowCall, SlowCause
 from trials.engine.stopwatch import Stopwatch
-from trials.layer_costs import Coefficients, SlowCall, SlowCause
 from trials.tasks.profiling.probes import Probe
 
 Function: TypeAlias = Callable[..., torch.Tensor]

@@ -13,7 +13,7 @@ from trials.model.refusals.tensor import possible_tensor_degrees
 from trials.model.slices import layer_plan, matrices_of
 from trials.model.stage import StageModule
 from trials.sharing.group import SharingGroup, join_groups
-from trials.tasks.answer import TensorTiming
+from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.sharing import Shape, Tensors, exchange_seconds, passes, shapes_in_time
 from trials.tasks.request import ProbeSizes
@@ -36,7 +36,7 @@ def dealt_parameters(stage: StageModule) -> int:
     return sum(parameter.numel() for parameter in dealt)
 
 
-def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device, pace: Pace) -> Iterator[TensorTiming]:
+def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device, pace: Pace) -> Iterator[ExchangeTiming]:
     """Time every degree that divides all ranks and by which layers can be cut. Every rank must take all of them.
 
     All ranks exchange at once. `stage` holds one layer of each kind.
@@ -88,13 +88,19 @@ def _exchanged(
     return passes(found.all, (*found.parts, *found.wholes), device)
 
 
-def _timing(stage: StageModule, group: SharingGroup, device: torch.device, shape: Shape, pace: Pace) -> TensorTiming:
+def _timing(stage: StageModule, group: SharingGroup, device: torch.device, shape: Shape, pace: Pace) -> ExchangeTiming:
     found = _exchanges(stage, group, device, shape)
     forward, backward = exchange_seconds(found.all, (*found.parts, *found.wholes), device, pace)
     # The backward pass of a block's first matrices gathers the states again.
     again, _ = exchange_seconds(found.gather, found.parts, device, pace)
-    return TensorTiming(
-        degree=group.share.degree, tokens=found.tokens, forward_seconds=forward, backward_seconds=backward + again
+    return ExchangeTiming(
+        name="tensor",
+        ranks=group.share.degree,
+        layer="language",
+        tokens=found.tokens,
+        forward_seconds=forward,
+        backward_seconds=backward + again,
+        recompute_seconds=forward,
     )
 
 

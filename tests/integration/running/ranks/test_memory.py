@@ -14,9 +14,9 @@ from autotune.search.execution.profiling import profile_layers
 from autotune.workload import Prepared
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of
+from trials.costs.layer_costs import LayerCosts
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.launchers.local import LocalLauncher
-from trials.layer_costs import LayerCosts
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.outcome import StageMeasurement

@@ -49,8 +49,8 @@ def test_the_longest_length_has_the_degree_with_the_least_time() -> None:
         fewest = solver.fit_fewest(packing, plan.layout, plan.boundaries)
         if fewest is not None:
             sizes, (parts,) = predictor.sizes(packing, plan.layout), Parts.of_levels(fewest)
-            passes = predictor.pass_seconds(parts, plan.layout, sizes.mean)
-            exchanges = predictor.exchange_seconds(parts, plan.layout, sizes.mean, np.array([degree]))
+            passes = predictor.times.pass_seconds(parts, plan.layout, sizes.mean)
+            exchanges = predictor.times.exchange_seconds(parts, plan.layout, sizes.mean, np.array([degree]))
             seconds[degree] = float(sum(side.sum() for side in (*passes, *exchanges))) / sizes.mean[0, 1]
     assert 1 not in seconds
     assert longest.sequence == min(seconds, key=lambda degree: seconds[degree])

@@ -25,11 +25,10 @@ from tests.values.search import (
     predictor_of,
     runner_of,
     solver_of,
-    times,
 )
 from tests.values.storage import OUTCOMES
+from trials.costs.coefficients import KINDS, times
 from trials.job import SearchSection
-from trials.layer_costs import KINDS
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.prediction.comparison import MOST_STEPS
+from autotune.prediction.memory import StageMemory
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
@@ -80,7 +81,7 @@ class BruteForce:
         recomputed[:, LANGUAGE] = [option.recompute_language for option in options]
         parts = Parts(layers=np.repeat(part.layers, len(options), axis=0), recomputed=recomputed)
         seconds = mean_seconds(self._predictor, parts, self._layout, self._sizes.mean)
-        needed = self._predictor.stage_bytes(parts, self._layout, number, self._sizes)
+        needed = self._predictor.memory.expected(parts, self._layout, number, self._sizes)
         return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()
 
     def _seconds(self, chosen: tuple[tuple[float, Stage], ...]) -> float:
@@ -99,8 +100,8 @@ def _is_less(one: Stage, other: Stage) -> bool:
 
 def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Floats) -> Floats:
     """Return the seconds of the mean pack on each stage."""
-    forward, backward = predictor.pass_seconds(parts, layout, mean)
-    seconds: Floats = (predictor.load_seconds(parts, mean) + forward + backward)[0]
+    forward, backward = predictor.times.pass_seconds(parts, layout, mean)
+    seconds: Floats = (predictor.times.load_seconds(parts, mean) + forward + backward)[0]
     return seconds
 
 
@@ -215,22 +216,23 @@ def test_few_stages_are_weighed_with_too_little_memory_and_with_enough() -> None
     least = Solver(predictor_of(), limits_of(1, 40, 40)).least_bytes(PACKED, PIPELINE)
     weighed = {}
     for name, limit in (("too little", least * 0.9), ("enough", least * 1.02)):
-        predictor = Counting(predictor_of().costs, epoch_of(INDEX), 4)
+        predictor = predictor_of()
+        predictor.memory = counting = Counting(predictor.costs, 4, (1.0, 1.0))
         solver = Solver(predictor, limits_of(round(limit / HEADROOM), 40, 40))
         assert (solver.solve(PACKED, PIPELINE) is None) == (name == "too little")
-        weighed[name] = predictor.stages
+        weighed[name] = counting.stages
     # 79 splits of 2 stages, with up to 40 x 40 recompute counts each.
     assert max(weighed.values()) < 6 * 2 * 79
 
 
-class Counting(Predictor):
+class Counting(StageMemory):
     """Counts the stages whose memory is asked for."""
 
     stages = 0
 
-    def stage_bytes(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
+    def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         self.stages += len(parts)
-        return super().stage_bytes(parts, layout, numbers, sizes)
+        return super().expected(parts, layout, numbers, sizes)
 
 
 def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
@@ -295,7 +297,7 @@ def test_the_forward_split_ignores_memory_and_the_backward_pass() -> None:
     def slowest(ends: Ends) -> float:
         stages = tuple(stage_of(limits, start, end) for start, end in pairwise((0, *ends)))
         plan = Plan(packing=packing, layout=layout, stages=stages)
-        return float(predictor.pass_seconds(Parts.of(cut(plan)), layout, mean)[0].max())
+        return float(predictor.times.pass_seconds(Parts.of(cut(plan)), layout, mean)[0].max())
 
     found = Solver(predictor, limits).forward_boundaries(packing, layout)
     assert slowest(found) == pytest.approx(min(map(slowest, splits(limits.layers, 3))))

@@ -19,8 +19,8 @@ from tests.unit.search.solver.test_solver import HEADROOM, Ends, splits, stage_o
 from tests.values.data import index_of
 from tests.values.search import limits_of, predictor_of, random_rows
 from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS
 from trials.engine.static_memory import static_bytes
-from trials.layer_costs import KINDS
 from trials.model.cut import Cut, cut
 from trials.plan import Layout, Packed, Packing, Plan, Recomputed, Stage
 
@@ -158,9 +158,9 @@ class BruteForce:
         mean = sizes.table[of_level].mean(axis=0, keepdims=True)
         loaded = sizes.whole[of_level].mean(axis=0, keepdims=True)
         degrees = np.array([self._packing.degrees[level]])
-        exchanges = self._predictor.exchange_seconds(parts, self._layout, mean, degrees)
-        passes = self._predictor.pass_seconds(parts, self._layout, mean), exchanges
-        seconds = float(np.sum(passes) + self._predictor.load_seconds(parts, loaded).sum())
+        exchanges = self._predictor.times.exchange_seconds(parts, self._layout, mean, degrees)
+        passes = self._predictor.times.pass_seconds(parts, self._layout, mean), exchanges
+        seconds = float(np.sum(passes) + self._predictor.times.load_seconds(parts, loaded).sum())
         return seconds * float(sizes.degrees[of_level].sum() / sizes.degrees.sum())
 
 

@@ -1,16 +1,19 @@
 """Costs of compiled layers: how long ranks compile them, and the layouts that they cannot predict."""
 
 from dataclasses import replace
+from typing import get_args
 
-from autotune.prediction.costs import fit_costs
+from autotune.dimensions.folds import untimed
 from autotune.prediction.costs_table import TypicalPack, costs_text
-from tests.unit.prediction.test_costs import reports_of
+from autotune.prediction.fit.costs import fit_costs
 from tests.unit.prediction.test_sharded_weights import sharded
 from tests.unit.prediction.test_tensor_costs import tensor_reports
 from tests.unit.search.space.test_sharded_layouts import TIGHT, heavy, names_of, searched
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, predictor_of, workload_of
 from trials import wire
-from trials.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts
+from trials.plan import Layout, ZeroStage
 
 
 def test_a_profile_takes_as_long_to_compile_as_the_slowest_rank_and_shows_it() -> None:
@@ -43,10 +46,12 @@ def test_a_profile_from_before_is_of_layers_as_they_are() -> None:
 
 def test_compiled_layers_are_predicted_neither_with_zero_3_nor_with_a_tensor_degree() -> None:
     costs = replace(sharded(), compile_seconds=40.0)
-    assert [costs.knows_zero(zero) for zero in (0, 1, 2, 3)] == [True, True, True, False]
+    sharding = [Layout(pipeline=1, data=2, zero=zero) for zero in get_args(ZeroStage)]
+    assert [untimed(costs, layout) is None for layout in sharding] == [True, True, True, False]
     cut = fit_costs(tensor_reports((1e-4, 1e-4), (2,)))
-    assert cut.knows_tensor(2)
-    assert not replace(cut, compile_seconds=40.0).knows_tensor(2)
+    layout = Layout(pipeline=1, data=1, zero=0, tensor=2)
+    assert untimed(cut, layout) is None
+    assert untimed(replace(cut, compile_seconds=40.0), layout) is not None
 
 
 def test_a_search_leaves_out_what_compiled_layers_cannot_have() -> None:

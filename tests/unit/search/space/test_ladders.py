@@ -20,6 +20,7 @@ from autotune.search.space.space import Space
 from tests.unit.prediction.test_shared_packs import sharing
 from tests.unit.search.space.test_space import points
 from tests.values.data import index_of
+from tests.values.exchanges import without
 from tests.values.parameters import parameters
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
 from trials.data.index import DatasetIndex, profile
@@ -144,9 +145,9 @@ def test_the_degrees_are_powers_of_two_that_were_timed_and_divide_the_data_ranks
     assert {degree for degrees in found for degree in degrees} <= {1, 2, 4}
     for plan in searched(SHORT_OF_ALL)[0].starts:
         assert all(plan.layout.data % degree == 0 for degree in plan.packing.degrees)
-    without = predictor_of(replace(COSTS, sharing=()), MIXED, BATCH)
+    alone = predictor_of(without(COSTS, "sequence"), MIXED, BATCH)
     space = feasible_space(
-        workload(MIXED, TIGHT, 4), Solver(without, limits_of(TIGHT)), remedy="", wanted=SpaceSection(layouts=LAYOUTS)
+        workload(MIXED, TIGHT, 4), Solver(alone, limits_of(TIGHT)), remedy="", wanted=SpaceSection(layouts=LAYOUTS)
     )
     assert degrees_of(space) == {(1,), (1, 1)}
 

@@ -5,24 +5,26 @@ from typing import Any
 
 import pytest
 
+from autotune.dimensions.averages import average_seconds, knows_average
 from autotune.dimensions.folds import layout_name, named_layout
 from autotune.errors import JobError, ProfileError
-from autotune.prediction.costs import fit_costs
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
+from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import Parts
 from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
-from tests.unit.prediction.test_costs import reports_of
 from tests.unit.search.space.test_tensor_layouts import cut_costs
+from tests.values.exchanges import averages, exchanging
+from tests.values.reports import reports_of
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
+from trials.costs.layer_costs import CommunicationCost, LayerCosts, LinkCost
 from trials.job import SpaceSection
-from trials.layer_costs import CommunicationCost, LayerCosts, LinkCost
 from trials.model.cut import cut
 from trials.plan import Layout, Packed
 from trials.workload import Workload
@@ -39,21 +41,13 @@ PARAMETERS = 12 * 50_000
 def timed(by_nodes: float = FASTER, within: int = 2) -> LayerCosts:
     """Costs of four ranks, two on each of two nodes."""
     link = LinkCost(latency_seconds=1.0, seconds_per_byte=0.0)
-    return replace(
-        COSTS,
-        of_node=2,
-        communications=(
-            CommunicationCost(
-                pipeline=1,
-                data=4,
-                link=link,
-                reduce_seconds_per_byte=AT_ONCE,
-                within=within,
-                within_seconds_per_byte=by_nodes,
-            ),
-            CommunicationCost(pipeline=2, data=2, link=link, reduce_seconds_per_byte=0.0),
-            CommunicationCost(pipeline=4, data=1, link=link, reduce_seconds_per_byte=0.0),
-        ),
+    links = tuple(CommunicationCost(pipeline=4 // data, data=data, link=link) for data in (4, 2, 1))
+    of_nodes = [averages(by_nodes, 4, within=within)] if within > 1 else []
+    return exchanging(
+        replace(COSTS, of_node=2, communications=links),
+        averages(AT_ONCE, 4),
+        *of_nodes,
+        averages(0.0, 2, pipeline=2),
     )
 
 
@@ -103,7 +97,7 @@ def test_nothing_is_said_where_nodes_have_no_such_ranks_or_the_profile_has_not_t
 
 
 def test_averages_over_data_ranks_that_tensor_ranks_spread_over_nodes_are_said_to_be_computed() -> None:
-    costs = replace(cut_costs(1e-6), of_node=2, communications=timed().communications)
+    costs = exchanging(replace(cut_costs(1e-6), of_node=2, communications=timed().communications), *timed().exchanges)
     said: list[str] = []
     wanted = SpaceSection(layouts=("p1-d2-t2-z1", "p2-d1-t2-z0", "p1-d4-z1"))
     feasible_space(
@@ -167,11 +161,11 @@ def test_a_step_has_the_time_of_its_own_averages() -> None:
     at_once = replace(plan, layout=replace(GROUPED, reduce_within=1))
     parts, sizes = Parts.of(cut(plan)), predictor.sizes(PACKED, GROUPED)
     for each, rate in ((plan, FASTER), (at_once, AT_ONCE)):
-        assert predictor.update_parts(each.layout, parts, sizes).reduction == pytest.approx(PARAMETERS * 4 * rate)
+        assert predictor.times.update_parts(each.layout, parts, sizes).reduction == pytest.approx(PARAMETERS * 4 * rate)
     difference = predictor.predict(at_once).step_seconds - predictor.predict(plan).step_seconds
     assert difference == pytest.approx(PARAMETERS * 4 * (AT_ONCE - FASTER))
     slower = predictor_of(scaled(timed(), [3.0 if name == "communication" else 1.0 for name in FACTORS]))
-    assert slower.update_parts(GROUPED, parts, sizes).reduction == pytest.approx(3 * PARAMETERS * 4 * FASTER)
+    assert slower.times.update_parts(GROUPED, parts, sizes).reduction == pytest.approx(3 * PARAMETERS * 4 * FASTER)
 
 
 @pytest.mark.parametrize(
@@ -184,36 +178,29 @@ def test_a_step_has_the_time_of_its_own_averages() -> None:
     ],
 )
 def test_averages_that_were_not_timed_are_not_predicted(layout: Layout) -> None:
-    assert timed().knows_reduction(GROUPED)
-    assert not timed().knows_reduction(layout)
+    assert knows_average(timed(), GROUPED)
+    assert not knows_average(timed(), layout)
     with pytest.raises(ValueError, match="no times of averaging gradients over"):
-        timed().communication(layout)
+        average_seconds(timed(), layout)
 
 
-def test_the_slowest_rank_decides() -> None:
-    reports = reports_of(COSTS, 0.0, ranks=4)
-    found = [
-        replace(report.communications[0], within=2, within_seconds_per_byte=seconds)
-        for report, seconds in zip(reports, (1e-9, 4e-9, 2e-9, 3e-9), strict=True)
-    ]
+def test_the_rank_decides_that_waits_for_no_other() -> None:
+    """Of the ranks at the same place of either node the first to end, and of both places the slower one."""
     reports = [
-        replace(report, communications=(first, *report.communications[1:]))
-        for report, first in zip(reports, found, strict=True)
+        replace(report, exchanges=(replace(report.exchanges[0], within=2, backward_seconds=seconds),))
+        for report, seconds in zip(reports_of(COSTS, 0.0, ranks=4), (1e-9, 4e-9, 2e-9, 3e-9), strict=True)
     ]
     costs = fit_costs(reports, 2)
-    (first, *others) = costs.communications
-    assert (first.within, first.within_seconds_per_byte) == (2, 4e-9)
-    assert {each.within for each in others} == {1}
+    (found,) = costs.exchanges
+    assert found.within == 2
+    assert found.seconds_per_byte[1] == pytest.approx(3e-9)
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
-    negative = replace(found[0], within_seconds_per_byte=-1.0)
-    wrong = replace(reports[0], communications=(negative, *reports[0].communications[1:]))
+    wrong = replace(reports[0].exchanges[0], backward_seconds=-1.0)
     with pytest.raises(ProfileError, match="cannot be a measured value"):
-        fit_costs([wrong, *reports[1:]], 2)
+        fit_costs([replace(reports[0], exchanges=(wrong,)), *reports[1:]], 2)
 
 
 def test_the_table_of_costs_shows_both() -> None:
     lines = costs_text(timed(), TypicalPack.of(workload_of().data)).splitlines()
-    assert (
-        "1 stages x 4 data ranks: reduction over 2 ranks of a node first 614.4 ns per KiB, at once 1024.0 ns per KiB"
-        in lines
-    )
+    assert "average    1024.0 ns per KiB, 4 ranks" in lines
+    assert "average    614.4 ns per KiB, 4 ranks, 2 of a node first" in lines

@@ -19,9 +19,10 @@ from tests.machines import search_bench
 from tests.machines.search_bench import Bench
 from tests.machines.simulated import SimulatedLauncher
 from tests.unit.prediction.test_offloaded_layers import offloaded, timed
+from tests.values.exchanges import copies, exchanging
 from tests.values.search import COSTS, axes_of, frozen_vision, predictor_of, prepared_of, runner_of, workload_of
+from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts
 from trials.outcome import Rejected
 from trials.plan import Layout, Offload
 
@@ -93,7 +94,7 @@ def test_they_are_left_out_where_the_host_has_too_little_memory() -> None:
 
 
 def test_a_layout_is_left_out_whose_plans_offload_nothing_of_a_kind() -> None:
-    frozen = replace(frozen_vision(), host_seconds_per_byte=(0.0, 0.0))
+    frozen = exchanging(frozen_vision(), copies(0.0, 0.0))
     space, _ = searched(frozen, 20 << 20, qv=(5, 8), qt=(320, 480))
     assert offloads_of(space) == {"none", "language"}
     offloading_plans = [plan for plan in space.starts if plan.layout.offload != "none"]

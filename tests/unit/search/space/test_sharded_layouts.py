@@ -16,9 +16,10 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_sharded_weights import sharded
+from tests.values.exchanges import averages, exchanging, without
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
+from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts
 from trials.plan import Layout, Plan
 
 AMPLE = 1 << 50
@@ -35,7 +36,7 @@ def heavy(head: int = 1_000_000, layer: int = 1_000_000) -> LayerCosts:
         (kind, replace(cost, parameters=(count := counts.get(kind, cost.parameters)), gathered_parameters=count))
         for kind, cost in COSTS.layers
     )
-    return replace(COSTS, layers=layers, reduce_seconds_per_byte=0.0)
+    return without(replace(COSTS, layers=layers), "average")
 
 
 @cache
@@ -126,7 +127,7 @@ def test_where_they_save_recomputation_they_are_searched_and_their_plans_are_poi
 
 
 def test_slow_exchanges_leave_the_space_as_it_was() -> None:
-    slow = predictor_of(replace(sharded(heavy(), seconds=(0.1,) * 5), reduce_seconds_per_byte=1e-7))
+    slow = predictor_of(exchanging(sharded(heavy(), seconds=(0.1,) * 5), averages(1e-7)))
     space, said = searched(slow, TIGHT)
     assert names_of(space) == names_of(searched(slow, TIGHT, layouts=tuple(sorted(USUAL)))[0])
     (reason,) = said

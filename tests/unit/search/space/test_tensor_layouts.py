@@ -16,9 +16,10 @@ from autotune.search.solver.splits import WantedSplits
 from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_shared_packs import sharing
+from tests.values.exchanges import around_layers, exchanging
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
+from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
-from trials.layer_costs import LayerCosts, TensorCost
 from trials.plan import Layout, Packed, Packing, Plan
 from trials.workload import Workload
 
@@ -34,8 +35,8 @@ def cut_costs(seconds: float, degrees: tuple[int, ...] = (2, 4)) -> LayerCosts:
     language = replace(COSTS["language"], dealt_parameters=DEALT)
     layers = tuple((kind, language if kind == "language" else cost) for kind, cost in COSTS.layers)
     exchange = (0.0, 0.0, 0.0, seconds)
-    tensor = (TensorCost(degree=each, forward_seconds=exchange, backward_seconds=exchange) for each in degrees)
-    return replace(shared, layers=layers, tensor=tuple(tensor))
+    around = (around_layers(each, exchange, exchange) for each in degrees)
+    return exchanging(replace(shared, layers=layers), *around)
 
 
 @cache

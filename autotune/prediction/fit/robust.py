@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 
 from trials.arrays import Floats
-from trials.layer_costs import Coefficients
+from trials.costs.coefficients import Coefficients
 
 _ROUNDS = 15
 """Most re-weightings."""

@@ -11,35 +11,14 @@ import numpy as np
 from autotune.errors import ProfileError
 from autotune.prediction.columns import TOKENS
 from autotune.prediction.curves import fit_curve, with_floor
-from autotune.prediction.robust_fit import fit_not_negative
+from autotune.prediction.fit.exchanges import fit_exchanges, slowest_exchange
+from autotune.prediction.fit.robust import fit_not_negative
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind, SlowCall, SlowCause
+from trials.costs.layer import LayerCost
+from trials.costs.layer_costs import CommunicationCost, LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.grid import Grid
-from trials.layer_costs import (
-    KINDS,
-    NOTHING,
-    Coefficients,
-    CommunicationCost,
-    GatherCost,
-    LayerCost,
-    LayerCosts,
-    LayerKind,
-    LinkCost,
-    LoadCost,
-    SharingCost,
-    SlowCall,
-    SlowCause,
-    TensorCost,
-    UpdateCost,
-)
-from trials.tasks.answer import (
-    CommunicationTiming,
-    GatherTiming,
-    LayerTiming,
-    LoadTiming,
-    ProfileReport,
-    SharingTiming,
-    TensorTiming,
-)
+from trials.tasks.answer import CommunicationTiming, LayerTiming, LoadTiming, ProfileReport
 from trials.units import check_measured
 
 Quantity: TypeAlias = Callable[[LayerTiming], float]
@@ -56,7 +35,6 @@ _TIME_TERMS: dict[LayerKind, tuple[int, ...]] = {
 }
 _BYTE_TERMS: dict[LayerKind, tuple[int, ...]] = _TIME_TERMS
 _LOAD_TERMS = (0, 1, 3)
-_EXCHANGE_TERMS = (1, 3)
 
 
 def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
@@ -68,10 +46,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     timings = [timing for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
-        of_ranks = (
-            (report, *report.updates, *report.communications, *report.sharing, *report.tensor, *report.gathers)
-            for report in reports
-        )
+        of_ranks = ((report, *report.updates, *report.communications, *report.exchanges) for report in reports)
         for measured in (*timings, *loads, *chain.from_iterable(of_ranks)):
             check_measured(measured)
     except ValueError as error:
@@ -82,18 +57,11 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     of_node = len(reports) // nodes if nodes > 1 else 0
     of_layouts = zip(*(report.communications for report in reports), strict=True)
     communications = tuple(_communication(timings, of_node) for timings in of_layouts)
-    sharing = [*zip(*(report.sharing for report in reports), strict=True)]
-    tensor = [*zip(*(report.tensor for report in reports), strict=True)]
-    gathers = [*zip(*(report.gathers for report in reports), strict=True)]
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     layers["language"] = replace(layers["language"], dealt_parameters=reports[0].dealt_parameters)
     layers["head"] = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
-    for first, *_ in gathers:
-        layers[first.layer] = replace(
-            layers[first.layer],
-            gathered_parameters=first.gathered_parameters,
-            lingering_parameters=first.lingering_parameters,
-        )
+    for kind, gathered, lingering in reports[0].gathered_parameters:
+        layers[kind] = replace(layers[kind], gathered_parameters=gathered, lingering_parameters=lingering)
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(
@@ -105,25 +73,17 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
             UpdateCost(
                 zero=same[0].zero,
                 data_parallel=same[0].data_parallel,
-                seconds_per_parameter=_of_all([timing.seconds_per_parameter for timing in same], of_node),
+                seconds_per_parameter=slowest_exchange(
+                    [timing.seconds_per_parameter for timing in same], len(reports), of_node
+                ),
             )
             for same in zip(*(report.updates for report in reports), strict=True)
         ),
-        reduce_seconds_per_byte=communications[0].reduce_seconds_per_byte,
         residual=float(
             np.median(np.concatenate([np.abs(_time_ratios(timings, kind, layers[kind]) - 1) for kind in KINDS]))
         ),
         communications=communications,
-        sharing=tuple(
-            _fit_sharing([of_ranks for of_ranks in sharing if of_ranks[0].degree == degree])
-            for degree in sorted({of_ranks[0].degree for of_ranks in sharing})
-        ),
-        tensor=tuple(
-            _fit_tensor([of_ranks for of_ranks in tensor if of_ranks[0].degree == degree])
-            for degree in sorted({of_ranks[0].degree for of_ranks in tensor})
-        ),
-        gathers=(_gather_cost(reports, gathers, of_node),) if gathers else (),
-        host_seconds_per_byte=_slowest_copies(reports),
+        exchanges=fit_exchanges(reports, of_node),
         of_node=of_node,
         compile_seconds=_slowest_compile(reports),
         compiled_shares=tuple(
@@ -144,12 +104,6 @@ def _slowest_calls(reports: Sequence[ProfileReport]) -> dict[tuple[LayerKind, Sl
 def _slowest_compile(reports: Sequence[ProfileReport]) -> float | None:
     """Return the seconds of the rank that compiled longest; None where layers ran as they are."""
     return max((report.compile_seconds for report in reports if report.compile_seconds is not None), default=None)
-
-
-def _slowest_copies(reports: Sequence[ProfileReport]) -> tuple[float, float] | None:
-    """Return the seconds per byte of the rank whose copies to the host, and back, take longest."""
-    timed = [report.host_seconds_per_byte for report in reports if report.host_seconds_per_byte is not None]
-    return (max(out for out, _ in timed), max(back for _, back in timed)) if timed else None
 
 
 def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int, frozen: int) -> LayerCost:
@@ -207,72 +161,6 @@ def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
     return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
 
 
-def _fit_sharing(sizes: Sequence[Sequence[SharingTiming]]) -> SharingCost:
-    """Return the costs of one sequence degree from the timings of all ranks, by size."""
-    degree = sizes[0][0].degree
-    parts = np.array([(0, ranks[0].tokens / degree, ranks[0].squares / degree, 1) for ranks in sizes])
-
-    def seconds(quantity: Callable[[SharingTiming], float]) -> Coefficients:
-        return _fit_exchange(parts, degree, [[quantity(rank) for rank in ranks] for ranks in sizes])
-
-    def held(quantity: Callable[[SharingTiming], int]) -> Coefficients:
-        most = [max(map(quantity, ranks)) for ranks in sizes]
-        return fit_not_negative(parts, np.array(most, dtype=np.float64), _BYTE_TERMS["language"])
-
-    return SharingCost(
-        degree=degree,
-        language_forward_seconds=seconds(lambda rank: rank.language_forward_seconds),
-        language_backward_seconds=seconds(lambda rank: rank.language_backward_seconds),
-        projector_forward_seconds=seconds(lambda rank: rank.projector_forward_seconds),
-        projector_backward_seconds=seconds(lambda rank: rank.projector_backward_seconds),
-        kept_bytes=held(lambda rank: rank.kept_bytes),
-        shared_bytes=held(lambda rank: rank.shared_bytes),
-        transient_bytes=held(lambda rank: rank.transient_bytes),
-    )
-
-
-def _fit_tensor(sizes: Sequence[Sequence[TensorTiming]]) -> TensorCost:
-    """Return the costs of one tensor degree from the timings of all ranks, by size."""
-    degree = sizes[0][0].degree
-    parts = np.array([(0, ranks[0].tokens / degree, 0, 1) for ranks in sizes])
-    return TensorCost(
-        degree=degree,
-        forward_seconds=_fit_exchange(parts, degree, [[rank.forward_seconds for rank in ranks] for ranks in sizes]),
-        backward_seconds=_fit_exchange(parts, degree, [[rank.backward_seconds for rank in ranks] for ranks in sizes]),
-    )
-
-
-def _gather_cost(
-    reports: Sequence[ProfileReport], gathers: Sequence[Sequence[GatherTiming]], of_node: int
-) -> GatherCost:
-    """Return the costs of ZeRO 3 from the timings of all ranks, by kind of layer."""
-    of_kinds = {ranks[0].layer: _of_all([timing.seconds for timing in ranks], of_node) for ranks in gathers}
-    embedding, vision, projector, language, head = (of_kinds.get(kind, 0.0) for kind in KINDS)
-    return GatherCost(
-        data=len(reports),
-        seconds=(embedding, vision, projector, language, head),
-        scatter_seconds_per_byte=_of_all([report.scatter_seconds_per_byte for report in reports], of_node),
-    )
-
-
-def _of_all(seconds: Sequence[float], of_node: int) -> float:
-    """Return the seconds of an exchange of all ranks, `of_node` on each of several nodes, for those of each rank.
-
-    All begin together, and the last one waits for no other, so that its time is the least. On several nodes a rank
-    behind the link between them receives more by it, and ends later than its neighbours on the node; the next exchange
-    waits for it. So the least is taken of ranks at the same place of their nodes, and the most of the places.
-    """
-    places = np.array(seconds).reshape(-1, of_node or 1)
-    return float(places.min(axis=0).max())
-
-
-def _fit_exchange(parts: Floats, degree: int, seconds: Sequence[Sequence[float]]) -> Coefficients:
-    """Return the coefficients of `parts` [sizes, 4] for the seconds of all ranks, by size."""
-    # The last rank of a group waits for no other, and a step waits for the slowest group.
-    slowest = [np.array(of_ranks).reshape(-1, degree).min(axis=1).max() for of_ranks in seconds]
-    return fit_not_negative(parts, np.array(slowest), _EXCHANGE_TERMS)
-
-
 def _communication(timings: Sequence[CommunicationTiming], of_node: int) -> CommunicationCost:
     """Return the cost of one layout from the timings of all ranks: a step waits for the slowest of them."""
     grid = Grid(pipeline=timings[0].pipeline, data=timings[0].data)
@@ -285,9 +173,6 @@ def _communication(timings: Sequence[CommunicationTiming], of_node: int) -> Comm
         pipeline=grid.pipeline,
         data=grid.data,
         link=_slowest(inside or between),
-        reduce_seconds_per_byte=max(timing.reduce_seconds_per_byte for timing in timings),
-        within=timings[0].within,
-        within_seconds_per_byte=max(timing.within_seconds_per_byte for timing in timings),
         bucket_bytes=timings[0].bucket_bytes,
         hidden_share=min(timing.hidden_share for timing in timings),
         between=_slowest(between) if between else None,

@@ -1,0 +1,1 @@
+"""Fit of layer costs to the timings of all ranks."""

@@ -1,0 +1,65 @@
+"""Fit of exchanges: time and memory of each as a function of a pack's size, from the timings of all ranks."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autotune.prediction.columns import CONSTANT, SQUARES, TOKENS
+from autotune.prediction.fit.robust import fit_not_negative
+from trials.costs.coefficients import Coefficients
+from trials.costs.exchange import Exchange
+from trials.tasks.answer import ExchangeTiming, ProfileReport
+
+
+def fit_exchanges(reports: Sequence[ProfileReport], of_node: int) -> tuple[Exchange, ...]:
+    """Return each exchange that the ranks timed, `of_node` of them on each of several nodes, or 0."""
+    sizes: dict[object, list[tuple[ExchangeTiming, ...]]] = {}
+    for of_ranks in zip(*(report.exchanges for report in reports), strict=True):
+        first = of_ranks[0]
+        key = (first.name, first.ranks, first.layer, first.pipeline, first.within)
+        sizes.setdefault(key, []).append(of_ranks)
+    return tuple(_fit(same, of_node) for same in sizes.values())
+
+
+def slowest_exchange(seconds: Sequence[float], ranks: int, of_node: int) -> float:
+    """Return the seconds of an exchange in groups of so many ranks, for those of all ranks.
+
+    All begin together, and the last rank of a group waits for no other, so that its time is the least. On several nodes
+    a rank behind the link between them receives more by it, and ends later than its neighbours on the node; the next
+    exchange waits for it. So the least is taken of ranks at the same place of their nodes, and the most of the places;
+    a step waits for the slowest group.
+    """
+    places = of_node if of_node and ranks > of_node else 1
+    return float(np.array(seconds).reshape(-1, ranks // places, places).min(axis=1).max())
+
+
+def _fit(sizes: Sequence[Sequence[ExchangeTiming]], of_node: int) -> Exchange:
+    """Return an exchange from the timings of all ranks, by size."""
+    first = sizes[0][0]
+    ranks = first.ranks
+    parts = np.array([(0, of_ranks[0].tokens / ranks, of_ranks[0].squares / ranks, 1) for of_ranks in sizes])
+    terms = (TOKENS, CONSTANT) if parts[:, TOKENS].any() else (CONSTANT,)
+
+    def seconds(quantity: Callable[[ExchangeTiming], float]) -> Coefficients:
+        slowest = [slowest_exchange([*map(quantity, of_ranks)], ranks, of_node) for of_ranks in sizes]
+        return fit_not_negative(parts, np.array(slowest), terms)
+
+    def held(quantity: Callable[[ExchangeTiming], int | None]) -> Coefficients | None:
+        if quantity(first) is None:
+            return None
+        most = [max(quantity(timing) or 0 for timing in of_ranks) for of_ranks in sizes]
+        return fit_not_negative(parts, np.array(most, dtype=np.float64), (TOKENS, SQUARES, CONSTANT))
+
+    return Exchange(
+        name=first.name,
+        ranks=ranks,
+        layer=first.layer,
+        pipeline=first.pipeline,
+        within=first.within,
+        forward_seconds=seconds(lambda timing: timing.forward_seconds),
+        backward_seconds=seconds(lambda timing: timing.backward_seconds),
+        recompute_seconds=seconds(lambda timing: timing.recompute_seconds),
+        kept_bytes=held(lambda timing: timing.kept_bytes),
+        shared_bytes=held(lambda timing: timing.shared_bytes),
+        transient_bytes=held(lambda timing: timing.transient_bytes),
+    )

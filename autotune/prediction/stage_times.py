@@ -1,0 +1,158 @@
+"""Seconds of packs on pipeline stages, and of what follows their passes in a step."""
+
+from functools import lru_cache
+
+import numpy as np
+
+from autotune.dimensions.folds import exchanges
+from autotune.dimensions.overlap import hidden_seconds
+from autotune.prediction.charges import Charges
+from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
+from autotune.prediction.curves import Curves
+from autotune.prediction.freeing import Freeing
+from autotune.prediction.parameters import Parameters
+from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts
+from autotune.prediction.simulation.attribution import PackSeconds, UpdateSeconds
+from autotune.prediction.simulation.meetings import Sharing
+from autotune.prediction.sizes import EpochSizes
+from autotune.prediction.updates import update_seconds_per_parameter
+from trials.arrays import Floats, Ints
+from trials.costs.coefficients import KINDS
+from trials.costs.layer_costs import LayerCosts
+from trials.engine.static_memory import GRADIENT_BYTES
+from trials.plan import Layout, Plan
+
+
+class StageTimes:
+    """Seconds of the passes of packs on stages, from layer costs. A layout whose exchanges are unknown is ValueError.
+
+    Sizes of packs are [packs, 5]; `parts` are stages, and seconds [packs, stages].
+    """
+
+    def __init__(self, costs: LayerCosts) -> None:
+        # One row of coefficients per kind of layer.
+        layers = [costs[kind] for kind in KINDS]
+        self._costs = costs
+        self._forward = in_columns(layer.forward_seconds for layer in layers)
+        self._backward = in_columns(layer.backward_seconds for layer in layers)
+        self._curves, self._freeing = Curves(costs), Freeing(costs)
+        self._outputs = in_columns(layer.output_bytes for layer in layers)
+        self._parameters = Parameters(costs)
+        self._has_backward = np.array([layer.has_backward for layer in layers])
+        self._charges = lru_cache(maxsize=None)(
+            lambda layout, sequence: Charges.of(exchanges(costs, layout, sequence), layout, self._has_backward)
+        )
+
+    def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
+        """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
+
+        With ZeRO 2 all data ranks exchange gradients in each backward pass, with ZeRO 3 weights in both passes.
+        """
+        if layout.shares_gradients:
+            every = np.full_like(sizes.degrees, layout.data)
+            return Sharing(degrees=every, forward=np.array([layout.shares_weights]), backward=np.array([True]))
+        if len(np.unique(sizes.degrees)) == 1:
+            return None
+        layers = parts.layers[:, [PROJECTOR, LANGUAGE]] > 0
+        forward, backward = (
+            np.logical_or.reduce(exchanging, axis=1)
+            for exchanging in (layers, layers & self._has_backward[[PROJECTOR, LANGUAGE]])
+        )
+        return Sharing(degrees=sizes.degrees, forward=forward, backward=backward)
+
+    def plan_seconds(self, plan: Plan, sizes: EpochSizes) -> PackSeconds:
+        """Return the seconds of all packs on the stages of a plan, which recompute as the level of a pack says."""
+        several = [self.pack_seconds(parts, plan.layout, sizes) for parts in Parts.of_levels(plan)]
+        return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
+
+    def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
+        """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
+        forward, backward = self.pass_seconds(parts, layout, sizes.table)
+        latency, per_byte = link_times(self._costs, layout, np.arange(len(parts)) if numbers is None else numbers)
+        # A stage sends what its last layer outputs; the last stage sends nothing.
+        last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
+        sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
+        curves = self._curves.at(sizes.table)
+        alone = sizes.samples_alone @ (self._forward + self._backward).T
+        exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
+        return PackSeconds(
+            # Each rank prepares the images of the whole pack.
+            load=self.load_seconds(parts, sizes.whole),
+            forward=forward,
+            backward=backward,
+            recompute=self._freeing.seconds(sizes.table, curves, layout) @ parts.recomputed.T,
+            samples=(curves * alone) @ parts.layers.T,
+            sends=sends,
+            returns=sends * self._has_backward[last],
+            exchange=exchange,
+            exchange_back=exchange_back,
+        )
+
+    def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Floats, degrees: Ints) -> tuple[Floats, Floats]:
+        """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
+
+        `sizes` are those of a rank's part, `degrees` [packs] the numbers of data ranks that compute it, each with the
+        tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both.
+        """
+        forward, backward = np.zeros((2, len(sizes), len(parts)))
+        in_pass = GRADIENT_BYTES * layout.shares_gradients * self._parameters.trained(parts, layout.tensor)
+        for degree in np.unique(degrees).tolist():
+            charges = self._charges(layout, degree)
+            if charges.are_in_passes:
+                packs = np.flatnonzero(degrees == degree)
+                forward[packs], backward[packs] = charges.seconds(parts, sizes[packs], in_pass)
+        return forward, backward
+
+    def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
+        """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
+        curves = self._curves.at(sizes)
+        freeing = self._freeing.seconds(sizes, curves, layout)
+        forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
+        return forward @ parts.layers.T, backward @ parts.layers.T + freeing @ parts.recomputed.T
+
+    def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
+        """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""
+        embeds, heads = (parts.layers[:, [KINDS.index(kind)]] for kind in ("vision_embedding", "head"))
+        loading = self._costs.loading
+        of_stages = embeds * np.array(loading.pixels_seconds) + heads * (1 - embeds) * np.array(loading.labels_seconds)
+        seconds: Floats = sizes[:, WITHOUT_TARGETS] @ of_stages.T
+        return seconds
+
+    def update_parts(self, layout: Layout, parts: Parts, sizes: EpochSizes) -> UpdateSeconds:
+        """Return the seconds of reduction and optimizer of the stages of one plan, after the passes of a step.
+
+        ZeRO 2 and 3 reduce in each backward pass. With `bucket_bytes` a mean backward pass hides a share of it.
+        """
+        parameters, charges = self._parameters.trained(parts, layout.tensor), self._charges(layout, 1)
+        reduction = np.zeros(len(parts))
+        if not layout.shares_gradients:
+            reduction += parameters * GRADIENT_BYTES * charges.gradients
+            if layout.bucket_bytes:
+                _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
+                reduction -= hidden_seconds(self._costs, layout, reduction, backward[0])
+        return UpdateSeconds(
+            reduction=reduction + self._parameters.replicated(parts) * GRADIENT_BYTES * charges.replicas,
+            optimizer=parameters * update_seconds_per_parameter(self._costs, layout),
+        )
+
+
+def between_nodes(costs: LayerCosts, layout: Layout) -> tuple[bool, ...]:
+    """Return for each stage whether it sends its states to another node."""
+    of_node, grid = costs.of_node, layout.grid
+    return tuple(of_node > 0 and grid.leaves_node(stage, of_node) for stage in range(layout.pipeline))
+
+
+def link_times(costs: LayerCosts, layout: Layout, numbers: Ints) -> Floats:
+    """Return (latency, seconds per byte) of all but the last of these stages, [2, stages], or [2, 1] if alike.
+
+    Links are those that were timed with as many ranks in a stage, or else those of any layout.
+    """
+    timed = next((cost for cost in costs.communications if cost.data == layout.grid.of_stage), None)
+    # With all ranks in data parallel there was no link to time.
+    inside = timed.link if timed and timed.pipeline > 1 else costs.link
+    known = (timed, *reversed(costs.communications))
+    outside = next((cost.between for cost in known if cost and cost.between), inside)
+    leaving = between_nodes(costs, layout)
+    links = [outside if leaves else inside for leaves in (leaving if any(leaving) else leaving[:1])]
+    times = np.array([(link.latency_seconds, link.seconds_per_byte) for link in links]).T
+    return times[:, numbers[:-1]] if any(leaving) else times

@@ -1,0 +1,34 @@
+"""Costs as coefficients of a pack's sizes, by kind of layer."""
+
+from typing import Annotated, Literal, TypeAlias, get_args
+
+from pydantic import Field
+
+from trials.units import check_measured
+
+LayerKind: TypeAlias = Literal["vision_embedding", "vision", "projector", "language", "head"]
+"""Kinds of layers, in the order of the chain."""
+KINDS: tuple[LayerKind, ...] = get_args(LayerKind)
+SlowCause: TypeAlias = Literal["convolution", "dropout", "dtype", "mask", "widths"]
+Measured: TypeAlias = Annotated[float, Field(le=1e15)]
+"""Seconds, bytes or a share. The bound keeps sums of products of such numbers finite; larger ones are refused."""
+Coefficients: TypeAlias = tuple[Measured, Measured, Measured, Measured]
+SlowCall: TypeAlias = tuple[LayerKind, SlowCause, Coefficients, Coefficients]
+"""(kind, convolution or what keeps attention from a fused kernel, seconds of both passes, those of a faster way)."""
+
+NOTHING: Coefficients = (0.0, 0.0, 0.0, 0.0)
+
+
+def times(coefficients: Coefficients, factor: float) -> Coefficients:
+    """Return the coefficients times a factor."""
+    units, tokens, squares, constant = coefficients
+    return units * factor, tokens * factor, squares * factor, constant * factor
+
+
+class MeasuredCost:
+    """Base of costs that are refused, with ValueError, for a number that no measurement can give."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_measured(self)
