@@ -1,7 +1,7 @@
 """The pipeline's stages, and the data ranks of each."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from typing_extensions import override
 
@@ -52,7 +52,10 @@ class DataDimension(Dimension):
         return f" {times} data {layout.data}"
 
     @override
-    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
-        """Return averages of gradients, without the weights that ZeRO 3 holds in shares."""
-        if layout.data > 1 and not layout.shares_weights:
-            yield Exchange.of_bytes("average", layout.data, 0.0, average_seconds(costs, layout))
+    def exchanges(
+        self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
+    ) -> Sequence[Exchange]:
+        """Return also averages of gradients over the data ranks."""
+        if layout.data == 1:
+            return others
+        return *others, Exchange.of_bytes("average", layout.data, 0.0, average_seconds(costs, layout))

@@ -1,6 +1,6 @@
 """What a dimension of layouts says and does; a subclass overrides what concerns it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -94,9 +94,18 @@ class Dimension:
         """
         return None
 
-    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterable[Exchange]:  # noqa: ARG002
-        """Return what ranks exchange for packs that `sequence` data ranks compute together, as the profile timed it."""
-        return ()
+    def exchanges(
+        self,
+        costs: LayerCosts,  # noqa: ARG002
+        layout: Layout,  # noqa: ARG002
+        sequence: int,  # noqa: ARG002
+        others: Sequence[Exchange],
+    ) -> Sequence[Exchange]:
+        """Return what ranks exchange for packs that `sequence` data ranks compute together, as the profile timed it.
+
+        `others` are those of the dimensions before, which it may replace.
+        """
+        return others
 
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts | None:  # noqa: ARG002
         """Return the layouts beyond the usual ones that a search may try; None for a dimension without any."""

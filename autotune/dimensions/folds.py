@@ -1,6 +1,7 @@
 """What all dimensions of layouts say together: names, texts, coordinates, checks and offers."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.dimensions.degrees import DataDimension, PipelineDimension
@@ -123,9 +124,15 @@ def untimed(costs: LayerCosts, layout: Layout, *, exactly: bool = False) -> str 
     return next((missing for missing in found if missing), None)
 
 
-def exchanges(costs: LayerCosts, layout: Layout, sequence: int = 1) -> list[Exchange]:
-    """Return what ranks exchange in this layout for packs that `sequence` data ranks compute together."""
-    return [exchange for each in DIMENSIONS for exchange in each.exchanges(costs, layout, sequence)]
+def exchanges(costs: LayerCosts, layout: Layout, sequence: int = 1) -> Sequence[Exchange]:
+    """Return what ranks exchange in this layout for packs that `sequence` data ranks compute together.
+
+    Raise ValueError where the profile has not timed it.
+    """
+    found: Sequence[Exchange] = ()
+    for each in DIMENSIONS:
+        found = each.exchanges(costs, layout, sequence, found)
+    return found
 
 
 def further_layouts(workload: Workload, solver: PlanSolver) -> list[FurtherLayouts]:

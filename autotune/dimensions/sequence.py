@@ -3,7 +3,7 @@
 A packing has it, for packs of each level, and not a layout. So it has no part in layouts' names, texts and checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -23,14 +23,16 @@ class SequenceDimension(Dimension):
     """Ranks that share a pack. Tensor ranks divide it as if they shared it, but exchange around blocks instead."""
 
     @override
-    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
-        """Return what ranks exchange in the attention of a language layer and behind the projector.
+    def exchanges(
+        self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
+    ) -> Sequence[Exchange]:
+        """Return also what ranks exchange in the attention of a language layer and behind the projector.
 
         Raise ValueError where other profiles would have timed the degree.
         """
         together = sequence * layout.tensor
         if together == 1:
-            return
+            return others
         if not knows_sequence(costs, together):
             raise ValueError(f"the profile has no times of what {together} ranks exchange that share a pack")
         nothing = Exchange(name="sequence", ranks=1, layer="language")
@@ -39,6 +41,6 @@ class SequenceDimension(Dimension):
         units, tokens, squares, constant = held.shared_bytes or costs["language"].shared_bytes
         # Rotary embeddings are those of all tokens that the tensor ranks gather.
         shared = (units, tokens * layout.tensor, squares, constant)
-        yield replace(timed, kept_bytes=held.kept_bytes, shared_bytes=shared, transient_bytes=held.transient_bytes)
-        if (behind := costs.exchange("sequence", together, "projector")) is not None:
-            yield behind
+        own = replace(timed, kept_bytes=held.kept_bytes, shared_bytes=shared, transient_bytes=held.transient_bytes)
+        behind = costs.exchange("sequence", together, "projector")
+        return *others, own, *([behind] if behind else [])

@@ -1,7 +1,7 @@
 """The tensor degree: ranks that hold the matrices of the language layers together (Megatron-LM)."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -78,21 +78,23 @@ class TensorDimension(Dimension):
         return f"what {degree} ranks exchange that hold layers together"
 
     @override
-    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
-        """Return what ranks exchange around the blocks of a language layer, and gradients of what each holds whole.
+    def exchanges(
+        self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
+    ) -> Sequence[Exchange]:
+        """Return also what ranks exchange around the blocks of a language layer, and gradients of what each has whole.
 
         Raise ValueError where other profiles would have timed the degree.
         """
         degree = layout.tensor
         if degree == 1:
-            return
-        if (around := costs.exchange("tensor", degree, "language")) is not None:
-            yield around
-        elif not _knows(costs, degree):
+            return others
+        around = costs.exchange("tensor", degree, "language")
+        if around is None and not _knows(costs, degree):
             raise ValueError(f"the profile has no times of what {degree} ranks exchange that hold layers together")
         # As if they were data ranks.
         alike = replace(layout, data=degree, tensor=1, reduce_within=1)
-        yield Exchange.of_bytes("replicas", degree, 0.0, average_seconds(costs, alike))
+        replicas = Exchange.of_bytes("replicas", degree, 0.0, average_seconds(costs, alike))
+        return *others, *([around] if around else []), replicas
 
     @override
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:

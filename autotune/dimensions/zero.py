@@ -1,6 +1,6 @@
 """The ZeRO stage: what data ranks hold in shares."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 
 from typing_extensions import override
@@ -51,11 +51,15 @@ class ZeroDimension(Dimension):
         return f"what ranks exchange that hold gradients or weights in shares (ZeRO {layout.zero})"
 
     @override
-    def exchanges(self, costs: LayerCosts, layout: Layout, sequence: int) -> Iterator[Exchange]:
-        """Return what ZeRO 3 gathers and scatters; a profile of one rank timed neither."""
-        if layout.shares_weights:
-            found = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
-            yield from (each for each in (*found, costs.exchange("scatter", layout.data)) if each is not None)
+    def exchanges(
+        self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
+    ) -> Sequence[Exchange]:
+        """Return what ZeRO 3 gathers and scatters in place of averages."""
+        if not layout.shares_weights:
+            return others
+        gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
+        own = (each for each in (*gathers, costs.exchange("scatter", layout.data)) if each is not None)
+        return *(each for each in others if each.name != "average"), *own
 
     @override
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from autotune.dimensions.dimension import Dimension
 from autotune.dimensions.folds import (
     DIMENSIONS,
+    exchanges,
     layout_coordinates,
     layout_name,
     layout_text,
@@ -19,7 +20,9 @@ from autotune.dimensions.usual import layouts
 from autotune.search.solver.solver import Solver
 from tests.values.golden_predictions import WORKLOADS
 from tests.values.search import COSTS, limits_of, workload_of
-from trials.plan import Layout
+from tests.values.training import PACKED
+from trials.costs.exchange import ExchangeName
+from trials.plan import Layout, Plan, Stage
 
 PLAIN = Layout(pipeline=1, data=8, zero=1)
 OTHER: dict[str, Layout] = {
@@ -98,3 +101,30 @@ def test_what_a_profile_has_not_timed_is_named(field: str) -> None:
 def test_a_named_layout_has_no_degree_of_1() -> None:
     with pytest.raises(Exception, match="so that the name is p1-d8-z1"):
         named_layout("p1-d8-t1-z1", workload_of(devices=8))
+
+
+def plan_with(layout: Layout) -> Plan:
+    """Return a plan that recomputes all layers, or offloads them."""
+    whole = Stage(vision=5, language=4, recompute_vision=5, recompute_language=4)
+    halves = (replace(whole, language=0, recompute_language=0), replace(whole, vision=0, recompute_vision=0))
+    return Plan(packing=PACKED, layout=layout, stages=(whole,) if layout.pipeline == 1 else halves)
+
+
+@pytest.mark.parametrize("name", [each for each in get_args(ExchangeName) if each != "replicas"])
+def test_an_exchange_of_a_layout_makes_its_steps_longer_and_no_others(name: ExchangeName) -> None:
+    costs = GOLDEN.predictor.costs
+    slow = tuple(each.times(1e3) if each.name == name else each for each in costs.exchanges)
+    slower = GOLDEN.predictor.with_costs(replace(costs, exchanges=slow))
+    for layout in (PLAIN, *OTHER.values()):
+        plan = plan_with(layout)
+        before, after = (predictor.epoch_seconds(plan) for predictor in (GOLDEN.predictor, slower))
+        has = {each.name for each in exchanges(costs, layout)} | ({"copy"} if layout.offload != "none" else set())
+        assert (after > before) == (name in has)
+
+
+def test_an_exchange_that_replaces_another_stands_in_its_place() -> None:
+    costs = GOLDEN.predictor.costs
+    assert [each.name for each in exchanges(costs, PLAIN)] == ["average"]
+    assert {each.name for each in exchanges(costs, OTHER["zero"])} == {"gather", "scatter"}
+    (at_once,), (of_nodes,) = (exchanges(costs, layout) for layout in (PLAIN, OTHER["reduce_within"]))
+    assert at_once.seconds_per_byte != of_nodes.seconds_per_byte
