@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import numpy as np
 from typing_extensions import override
 
 from autotune.dimensions.dimension import Dimension
-from trials.arrays import Floats
 from trials.costs.layer_costs import CommunicationCost, LayerCosts
 from trials.plan import Layout
 
@@ -24,12 +22,10 @@ def overlapped(costs: LayerCosts, layout: Layout) -> Layout:
     return replace(layout, bucket_bytes=timed.bucket_bytes if timed and helps else 0)
 
 
-def hidden_seconds(costs: LayerCosts, layout: Layout, reduction: Floats, backward: Floats) -> Floats:
-    """Return what a backward pass of a stage hides of averages of these seconds, all [stages]."""
+def hidden_share(costs: LayerCosts, layout: Layout) -> float:
+    """Return the share of averages that a backward pass of the same length hides; 0 where they run after it."""
     timed = _timed(costs, layout) if layout.bucket_bytes else None
-    share = timed.hidden_share if timed else 0.0
-    hidden: Floats = share * np.minimum(reduction, backward)
-    return hidden
+    return timed.hidden_share if timed else 0.0
 
 
 def _timed(costs: LayerCosts, layout: Layout) -> CommunicationCost | None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.dimensions.folds import exchanges
-from autotune.dimensions.overlap import hidden_seconds
+from autotune.dimensions.overlap import hidden_share
 from autotune.prediction.charges import Charges
 from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
@@ -129,7 +129,7 @@ class StageTimes:
             reduction += parameters * GRADIENT_BYTES * charges.gradients
             if layout.bucket_bytes:
                 _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
-                reduction -= hidden_seconds(self._costs, layout, reduction, backward[0])
+                reduction -= hidden_share(self._costs, layout) * np.minimum(reduction, backward[0])
         return UpdateSeconds(
             reduction=reduction + self._parameters.replicated(parts) * GRADIENT_BYTES * charges.replicas,
             optimizer=parameters * update_seconds_per_parameter(self._costs, layout),
