@@ -55,9 +55,10 @@ storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some
 fuzz: $(READY)  ## give 20,000 hostile files to the commands; some forty minutes on two cores
 	$(BIN)/python -m benchmarks.fuzz
 
-chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, and the figures of docs/imbalances.md
+chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, the figures of docs/imbalances.md, the floors of docs/architecture.md
 	$(BIN)/python -m benchmarks.chart
 	$(BIN)/python -m benchmarks.figures
+	$(BIN)/python docs/floors.py
 
 docs: $(READY)  ## build the documentation as a site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

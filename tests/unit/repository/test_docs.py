@@ -1,6 +1,7 @@
 """The documentation matches the code."""
 
 import ast
+import importlib.util
 import json
 import re
 import shlex
@@ -206,6 +207,15 @@ def test_the_architecture_names_every_folder() -> None:
     folders = {module.parent for package in PACKAGES for module in (ROOT / package).rglob("*.py")}
     named = {word for span in spans(ARCHITECTURE) for word in (span, span.rpartition("/")[2])}
     assert not [folder for folder in folders if folder.name not in named]
+
+
+def test_the_drawings_of_the_architecture_are_those_of_the_imports() -> None:
+    spec = importlib.util.spec_from_file_location("floors", ROOT / "docs" / "floors.py")
+    assert spec is not None
+    assert spec.loader is not None
+    floors = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(floors)
+    assert floors.drawn() == ARCHITECTURE.read_text(), "draw them again with `make chart`"
 
 
 def test_every_table_of_the_database_is_documented() -> None:
