@@ -3,7 +3,7 @@
 from autotune.dimensions.folds import layout_text
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import Layout, Levelled, Offload, Packing, Padded, Plan
+from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan
 from trials.units import number_of
 
 _MEBI = 1 << 20
@@ -50,9 +50,13 @@ def packing_text(packing: Packing) -> str:
     if isinstance(packing, Levelled):
         levels = [f"level {number} {packing_text(each)}" for number, each in enumerate(packing.levels, start=1)]
         return "; ".join([*levels, *(["steps of one level"] if packing.whole_steps else [])])
-    relaxed = f"Q'v {packing.qv_min}, Q't {packing.qt_min}"
+    relaxed = f"Q'v {_capacity(packing.qv_min)}, Q't {_capacity(packing.qt_min)}"
     shared = f", shared by {packing.sequence} ranks" if packing.sequence > 1 else ""
-    return f"packs of Qv {packing.qv}, Qt {packing.qt} ({relaxed}; {packing.packer}){shared}"
+    return f"packs of Qv {_capacity(packing.qv)}, Qt {_capacity(packing.qt)} ({relaxed}; {packing.packer}){shared}"
+
+
+def _capacity(units: int) -> str:
+    return "unlimited" if units == MOST_UNITS else str(units)
 
 
 def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:

@@ -1,6 +1,6 @@
 """Maintenance of a store: deletion, archiving, notes and tags, bundles, and checks."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from storage.annotation import Annotation, Subject, checked_note, checked_tag
 from storage.database.engine import Database
 from storage.deletion import Deletion, Use
-from storage.queries import annotations, deletion, studies, tried
+from storage.queries import annotations as annotation_queries
+from storage.queries import deletion
+from storage.queries import studies as study_queries
+from storage.queries import tried as tried_queries
+from storage.transactions import reading
 from storage.upkeep import schema
 
 if TYPE_CHECKING:
@@ -61,30 +65,20 @@ class Housekeeping:
         with self._database.transaction(write=True) as connection:
             deletion.unarchive(connection, set(study_ids))
 
-    def find_subject(self, name: str) -> Subject:
-        """Return the study whose name or id, or the tried plan whose id, begins with `name`.
-
-        Raise UnknownRecord and AmbiguousId.
-        """
-        with self._database.transaction() as connection:
-            return tried.subject(connection, name)
-
-    def annotations(self, kind: str, ids: Collection[str] | None = None) -> Mapping[str, Annotation]:
-        """Return notes and tags by id, of all subjects of `kind` (`study` or `plan`) that have any, or of `ids`."""
-        with self._database.transaction() as connection:
-            return annotations.of(connection, kind, ids)
+    find_subject = reading(tried_queries.subject)
+    annotations = reading(annotation_queries.of)
 
     def set_note(self, subject: Subject, note: str | None) -> None:
         """Replace the note of a study or plan; None removes it. Raise BadAnnotation."""
         text = None if note is None else checked_note(note)
         with self._database.transaction(write=True) as connection:
-            annotations.set_note(connection, subject, text)
+            annotation_queries.set_note(connection, subject, text)
 
     def change_tags(self, subject: Subject, added: Collection[str] = (), removed: Collection[str] = ()) -> Annotation:
         """Add and remove tags of a study or plan, and return its note and tags. Raise BadAnnotation."""
         add, remove = ([checked_tag(tag) for tag in tags] for tags in (added, removed))
         with self._database.transaction(write=True) as connection:
-            return annotations.change_tags(connection, subject, add, remove)
+            return annotation_queries.change_tags(connection, subject, add, remove)
 
     def export_studies(self, study_ids: Sequence[str], source: str) -> Iterator[str]:
         """Yield the lines of a bundle with the studies; `source` names this database for readers.
@@ -95,7 +89,7 @@ class Housekeeping:
 
         with self._database.transaction(snapshot=True) as connection:
             for study_id in study_ids:
-                studies.check_finished(connection, study_id)
+                study_queries.check_finished(connection, study_id)
             yield from bundles.lines(connection, study_ids, source)
 
     def import_bundle(self, path: Path) -> "Imported":

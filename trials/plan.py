@@ -16,6 +16,8 @@ OMNIBAL_PACKER = "isf"
 """Packer of OmniBal's recipe, and of HBP's levels."""
 SIMPLE_PACKER = "best-fit"
 """Packer of packs that hold one long sample, where any packer does."""
+MOST_UNITS = (1 << 31) - 1
+"""Largest capacity of a pack, which stands for no limit: sizes of packs are 32-bit integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Packed:
     kind: Literal["packed"] = "packed"
 
     def __post_init__(self) -> None:
-        if max(self.qv, self.qt) >= 1 << 31:
+        if max(self.qv, self.qt) > MOST_UNITS:
             raise InvalidPlan(f"qv={self.qv} qt={self.qt} are more than any pack can hold; give less than 2^31")
         if not (0 <= self.qv_min <= self.qv and 0 <= self.qt_min <= self.qt and self.qt > 0):
             raise InvalidPlan(

@@ -10,7 +10,7 @@ from autotune.draft.arguments import Arguments
 from autotune.draft.given import Given, count, flag
 from autotune.errors import JobError
 from trials import strict_yaml
-from trials.plan import SIMPLE_PACKER, Packed, Padded, ZeroStage
+from trials.plan import MOST_UNITS, SIMPLE_PACKER, Packed, Padded, ZeroStage
 from trials.strict_yaml import NotYaml
 from trials.units import number_of
 
@@ -32,7 +32,6 @@ _KNOWN = {"per_device_train_batch_size", "gradient_checkpointing", "deepspeed", 
 _STAGE = re.compile(r"(?:zero|z)[_-]?(?:stage)?[_-]?([0-3])(?!\d)")
 """ZeRO stage in names of DeepSpeed configurations, such as zero3 or ds_z2_config."""
 _FSDP: dict[str, ZeroStage] = {"full_shard": 3, "shard_grad_op": 2}
-_MOST_UNITS = (1 << 31) - 1
 """Vision units of packs that are full by their length alone."""
 
 
@@ -96,7 +95,7 @@ def _packing(given: Given, remarks: list[str]) -> Padded | Packed | str:
             return f"{packed}: such packs, or packs without a length, are not those of a plan"
         if samples > 1:
             remarks.append(f"{samples} packs of {own.qt} tokens in a micro-batch are one pack of {samples * own.qt}")
-        return _full(min(samples * own.qv, _MOST_UNITS), samples * own.qt)
+        return _full(min(samples * own.qv, MOST_UNITS), samples * own.qt)
     if flat and samples > 1:
         return f"{flat}: a plan pads micro-batches of {number_of(samples, 'sample')}, or limits them by tokens"
     if grouped:
@@ -107,7 +106,7 @@ def _packing(given: Given, remarks: list[str]) -> Padded | Packed | str:
 def own_packs(given: Given) -> Packed | None:
     """Return the packs that the trainer makes; None where it makes none, or their length is not known."""
     tokens, units = given.look("pack_tokens", count), given.look("pack_units", count)
-    return _full(units or _MOST_UNITS, tokens) if tokens else None
+    return _full(units or MOST_UNITS, tokens) if tokens else None
 
 
 def _full(qv: int, qt: int) -> Packed:

@@ -50,11 +50,11 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     title, values = _common(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {title}"])
     given = Given(values)
-    _intervals(given, draft)
+    saves = _intervals(given, draft)
     for name, (key, read) in _PLAIN.items():
         if (value := given.take(name, read)) is not None:
             draft.values[key] = value
-    if _KEPT not in draft.values:
+    if saves and _KEPT not in draft.values:
         kept = TrainingSection.model_fields["keep_checkpoints"].default
         draft.notes.append(f"The configuration keeps all checkpoints, and the job the newest {kept}: see {_KEPT}")
     _data(given, draft)
@@ -195,8 +195,11 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
             )
 
 
-def _intervals(given: Given, draft: Draft) -> None:
-    """Take the steps between checkpoints and evaluations. A share of all steps is not taken."""
+def _intervals(given: Given, draft: Draft) -> bool:
+    """Take the steps between checkpoints and evaluations, and return whether there are any checkpoints.
+
+    A share of all steps is not taken.
+    """
     strategy = given.take("save_strategy", text)
     for name, key in _EVERY.items():
         every = given.take(name, number)
@@ -206,6 +209,7 @@ def _intervals(given: Given, draft: Draft) -> None:
             draft.values[key] = int(every)
         else:
             draft.notes.append(f"{name}: {every:g} is a share of all steps; give {key} a number of steps")
+    return strategy != "no"
 
 
 def _steps(given: Given, draft: Draft) -> None:

@@ -72,10 +72,11 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
         lines.append(f"{first} of the plans that ran with a probability of {probability_text(best.confidence)}")
         over = best.fastest_baseline
-        if over is not None and over.is_best and best.confidence < 1 / (1 + len(best.ties)):
+        if over is not None and over.is_best and best.ties and best.confidence < 1 / (1 + len(best.ties)):
+            one = best.ties[0] if len(best.ties) == 1 else f"One of {', '.join(best.ties)}"
             lines.append(
-                "Another plan is more probably the fastest, but in its own runs this baseline is, and no search ends "
-                "below a baseline; more runs decide: raise search.time_limit and search.trials"
+                f"{one} is more probably the fastest, but in its own runs this baseline is, and no search ends below a "
+                "baseline; more runs decide: raise search.time_limit and search.trials"
             )
     lines += evidence_of(best, trials).warnings
     if (rival := rival_of(best, trials)) is not None:
@@ -162,8 +163,8 @@ class Known:
         return 1.0 if over is None else over.gain
 
 
-def _jobs(found: Sequence[Known]) -> list[str]:
-    """Return in what the jobs of the plans differ; empty texts where they are alike."""
+def _jobs(workloads: Iterable[Workload]) -> list[str]:
+    """Return in what the jobs of these workloads differ; empty texts where they are alike."""
     jobs = [
         (
             f"batch {work.global_batch_samples}",
@@ -171,7 +172,7 @@ def _jobs(found: Sequence[Known]) -> list[str]:
             work.model.dtype,
             number_of(work.data.samples, "sample"),
         )
-        for work in (known.best.workload for known in found)
+        for work in workloads
     ]
     varying = [len(set(column)) > 1 for column in zip(*jobs, strict=True)]
     return [", ".join(compress(job, varying)) for job in jobs]
@@ -193,7 +194,7 @@ def plans_text(found: Sequence[Known]) -> str:
             ", ".join(known.annotation.tags),
             _first_line(known.annotation.note),
         )
-        for known, job in zip(found, _jobs(found), strict=True)
+        for known, job in zip(found, _jobs(known.best.workload for known in found), strict=True)
     ]
     header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", *_OPTIONAL)
     lines = [_table_of_used(header, rows, len(_OPTIONAL), terminal_width() or _PIPE_WIDTH)]
@@ -244,14 +245,16 @@ def studies_text(found: Sequence[Listed], stored: int) -> str:
             "" if listed.best is None else listed.best.plan.id,
             "" if listed.best is None else _speed(listed.best),
             listed.study.imported_from or "",
+            job,
             ", ".join(listed.annotation.tags),
             _first_line(listed.annotation.note),
         )
-        for listed in found
+        for listed, job in zip(found, _jobs(listed.work for listed in found), strict=True)
     ]
-    header = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from", *_ANNOTATION)
+    first = ("study", "hardware", "began (UTC)", "ended", "best plan", "samples/s", "imported from")
+    header = (*first, "job", *_ANNOTATION)
     hint = _UNFINISHED if any(listed.study.finished is None for listed in found) else ""
-    return "\n\n".join(filter(None, (_table_of_used(header, rows, len(_ANNOTATION)), hint)))
+    return "\n\n".join(filter(None, (_table_of_used(header, rows, 1 + len(_ANNOTATION)), hint)))
 
 
 def _end_text(study: StudyRecord) -> str:

@@ -11,10 +11,9 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import up_to_step
 from trials.errors import DataError, InvalidPlan
-from trials.plan import SIMPLE_PACKER, Layout, Packed, Plan
+from trials.plan import MOST_UNITS, SIMPLE_PACKER, Layout, Packed, Plan
 from trials.workload import Workload
 
-_MOST_QV = (1 << 31) - 1
 _RECOMPUTED = ((False, False), (True, False), (True, True))
 """Whether vision and language layers are recomputed: trainers have a switch for all layers, and some for a tower."""
 
@@ -47,11 +46,11 @@ def _packings(workload: Workload, *, hold_all: bool) -> Iterator[Packed]:
     """Yield packs of the lengths, the longest first."""
     data, devices = workload.data, workload.hardware.devices
     # No pack has more images than the data, so that its length alone is full.
-    qv = min(max(data.vision_units, 1), _MOST_QV)
+    qv = min(max(data.vision_units, 1), MOST_UNITS)
     least = data.longest_text_tokens if hold_all else data.text_tokens / data.samples
     tokens = workload.global_batch_samples * data.text_tokens / data.samples / devices
     while True:
-        qt = min(up_to_step(max(tokens, least)), _MOST_QV)
+        qt = min(up_to_step(max(tokens, least)), MOST_UNITS)
         yield Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt, packer=SIMPLE_PACKER)
         if tokens <= least:
             return

@@ -113,14 +113,14 @@ class Tuner:
             published_name(self._job.model.path),
             fresh=fresh,
         )
-        seed, model = self._job.training.seed, self._workload.model.name
+        seed, agent, model = self._job.training.seed, self._agent.id, self._workload.model.name
         if fresh:
-            return self._store.create_study(self._fingerprint, settings, seed, self._agent.id, model_name=model)
+            return self._store.create_study(self._fingerprint, settings, seed, agent_id=agent, model_name=model)
 
         def is_same(study: StudyRecord) -> bool:
             return is_same_search(study.settings, settings)
 
-        return self._store.join_study(self._fingerprint, settings, seed, is_same, self._agent.id, model_name=model)
+        return self._store.join_study(self._fingerprint, settings, seed, is_same, agent_id=agent, model_name=model)
 
     @contextmanager
     def _rank_pools(self, study: StudyRecord) -> Iterator[list[WarmPool]]:

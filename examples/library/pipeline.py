@@ -6,6 +6,7 @@ The job has pretrained weights. Learning rate, betas and weight decay are those 
 clipping.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -151,7 +152,9 @@ def with_scale(batches: Iterable[dict[str, torch.Tensor]], scale: float) -> Iter
 
 
 def main() -> None:
-    job, rank = sys.argv[1], int(os.environ["RANK"])
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("job", help="job file with a best plan")
+    job, rank = arguments.parse_args().job, int(os.environ["RANK"])
     # On a CPU, DeepSpeed would look for a compiler, and compile an operation of its own for up to a minute.
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False)

@@ -7,9 +7,9 @@ The job has pretrained weights. Learning rate, betas and weight decay are those 
 clipping.
 """
 
+import argparse
 import contextlib
 import os
-import sys
 
 import torch
 from torch import distributed
@@ -19,7 +19,9 @@ from transformers import AutoModelForImageTextToText
 
 from autotune import PackCollator, PackSampler, SampleDataset, best_plan
 
-job = sys.argv[1]
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("job", help="job file with a best plan")
+job = arguments.parse_args().job
 rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")

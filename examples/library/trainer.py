@@ -7,7 +7,7 @@ The job has pretrained weights. Learning rate, betas, weight decay and clipping 
 schedule.
 """
 
-import sys
+import argparse
 from typing import Any
 
 import torch
@@ -37,7 +37,9 @@ class PrintLoss(TrainerCallback):
             print(f"step {state.global_step} loss {logs['loss']:.7f}", flush=True)
 
 
-job = sys.argv[1]
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("job", help="job file with a best plan")
+job = arguments.parse_args().job
 samples = SampleDataset(job)
 settings = samples.job.training
 model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32)

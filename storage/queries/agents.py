@@ -18,6 +18,7 @@ from storage.records import AgentRecord
 
 
 def add(connection: Connection, machine: str, process: str) -> AgentRecord:
+    """Register a process that will run trials; `AgentRecord` describes the arguments."""
     record = AgentRecord(id=uuid4().hex, machine=machine, process=process, beats=0, silent_seconds=0.0)
     known = {"id": record.id, "machine": machine, "process": process, "beats": 0}
     connection.execute(insert(AGENT).values(**known, started=datetime.now(UTC), heard=_database_time()))
@@ -25,12 +26,14 @@ def add(connection: Connection, machine: str, process: str) -> AgentRecord:
 
 
 def beat(connection: Connection, agent_id: str) -> Mapping[str, AgentRecord]:
+    """Record a heartbeat of the agent, and return all agents that have not ended, by id, including itself."""
     row = rows.get(connection, AGENT, agent_id, lock=True)
     rows.change(connection, AGENT, agent_id, beats=row["beats"] + 1, heard=_database_time())
     return present(connection)
 
 
 def present(connection: Connection) -> Mapping[str, AgentRecord]:
+    """Return all agents that have not ended, by id."""
     found = connection.execute(select(AGENT, _database_time().label("now")).where(AGENT.c.ended.is_(None)))
     return {
         row.id: AgentRecord(
@@ -46,6 +49,7 @@ def present(connection: Connection) -> Mapping[str, AgentRecord]:
 
 
 def end(connection: Connection, agent_id: str) -> None:
+    """End the agent and release its leases. Later calls have no effect."""
     row = rows.get(connection, AGENT, agent_id, lock=True)
     rows.change(connection, AGENT, agent_id, ended=row["ended"] or datetime.now(UTC))
     connection.execute(delete(LEASE).where(LEASE.c.agent_id == agent_id))
@@ -66,7 +70,11 @@ def work_on(connection: Connection, agent_id: str | None, study_id: str) -> None
         rows.change(connection, AGENT, agent_id, study_id=study_id)
 
 
-def take(connection: Connection, agent_id: str, resources: Collection[str], gone: Collection[str]) -> None:
+def take(connection: Connection, agent_id: str, resources: Collection[str], gone: Collection[str] = ()) -> None:
+    """Lease all resources to the agent until it ends, or none of them. End holders whose ids are in `gone`.
+
+    Raise ResourceHeld if another agent holds one, and Superseded if the agent itself was ended.
+    """
     check(connection, agent_id)
     for resource in sorted(resources):  # in the same order everywhere, so that two agents cannot deadlock
         while not _taken(connection, agent_id, resource, gone):
@@ -90,7 +98,8 @@ def _taken(connection: Connection, agent_id: str, resource: str, gone: Collectio
     return True
 
 
-def lead(connection: Connection, study_id: str, agent_id: str, instead_of: str | None) -> None:
+def lead(connection: Connection, study_id: str, agent_id: str, instead_of: str | None = None) -> None:
+    """Make the agent the leader, which concludes the study, if there is none or it is `instead_of`."""
     row = rows.get(connection, STUDY, study_id, lock=True)
     check(connection, agent_id)
     if row["leader_id"] in (None, instead_of):

@@ -20,12 +20,12 @@ def has_tag(table: Table, key: Column[Any], tag: str) -> ColumnElement[bool]:
     return exists(select(TAG.c.key).where(TAG.c.kind == table.name, TAG.c.key == key, TAG.c.tag == tag))
 
 
-def of(connection: Connection, kind: str, keys: Collection[str] | None) -> dict[str, Annotation]:
-    """Return the annotations of all subjects of a kind that have any, or of `keys`, by key."""
+def of(connection: Connection, kind: str, ids: Collection[str] | None = None) -> Mapping[str, Annotation]:
+    """Return notes and tags by id, of all subjects of `kind` (`study` or `plan`) that have any, or of `ids`."""
     notes, tags = dict[str, str](), dict[str, list[str]]()
     for table in (NOTE, TAG):
         query = select(table).where(table.c.kind == TABLES[kind].name)
-        query = query if keys is None else query.where(table.c.key.in_(keys))
+        query = query if ids is None else query.where(table.c.key.in_(ids))
         for row in connection.execute(query).mappings():
             if table is NOTE:
                 notes[row["key"]] = row["text"]

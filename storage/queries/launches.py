@@ -22,8 +22,9 @@ def start(
     plan: Plan,
     workload_fingerprint: str,
     promised_samples_per_second: float | None,
-    agent_id: str | None,
+    agent_id: str | None = None,
 ) -> LaunchRecord:
+    """Record the start of a full training."""
     agents.check(connection, agent_id)
     rows.ensure(connection, PLAN, codec.plan_row(plan))
     rows.get(connection, WORKLOAD, workload_fingerprint)
@@ -40,6 +41,7 @@ def start(
 
 
 def finish(connection: Connection, result: LaunchResult) -> None:
+    """Record the end of a training; again has no effect. Raise AlreadyFinished for a different end."""
     row = rows.get(connection, LAUNCH, result.launch_id, lock=True)
     if row["status"] != RUNNING:
         if codec.launch_result(row) != result:
@@ -52,6 +54,10 @@ def finish(connection: Connection, result: LaunchResult) -> None:
 
 
 def add_window(connection: Connection, window: LaunchWindow) -> None:
+    """Store the speed of a training over some steps, also after its end; again has no effect.
+
+    Raise AlreadyFinished for other figures of a window that begins with the same step.
+    """
     rows.get(connection, LAUNCH, window.launch_id, lock=True)
     key = rows.has_key(LAUNCH_WINDOW, (window.launch_id, window.first_step))
     stored = connection.execute(select(LAUNCH_WINDOW).where(key)).mappings().one_or_none()
@@ -65,10 +71,12 @@ def add_window(connection: Connection, window: LaunchWindow) -> None:
 
 
 def running(connection: Connection) -> tuple[LaunchRecord, ...]:
+    """Return the trainings without a recorded end, oldest first; their agents show whether they still run."""
     return _whole(connection, LAUNCH.c.status == RUNNING)
 
 
 def of_plan(connection: Connection, plan_id: str) -> tuple[LaunchRecord, ...]:
+    """Return all trainings with the plan, oldest first. Empty for an unknown plan."""
     return _whole(connection, LAUNCH.c.plan_id == plan_id)
 
 

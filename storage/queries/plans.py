@@ -101,10 +101,12 @@ def listed(connection: Connection, wanted: WantedPlans, limit: int | None) -> tu
 
 
 def count(connection: Connection) -> int:
+    """Return the number of all winners, without reading them."""
     return connection.scalars(select(func.count()).select_from(BEST_PLAN)).one()
 
 
 def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
+    """Return the winner of the newest study on exactly this workload, without imported ones, or None."""
     query = _winners()
     of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
     query = query.where(of_workload, ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None))
@@ -113,6 +115,7 @@ def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
 
 
 def of_study(connection: Connection, study_id: str) -> BestPlan | None:
+    """Return the winner of the study, or None while there is none."""
     query = _winners().where(BEST_PLAN.c.study_id == study_id)
     row = connection.execute(provenance.with_source(query, BEST_PLAN.c.study_id)).mappings().one_or_none()
     return None if row is None else codec.best_plan(row)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -53,6 +54,10 @@ def create(
     agent_id: str | None = None,
     model_name: str | None = None,
 ) -> StudyRecord:
+    """Create a study that starts now, on which the agent works; `settings` are JSON values.
+
+    It is named by `model_name`: the model that is stored may have been of another folder of the same architecture.
+    """
     # The lock keeps two studies of a workload from getting the same start, by which they are ordered.
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)
     if model_name is None:
@@ -87,9 +92,14 @@ def join(
     seed: int,
     same: Callable[[StudyRecord], bool],
     *,
-    agent_id: str | None,
-    model_name: str | None,
+    agent_id: str | None = None,
+    model_name: str | None = None,
 ) -> StudyRecord:
+    """Return the newest study, or an unfinished one, that `same` accepts, else create one; the agent works on it.
+
+    If several processes call this at once, one of them creates the study and all return it. Archived studies do
+    not count, here and in all methods but those that name a study or plan, and those with `archived`.
+    """
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)  # so that no two processes create one
     found = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
     going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
@@ -106,8 +116,17 @@ def get(connection: Connection, study_id: str) -> StudyRecord:
 
 
 def listed(
-    connection: Connection, model_name: str | None, tag: str | None, limit: int | None, *, archived: bool
+    connection: Connection,
+    *,
+    model_name: str | None = None,
+    tag: str | None = None,
+    archived: bool = False,
+    limit: int | None = None,
 ) -> tuple[StudyRecord, ...]:
+    """Return the studies that meet all given conditions, newest first; `archived` adds the archived ones.
+
+    `model_name` matches any part of the stored one, in any case.
+    """
     query = select(STUDY).order_by(STUDY.c.started.desc(), STUDY.c.id).limit(limit)
     if not archived:
         query = query.where(STUDY.c.archived.is_(None))
@@ -125,6 +144,7 @@ def is_of_model(name: str) -> ColumnElement[bool]:
 
 
 def find(connection: Connection, name: str) -> StudyRecord:
+    """Return the study whose name or id begins with `name`. Raise UnknownRecord and AmbiguousId."""
     named = or_(STUDY.c.name.istartswith(name, autoescape=True), STUDY.c.id.startswith(name.lower(), autoescape=True))
     found = _records(connection, select(STUDY).where(named).order_by(STUDY.c.name).limit(_SHOWN))
     if not found:
@@ -160,6 +180,7 @@ def conclude(connection: Connection, study_id: str, calibration_state: str, agen
 
 
 def calibration_state(connection: Connection, workload: Workload) -> str | None:
+    """Return the calibration state of the last finished study with this model family, dtype and kind of device."""
     like = {"family": workload.model.family, "dtype": workload.model.dtype}
     query = select(STUDY.c.calibration_state).select_from(STUDY.join(WORKLOAD).join(HARDWARE).join(MODEL))
     for table, values in ((MODEL, like), (HARDWARE, workload.hardware.kind)):
@@ -175,10 +196,14 @@ def start_trial(
     study_id: str,
     plan: Plan,
     role: str,
-    parameters: Mapping[str, object],
+    parameters: Mapping[str, object] = MappingProxyType({}),
     *,
-    agent_id: str | None,
+    agent_id: str | None = None,
 ) -> RunningTrial:
+    """Start a trial with the next number of the study, also while other processes start trials of it.
+
+    Raise Superseded if the agent has ended.
+    """
     rows.get(connection, STUDY, study_id, lock=True)  # so that no two trials take the same number
     agents.check(connection, agent_id)
     highest = connection.scalar(select(func.max(TRIAL.c.number)).where(TRIAL.c.study_id == study_id))
@@ -211,6 +236,10 @@ def is_taken(connection: Connection, study_id: str, plan: Plan, known: int) -> b
 
 
 def finish_trial(connection: Connection, result: TrialResult) -> None:
+    """Store a result, also of an abandoned trial. It never changes; storing the same one again has no effect.
+
+    Raise AlreadyFinished if the trial has a different result.
+    """
     row = rows.get(connection, TRIAL, result.trial_id, lock=True)
     # Read after the wait for the lock: PostgreSQL then reads the locked row anew, but no row that is joined with it.
     (stored,) = whole_trials(connection, rows.whole(TRIAL).where(TRIAL.c.id == result.trial_id))
@@ -226,36 +255,50 @@ def finish_trial(connection: Connection, result: TrialResult) -> None:
 
 
 def abandon_trial(connection: Connection, trial_id: str) -> None:
+    """Mark a running trial, whose process is gone, as abandoned; a finished trial stays finished."""
     row = rows.get(connection, TRIAL, trial_id, lock=True)
     if row["status"] == RUNNING:
         rows.change(connection, TRIAL, trial_id, status=ABANDONED, finished=datetime.now(UTC))
 
 
 def running(connection: Connection) -> tuple[RunningTrial, ...]:
+    """Return the running trials of all studies, in order of start."""
     query = rows.whole(TRIAL).where(TRIAL.c.status == RUNNING).order_by(TRIAL.c.started, TRIAL.c.number)
     return tuple(trial for trial in _readable(connection, query) if isinstance(trial, RunningTrial))
 
 
 def trials(
-    connection: Connection, study_id: str, known: Collection[str] = ()
+    connection: Connection, study_id: str, *, known: Collection[str] = ()
 ) -> tuple[RunningTrial | AbandonedTrial | FinishedTrial, ...]:
-    """Return the trials of the study in order of number, but those of `known` ids."""
+    """Return the trials of the study but those whose ids are `known`, in order of number.
+
+    Empty for an unknown study.
+    """
     query = rows.whole(TRIAL).where(TRIAL.c.study_id == study_id, TRIAL.c.id.not_in(known)).order_by(TRIAL.c.number)
     return tuple(_readable(connection, query))
 
 
-def summaries(connection: Connection, study_ids: Collection[str]) -> tuple[TrialSummary, ...]:
+def summaries(connection: Connection, *study_ids: str) -> tuple[TrialSummary, ...]:
+    """Return summaries of the finished trials of all these studies, oldest first."""
     query = select(TRIAL.c.id, *codec.SUMMARY.values()).join(OUTCOME).where(TRIAL.c.study_id.in_(study_ids))
     found = connection.execute(query.order_by(TRIAL.c.finished, TRIAL.c.id)).mappings()
     return tuple(rows.readable(TRIAL, found, codec.summary))
 
 
 def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
+    """Return the finished trials of all studies on exactly this workload, oldest first: they need no second run.
+
+    Those of studies that were imported or archived are left out.
+    """
     query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
     return _finished(connection, query.where(STUDY.c.workload_fingerprint == workload_fingerprint, *_COUNTING))
 
 
 def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:
+    """Return the finished trials, oldest first, whose measurements are informative for this workload.
+
+    Only the name of the model, the number of devices, the rest of the machine and the memory limit may differ.
+    """
     model = codec.columns(workload.model)
     del model["name"]
     settings = {

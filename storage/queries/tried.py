@@ -20,7 +20,14 @@ from trials.workload import Workload
 _SHOWN = 5
 
 
-def find(connection: Connection, id_prefix: str, now: Workload | None, study_id: str | None) -> TriedPlan:
+def find(
+    connection: Connection, id_prefix: str, now: Workload | None = None, *, study_id: str | None = None
+) -> TriedPlan:
+    """Return the tried plan whose id begins with `id_prefix`, with its record in one study: `study_id` if given.
+
+    Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
+    studies to imported ones, then the newest. Raise UnknownPlan, with the nearest ids, and AmbiguousId.
+    """
     plan = rows.get(connection, PLAN, _id(connection, id_prefix))
     query = _studies(plan["id"])
     found = connection.execute(query if study_id is None else query.where(STUDY.c.id == study_id)).mappings().all()
@@ -45,7 +52,10 @@ def find(connection: Connection, id_prefix: str, now: Workload | None, study_id:
 
 
 def subject(connection: Connection, name: str) -> Subject:
-    """Return the only study or tried plan that begins with `name`. Raise UnknownRecord and AmbiguousId."""
+    """Return the study whose name or id, or the tried plan whose id, begins with `name`.
+
+    Raise UnknownRecord and AmbiguousId.
+    """
     plan, study = None, None
     with suppress(UnknownPlan):
         plan = _id(connection, name)

@@ -21,6 +21,7 @@ from trials.workload import Software, Workload
 
 
 def add(connection: Connection, workload: Workload) -> str:
+    """Store the workload unless it is stored already, and return its fingerprint."""
     # Always in this order, so that two processes that add the same values cannot deadlock.
     for table, value in ((HARDWARE, workload.hardware), (MODEL, workload.model), (DATA_PROFILE, workload.data)):
         rows.ensure(connection, table, {"fingerprint": value.fingerprint, **codec.columns(value)})
@@ -32,8 +33,15 @@ def get(connection: Connection, fingerprint: str) -> Workload:
     return codec.workload(rows.get(connection, WORKLOAD, fingerprint))
 
 
-def layer_profile(connection: Connection, hardware: str, model: str, software: Software) -> LayerProfile | None:
-    key = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
+def layer_profile(
+    connection: Connection, hardware_fingerprint: str, model_fingerprint: str, software: Software
+) -> LayerProfile | None:
+    """Return the profile of exactly this hardware, model and software, or None."""
+    key = {
+        "hardware_fingerprint": hardware_fingerprint,
+        "model_fingerprint": model_fingerprint,
+        **codec.columns(software),
+    }
     query = _layer_profiles().where(*(LAYER_PROFILE.c[name] == value for name, value in key.items()))
     found = connection.execute(query).mappings().one_or_none()
     if found is None:
@@ -42,17 +50,25 @@ def layer_profile(connection: Connection, hardware: str, model: str, software: S
     return None if connection.scalar(select(exists().where(imported))) else codec.layer_profile(found)
 
 
-def layer_profiles(connection: Connection, hardware_name: str | None) -> tuple[LayerProfile, ...]:
+def layer_profiles(connection: Connection, *, hardware_name: str | None = None) -> tuple[LayerProfile, ...]:
+    """Return the profiles, newest first, optionally only those whose device name contains `hardware_name`."""
     query = _layer_profiles().order_by(LAYER_PROFILE.c.created.desc(), LAYER_PROFILE.c.hardware_fingerprint)
     if hardware_name is not None:
         query = query.where(HARDWARE.c.device_name.icontains(hardware_name, autoescape=True))
     return tuple(rows.readable(LAYER_PROFILE, connection.execute(query).mappings(), codec.layer_profile))
 
 
-def save_layer_profile(connection: Connection, hardware: str, model: str, software: Software, document: str) -> None:
-    for table, part in ((HARDWARE, hardware), (MODEL, model)):
+def save_layer_profile(
+    connection: Connection, hardware_fingerprint: str, model_fingerprint: str, software: Software, document: str
+) -> None:
+    """Store a JSON text, replacing an earlier one. Hardware and model must belong to a stored workload."""
+    for table, part in ((HARDWARE, hardware_fingerprint), (MODEL, model_fingerprint)):
         rows.get(connection, table, part)
-    row = {"hardware_fingerprint": hardware, "model_fingerprint": model, **codec.columns(software)}
+    row = {
+        "hardware_fingerprint": hardware_fingerprint,
+        "model_fingerprint": model_fingerprint,
+        **codec.columns(software),
+    }
     measured = {"created": datetime.now(UTC), "document": document}
     rows.ensure(connection, LAYER_PROFILE, row | measured)
     key = tuple(row[column.name] for column in LAYER_PROFILE.primary_key)
@@ -60,13 +76,15 @@ def save_layer_profile(connection: Connection, hardware: str, model: str, softwa
     connection.execute(delete(PROVENANCE).where(provenance.is_of(LAYER_PROFILE, key)))  # measured anew here
 
 
-def compile_decisions(connection: Connection, workload: str) -> tuple[CompileDecision, ...]:
-    query = select(COMPILE_DECISION).where(COMPILE_DECISION.c.workload_fingerprint == workload)
+def compile_decisions(connection: Connection, workload_fingerprint: str) -> tuple[CompileDecision, ...]:
+    """Return the decisions for trainings on a workload with layers as they are, newest first."""
+    query = select(COMPILE_DECISION).where(COMPILE_DECISION.c.workload_fingerprint == workload_fingerprint)
     found = connection.execute(query.order_by(COMPILE_DECISION.c.decided.desc())).mappings()
     return tuple(rows.readable(COMPILE_DECISION, found, codec.compile_decision))
 
 
-def keep_compile_decision(connection: Connection, decision: CompileDecision, *, anew: bool) -> CompileDecision:
+def keep_compile_decision(connection: Connection, decision: CompileDecision, *, anew: bool = False) -> CompileDecision:
+    """Store the decision, and return it. Where one is stored for this length, that stays, unless `anew`."""
     rows.get(connection, WORKLOAD, decision.workload_fingerprint)
     key, values = (decision.workload_fingerprint, decision.steps), codec.columns(decision)
     rows.ensure(connection, COMPILE_DECISION, values)

@@ -119,7 +119,7 @@ def test_of_agents_that_claim_a_plan_one_gets_it(store: Store) -> None:
 
     def claim(agent_id: str) -> list[str]:
         gate.wait(timeout=30)
-        found = (store.claim_trial(study, packed_plan(qv), "predicted", {}, agent_id) for qv in range(6))
+        found = (store.claim_trial(study, packed_plan(qv), "predicted", {}, agent_id=agent_id) for qv in range(6))
         return [trial.id for trial in found if trial is not None]
 
     with ThreadPoolExecutor(4) as threads:
@@ -134,26 +134,26 @@ def test_of_agents_that_claim_a_plan_one_gets_it(store: Store) -> None:
 @pytest.mark.parametrize("ends", ["finished", "running"])
 def test_a_plan_that_was_tried_cannot_be_claimed_until_its_trial_is_given_up(store: Store, ends: str) -> None:
     study, agent = new_study(store), store.add_agent(ELSEWHERE, "1 1").id
-    trial = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent)
+    trial = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent)
     assert trial is not None
     if ends == "finished":
         store.finish_trial(result_of(trial.id))
-    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent) is None
+    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent) is None
     store.abandon_trial(trial.id)
-    again = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent)
+    again = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent)
     assert (again is None) == (ends == "finished")
 
 
 def test_a_plan_is_claimed_again_by_an_agent_that_knows_how_often_it_was_tried(store: Store) -> None:
     study, agent = new_study(store), store.add_agent(ELSEWHERE, "1 1").id
-    first = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent)
+    first = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent)
     assert first is not None
-    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1) is None
+    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent, finished=1) is None
     store.finish_trial(result_of(first.id))
-    second = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1)
+    second = store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent, finished=1)
     assert second is not None
     store.finish_trial(result_of(second.id))
-    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent, finished=1) is None
+    assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent, finished=1) is None
 
 
 def test_agents_that_begin_the_same_search_at_once_join_one_study(store: Store) -> None:

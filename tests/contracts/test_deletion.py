@@ -116,9 +116,9 @@ def test_all_studies_are_deleted_or_none(store: Store) -> None:
 def test_an_agent_that_has_joined_a_study_keeps_it_before_its_first_trial(store: Store) -> None:
     agent = store.add_agent("host-7 boot", "77 5").id
     fingerprint = store.add_workload(WORKLOAD)
-    study = store.join_study(fingerprint, {}, 0, lambda _: True, agent)
+    study = store.join_study(fingerprint, {}, 0, lambda _: True, agent_id=agent)
     other = store.add_agent("host-8 boot", "78 5").id
-    assert store.join_study(fingerprint, {}, 0, lambda _: True, other) == study
+    assert store.join_study(fingerprint, {}, 0, lambda _: True, agent_id=other) == study
     store.end_agent(agent)
     for refused in (store.delete_studies, store.archive_studies):
         with pytest.raises(StudyInUse, match="process 78 on host-8 searches"):
@@ -199,7 +199,7 @@ def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: 
         with open_store(database_url) as own:
             for _ in range(12):
                 agent = own.add_agent("a host", f"{number} 1").id
-                study = own.join_study(fingerprint, {}, 0, lambda study: study.finished is None, agent).id
+                study = own.join_study(fingerprint, {}, 0, lambda study: study.finished is None, agent_id=agent).id
                 for _ in range(2):
                     trial = own.start_trial(study, packed_plan(dice.randrange(4)), "sampled", agent_id=agent)
                     own.finish_trial(result_of(trial.id))

@@ -83,7 +83,7 @@ def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
     with pytest.raises(Superseded, match="Run the command again"):
         store.start_trial(study, PADDED_PLAN, "confirm", agent_id=one)
     with pytest.raises(Superseded):
-        store.claim_trial(study, packed_plan(), "sampled", {}, one)
+        store.claim_trial(study, packed_plan(), "sampled", {}, agent_id=one)
     with pytest.raises(Superseded):
         store.take_resources(one, ["GPU-c"])
     assert store.running_trials() == (running,)

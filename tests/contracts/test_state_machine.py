@@ -150,10 +150,10 @@ class StoreMachine(RuleBasedStateMachine):
         )
         try:
             if claims and agent is not None:
-                trial = self.store.claim_trial(study, plan, "sampled", {"a": 1}, agent)
+                trial = self.store.claim_trial(study, plan, "sampled", {"a": 1}, agent_id=agent)
                 assert (trial is None) == is_taken
             else:
-                trial = self.store.start_trial(study, plan, "sampled", {"a": 1}, agent)
+                trial = self.store.start_trial(study, plan, "sampled", {"a": 1}, agent_id=agent)
         except Superseded:
             assert agent is not None
             assert not self.agents[agent]

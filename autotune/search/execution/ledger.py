@@ -136,13 +136,13 @@ class StudyLedger(KnownTrials):
         return [*self._known, *(trial for trial in self.trials if self.is_left(trial.agent_id))]
 
     def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial | None:
-        wanted = self._study.id, plan, str(role), parameters, self._agent.id
+        wanted = self._study.id, plan, str(role), parameters
         trial: RunningTrial | None = None
         if role in REPEATS:
-            trial = self._store.start_trial(*wanted)
+            trial = self._store.start_trial(*wanted, agent_id=self._agent.id)
         elif self.answer(plan) is None:
             known = sum(trial.plan == plan for trial in self.trials)
-            trial = self._store.claim_trial(*wanted, finished=known)
+            trial = self._store.claim_trial(*wanted, agent_id=self._agent.id, finished=known)
         self.open += (trial,) if trial else ()
         return trial
 

@@ -229,6 +229,13 @@ def test_what_cannot_be_trained_here_is_refused(script: str, message: str) -> No
     assert not Path("job.yaml").exists()
 
 
+def test_checkpoints_are_not_said_to_be_kept_where_none_are_written() -> None:
+    kept = "The configuration keeps all checkpoints"
+    without_limit = SERIES.replace("--save_total_limit 10", "")
+    assert kept in converted(without_limit)[1]
+    assert kept not in converted(without_limit.replace('--save_strategy "steps"', "--save_strategy no"))[1]
+
+
 def axolotl(content: str) -> tuple[Job, str]:
     return converted(content, "lora.yaml")
 

@@ -2,13 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.plan_text import trial_line
-from autotune.results.study_report import Known, best_text, plans_text
-from storage.records import Baseline, BestPlan
+from autotune.plan_text import plan_text, trial_line
+from autotune.results.study_report import Known, Listed, best_text, plans_text, studies_text
+from storage.annotation import Annotation
+from storage.records import Baseline, BestPlan, StudyRecord
 from storage.validity import Validity, Verdict
 from tests.values.search import completed
-from tests.values.storage import PADDED_PLAN, best_of, changed
+from tests.values.storage import NOON, PADDED_PLAN, WORKLOAD, best_of, changed, packed_plan
 from trials.outcome import Completed
+from trials.plan import MOST_UNITS
 
 
 def best(**fields: object) -> BestPlan:
@@ -37,9 +39,39 @@ def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why()
         gain_error=0.0,
     )
     text = "in its own runs this baseline is, and no search ends below a baseline"
-    assert text in best_text(best(baselines=(own,), confidence=0.14))
-    assert text not in best_text(best(baselines=(own,), confidence=0.6))
-    assert text not in best_text(best(confidence=0.14))
+    other, third = PADDED_PLAN.id, "0" * 16
+    for ties, named in (((other,), other), ((other, third), f"One of {other}, {third}")):
+        said = best_text(best(baselines=(own,), confidence=0.14, ties=ties))
+        assert f"{named} is more probably the fastest, but {text}" in said
+    assert text not in best_text(best(baselines=(own,), confidence=0.14, ties=()))
+    assert text not in best_text(best(baselines=(own,), confidence=0.6, ties=(other,)))
+    assert text not in best_text(best(confidence=0.14, ties=(other,)))
+
+
+def test_a_capacity_that_stands_for_none_is_shown_as_such() -> None:
+    plan = packed_plan(MOST_UNITS)
+    assert "packs of Qv unlimited, Qt 4096" in plan_text(plan)
+
+
+def listed(study_id: str, memory: int) -> Listed:
+    work = replace(WORKLOAD, memory_limit_bytes=memory)
+    record = StudyRecord(
+        id=study_id,
+        workload_fingerprint=work.fingerprint,
+        started=NOON,
+        finished=None,
+        name=f"a-{study_id}",
+        settings={},
+        seed=0,
+    )
+    return Listed(study=record, work=work, best=None, annotation=Annotation())
+
+
+def test_studies_of_different_jobs_are_told_apart() -> None:
+    text = studies_text([listed("1" * 32, 200 << 20), listed("2" * 32, 300 << 20)], 2)
+    assert "limit 200 MiB" in text
+    assert "limit 300 MiB" in text
+    assert "limit" not in studies_text([listed("1" * 32, 200 << 20), listed("2" * 32, 200 << 20)], 2)
 
 
 def test_a_winner_without_a_rival_claims_nothing() -> None:

@@ -202,7 +202,7 @@ def test_what_a_dead_agent_left_is_run_by_the_other(bench: Bench) -> None:
     study = bench.study()
     gone = bench.store.add_agent("another host", "1 1")
     plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
-    left = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, gone.id)
+    left = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, agent_id=gone.id)
     bench.store.end_agent(gone.id)
     assert left is not None
     bench.remembers = False
@@ -226,7 +226,7 @@ def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench
         packing = trial.plan.packing
         assert isinstance(packing, Packed)
         plan = replace(trial.plan, packing=replace(packing, qt=packing.qt + 1))
-        begun = bench.store.claim_trial(study.id, plan, Role.SAMPLED, {}, other.id)
+        begun = bench.store.claim_trial(study.id, plan, Role.SAMPLED, {}, agent_id=other.id)
         assert begun is not None
         left.append(begun)
         bench.store.end_agent(other.id)
@@ -244,7 +244,7 @@ def test_a_plan_that_a_living_agent_runs_is_left_to_it(bench: Bench) -> None:
     study = bench.study()
     other = bench.store.add_agent("another host", "1 1")
     plan = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=3).trials[0].plan
-    theirs = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, other.id)
+    theirs = bench.store.claim_trial(study.id, plan, Role.PREDICTED, {}, agent_id=other.id)
     assert theirs is not None
 
     bench.remembers = False
