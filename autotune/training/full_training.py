@@ -122,8 +122,7 @@ def launch(
     request = prepared.request(plan, Training(output=output, max_steps=max_steps, window_steps=window_steps))
     with held(output):
         instead_of = plan_to_replace(prepared, plan) if changes_plan else None
-        if instead_of is None:
-            check_steps(prepared, plan)
+        check_steps(prepared, instead_of or plan)  # those of the plan with which it was trained until now
         # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
         # another plan have other batches.
         lines = list(read_lines(output / PROGRESS_FILE))

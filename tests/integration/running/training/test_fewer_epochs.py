@@ -1,5 +1,6 @@
 """Jobs with fewer steps than the training in their output folder has been trained."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune.job_file import load_job
@@ -7,13 +8,14 @@ from autotune.workload import look_at, read_data
 from tests.programs.users import JobFile, refusal
 from tests.values.training import plan_of
 from trials import wire
+from trials.plan import Plan
 from trials.tasks.request import Training
 from trials.tasks.training.output import RECORD_FILE, TrainingState, open_output
 from trials.tasks.training.settings import training_settings
 
 
 def test_fewer_epochs_than_are_trained_are_refused_before_ranks_start_and_are_not_recorded(
-    job: JobFile, tmp_path: Path
+    job: JobFile, tmp_path: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
     job.spoil(training__epochs=8)
     read = load_job(job.path)
@@ -27,8 +29,9 @@ def test_fewer_epochs_than_are_trained_are_refused_before_ranks_start_and_are_no
     (checkpoint / "state.json").write_text(wire.encode(state))
     before = (job.output / RECORD_FILE).read_bytes()
     job.spoil(training__epochs=2)
-    for how in ([], ["--dry-run"]):
-        code, reported = refusal("launch", job.path, "--plan", plan.id, *how)
+    own, other = ("--plan", plan.id), ("--resume-with", plan_file(plan_of("10+0", "2+8", packing=plan.packing)))
+    for how in (own, (*own, "--dry-run"), other):
+        code, reported = refusal("launch", job.path, *how)
         assert code == 2
         assert "has checkpoints beyond the" in reported
         assert "of training.epochs: 2; raise it, or name another training.output" in reported
