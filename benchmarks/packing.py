@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.packing.paper_model import paper_weights
+from autotune.packing.material import paper_weights
 from benchmarks.cases.lengths import CAPACITIES, generated, index_of
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference

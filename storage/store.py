@@ -9,6 +9,7 @@ from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
 from storage.housekeeping import Housekeeping
 from storage.nearness import Fields
 from storage.queries import agents as agent_queries
+from storage.queries import launches as launch_queries
 from storage.queries import plans as plan_queries
 from storage.queries import studies as study_queries
 from storage.queries import tried as tried_queries
@@ -18,7 +19,6 @@ from storage.records import (
     BestPlan,
     RunningTrial,
 )
-from storage.trainings import Trainings
 from storage.transactions import reading, writing
 from storage.upkeep import schema
 from trials.plan import Plan
@@ -41,7 +41,7 @@ def open_store(database_url: str | None = None, *, lock_timeout_seconds: float =
     return Store(database)
 
 
-class Store(Trainings, Housekeeping):
+class Store(Housekeeping):
     """Results of all studies in one database.
 
     Thread safety: threads may share a store, and processes its database; a forked child must open its own store.
@@ -189,3 +189,9 @@ class Store(Trainings, Housekeeping):
     last_winner = reading(plan_queries.last)
     winner = reading(plan_queries.of_study)
     find_plan = reading(tried_queries.find)
+
+    start_launch = writing(launch_queries.start)
+    add_window = writing(launch_queries.add_window)
+    finish_launch = writing(launch_queries.finish)
+    running_launches = reading(launch_queries.running)
+    launches = reading(launch_queries.of_plan)

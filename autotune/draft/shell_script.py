@@ -1,10 +1,10 @@
 """Commands of a shell script, with its variables replaced. Nothing is run."""
 
+import ast
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-
-from autotune.draft.shell_arithmetic import computed
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
@@ -272,3 +272,31 @@ def _holds(test: list[str]) -> bool | None:
                 case [left, "!=", right]:
                     return left != right
     return None
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+}
+_MOST_DIGITS = 12
+
+
+def computed(expression: str, variables: Mapping[str, str]) -> int | None:
+    """Return the value of an expression, with variables as `NAME`, `$NAME` or `${NAME}`; None for any other."""
+    names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression)
+    numbers = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0]) or name[0], names)
+    try:
+        return _value(ast.parse(numbers.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> int:
+    match node:
+        case ast.Constant(value=int(value)) if len(str(value)) <= _MOST_DIGITS:
+            return value
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left), _value(right))
+    raise ValueError("not arithmetic")

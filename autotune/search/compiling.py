@@ -1,20 +1,20 @@
 """The decision of `training.compile: auto`, by profiles of the layers both ways on the devices of the job."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from autotune.errors import NoFeasiblePlan, ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Note, start_events, unheard
 from autotune.search.compile_setting import (
     AUTO,
+    MARGIN,
     decisions_of,
     obstacle,
     setting_of,
     steps_of,
     with_compile,
 )
-from autotune.search.compile_trade import CompileTrade, only_compiled
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
@@ -24,6 +24,8 @@ from autotune.search.tuner import check_search
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.records import CompileDecision
+from trials.costs.coefficients import times
+from trials.costs.layer import LayerCost
 from trials.costs.layer_costs import LayerCosts
 from trials.model.refusals.compiling import check_compiler, missing_tool
 from trials.run.pool import WarmPool
@@ -138,3 +140,62 @@ def _epoch_seconds(prepared: Prepared, costs: LayerCosts) -> float | None:
     except NoFeasiblePlan:
         return None
     return min(predictor.plans_epoch_seconds(space.starts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTrade:
+    """Steps of the best plan with layers as they are and with compiled ones, and the cost of compiling."""
+
+    plain_step_seconds: float
+    compiled_step_seconds: float
+    error: float
+    """Share of the time by which the layers may be less fast than they were timed."""
+    compile_seconds: float
+    """Of the slowest rank, for layers of all kinds: all ranks wait for it."""
+    steps: int
+    """Of the whole training."""
+
+    @property
+    def repaid_steps(self) -> int | None:
+        """Steps in which compiling is repaid `MARGIN` times by what is clearly gained; None where nothing is."""
+        gain = (1 - self.error) * self.plain_step_seconds - self.compiled_step_seconds
+        return math.ceil(MARGIN * self.compile_seconds / gain) if gain > 0 else None
+
+    @property
+    def pays(self) -> bool:
+        return self.repaid_steps is not None and self.repaid_steps <= self.steps
+
+    @property
+    def reason(self) -> str:
+        """One line with the figures."""
+        ratio = self.compiled_step_seconds / self.plain_step_seconds
+        what = f"steps with compiled layers take {ratio:.2f} of the time, known to {self.error:.2f}"
+        if self.repaid_steps is None:
+            return f"{what}, which is no clear gain: not compiled"
+        return (
+            f"{what}; compiling takes {self.compile_seconds:.0f} s, repaid {MARGIN} times after "
+            f"{self.repaid_steps:,} steps; the training has {self.steps:,}: {'' if self.pays else 'not '}compiled"
+        )
+
+
+def only_compiled(plain: LayerCosts, compiled: LayerCosts) -> LayerCosts:
+    """Return the plain costs with layers that take their share of the time, and keep what compiled ones keep.
+
+    All else, such as exchanges, was timed for both by itself: its noise is no gain.
+    """
+    shares = {kind: share for kind, share, _ in compiled.compiled_shares}
+    layers = tuple((kind, _scaled(cost, compiled[kind], shares.get(kind))) for kind, cost in plain.layers)
+    return replace(plain, layers=layers, compile_seconds=compiled.compile_seconds)
+
+
+def _scaled(plain: LayerCost, compiled: LayerCost, share: float | None) -> LayerCost:
+    if share is None:
+        return plain
+    return replace(
+        compiled,
+        forward_seconds=times(plain.forward_seconds, share),
+        backward_seconds=times(plain.backward_seconds, share),
+        recompute_seconds=times(plain.recompute_seconds, share),
+        curve_sizes=plain.curve_sizes,
+        curve=plain.curve,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from autotune.machine.host import this_machine
+from autotune.machine.hardware import this_machine
 
 # As it is imported, DeepSpeed writes to stdout which accelerator it has found.
 logging.getLogger("DeepSpeed").disabled = True

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError, StatementError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from storage.database.filesystem import shared_filesystem
 from storage.database.url import masked, secrets, sqlite_path
 from storage.errors import DatabaseDamaged, DatabaseUnavailable, NotStorable, UnknownRecord
 from trials.errors import TrialsError
@@ -233,3 +233,17 @@ def explain(what: str, error: BaseException, hidden: tuple[str, ...] = ()) -> st
     words = (isinstance(error, OSError) and error.strerror) or re.sub('"[^"]*"', '""', reason)
     remedy = next((remedy for sign, remedy in _REMEDIES if sign in words.lower()), _OTHER_REMEDY)
     return f"cannot use {what}: {reason}; {remedy}"
+
+
+_SHARED = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "ocfs2", "gfs2", "pvfs2"}
+_SHARED_FUSE = ("sshfs", "glusterfs", "s3fs", "gcsfuse", "juicefs", "goofys", "rclone", "ceph", "lustre", "beegfs")
+
+
+def shared_filesystem(path: Path) -> str | None:
+    """Return the type of the network file system of the path, which need not exist yet; None for a local one."""
+    existing = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists()).resolve()
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if existing.is_relative_to(mount.mountpoint)]
+    # Of several at one place, such as an automount and what it mounted, the last one is seen.
+    kind = max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype.lower() if mounts else ""
+    is_shared = kind in _SHARED or (kind.startswith("fuse.") and kind.removeprefix("fuse.").startswith(_SHARED_FUSE))
+    return kind if is_shared else None

@@ -7,8 +7,8 @@ import pynvml
 import pytest
 
 from autotune.machine import device_problems, hardware
+from autotune.machine.device_problems import TorchBuild
 from autotune.machine.hardware import software
-from autotune.machine.torch_build import TorchBuild
 from tests.machines.simulated_nvml import simulate
 from tests.programs.users import JobFile, databases, refusal
 

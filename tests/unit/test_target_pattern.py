@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.draft.target_pattern import AdapterTargets, targets_of
+from autotune.draft.adapters import AdapterTargets, targets_of
 
 LANGUAGE = ("up_proj", "down_proj", "q_proj", "v_proj")
 

@@ -20,15 +20,21 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from trials import wire
 from trials.channels import Channel
+from trials.channels.folder import FolderChannel
 from trials.launchers.forked import ProcessState
+from trials.launchers.node_messages import AGENT, FILES, TOKEN
 from trials.machine.lifeline import end_with
-from trials.run.channel import open_channel
 from trials.run.worker import import_serve, keep_streams
+
+if TYPE_CHECKING:
+    from trials.channels.store import SignedStore
+
 
 _NOT_FOR_SERVER = (signal.SIGINT, signal.SIGTERM)
 """Signals that schedulers send to every process. The server outlives them, because its ranks end with it."""
@@ -138,6 +144,25 @@ def _lines(stdin: TextIO) -> Iterator[str]:
 
     threading.Thread(target=read, daemon=True).start()
     return iter(lines.get, None)
+
+
+def open_channel(line: str) -> Channel:
+    """Return the channel that the agent names in a line: a folder, or on a node a request in the agent's store."""
+    return FolderChannel(Path(line)) if AGENT not in os.environ else _store_channel(line)
+
+
+def _store_channel(name: str) -> Channel:
+    from trials.channels.store import StoreChannel  # noqa: PLC0415  # torch is imported by then
+
+    return StoreChannel(_store(), name, Path(os.environ[FILES]))
+
+
+@cache
+def _store() -> "SignedStore":
+    """Return this process's connection to the store of its agent."""
+    from trials.channels.store import join_store  # noqa: PLC0415
+
+    return join_store(os.environ[AGENT], os.environ[TOKEN])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The Optuna study of a search: what was tried, and what to try next. It can be rebuilt from the tables of trials."""
 
 import logging
+import math
+import statistics
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -12,9 +14,12 @@ from typing import Any
 import optuna
 from optuna.distributions import check_distribution_compatibility
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.pruners import BasePruner
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import TrialState
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
+from typing_extensions import override
 
 from autotune.errors import JobError
 from autotune.plan_text import plan_text
@@ -22,7 +27,6 @@ from autotune.search.execution.runner import StepCallback
 from autotune.search.roles import Role
 from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
-from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
@@ -227,3 +231,29 @@ class Proposals:
 def _local(time: datetime) -> datetime:
     """Return the time as Optuna stores it: local, without a zone."""
     return time.astimezone().replace(tzinfo=None)
+
+
+TO_BEAT = "to_beat_seconds"
+"""Attribute with what the best plan would take now: the values in the study may be from when the machine was faster."""
+_LEAST_STEPS = 2
+_CLEARLY = 3.0
+"""Standard errors by which a trial has to be worse."""
+_LEAST_ERROR = 0.03
+"""Least standard error of the mean, as a share, since few steps may agree by chance."""
+
+
+class ClearlyWorse(BasePruner):
+    """Pruner of trials whose intermediate values have a mean above the attribute TO_BEAT by 3 standard errors.
+
+    Each intermediate value is an estimate of the final one, from the ratio of one step to its prediction, so steps of
+    plans with other packs can be compared. A trial without the attribute is not pruned.
+    """
+
+    @override
+    def prune(self, study: Study, trial: FrozenTrial) -> bool:
+        estimates, to_beat = list(trial.intermediate_values.values()), trial.user_attrs.get(TO_BEAT)
+        if to_beat is None or len(estimates) < _LEAST_STEPS:
+            return False
+        mean = statistics.fmean(estimates)
+        error = max(statistics.stdev(estimates) / math.sqrt(len(estimates)), _LEAST_ERROR * mean)
+        return bool(mean - _CLEARLY * error > to_beat)

@@ -21,8 +21,7 @@ from autotune.cli.commands import pack
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
 from autotune.packing.balance import balanced
-from autotune.packing.material import PackOptions, read_material
-from autotune.packing.paper_model import paper_weights
+from autotune.packing.material import PackOptions, paper_weights, read_material
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.data import write_lengths, write_records

@@ -14,10 +14,16 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.errors import HardwareError
 from autotune.machine import device_problems, hardware
-from autotune.machine.device_problems import check_devices, findings, held_bytes, situation
-from autotune.machine.hardware import choose, default_memory_limit, probe_hardware, software
-from autotune.machine.host import Machine
-from autotune.machine.torch_build import TorchBuild, runs_on, torch_build
+from autotune.machine.device_problems import (
+    TorchBuild,
+    check_devices,
+    findings,
+    held_bytes,
+    runs_on,
+    situation,
+    torch_build,
+)
+from autotune.machine.hardware import Machine, choose, default_memory_limit, probe_hardware, software
 from storage.store import open_store
 from tests.machines.simulated_nvml import refuse, simulate
 

@@ -6,15 +6,18 @@ from hypothesis import strategies as st
 
 from autotune.errors import HardwareError
 from autotune.machine.hardware import (
+    Machine,
     choose,
+    cpu_name,
     default_memory_limit,
     default_workers,
     probe_hardware,
     software,
+    steady,
+    this_machine,
     usable,
     visible,
 )
-from autotune.machine.host import Machine, cpu_name, steady, this_machine
 from autotune.machine.nvml import Accelerator
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.report.lengths import drawn_index
+from autotune.report.simulation import drawn_index
 from tests.values import data as data_values
 from tests.values.search import INDEX
 from trials.data.index import profile

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.search.compile_setting import steps_of
-from autotune.search.compile_trade import CompileTrade, only_compiled
+from autotune.search.compiling import CompileTrade, only_compiled
 from tests.values.exchanges import averages
 from tests.values.search import COSTS, keeping, workload_of
 from trials.costs.coefficients import times

@@ -20,8 +20,8 @@ from trials.tasks.training.progress import (
     drop_steps_after,
     read_lines,
 )
-from trials.tasks.training.rank_clock import RankClock
 from trials.tasks.training.spread import Spread
+from trials.tasks.training.training import RankClock
 
 
 def test_foreign_and_torn_lines_of_the_progress_file_are_skipped(

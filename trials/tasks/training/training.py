@@ -14,6 +14,7 @@ from deepspeed import comm
 from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.job import TrainingSection
+from trials.plan import Layout
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, not_finite
@@ -30,8 +31,7 @@ from trials.tasks.training.output import (
     open_output,
     read_record,
 )
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
-from trials.tasks.training.rank_clock import RankClock
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, RankTimes, append_line
 from trials.tasks.training.schedule import Schedule, schedule_of
 from trials.tasks.training.settings import training_settings
 from trials.tasks.training.trained_model import check_writing, write_model
@@ -195,3 +195,33 @@ def run_steps(
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
+
+
+_DIGITS = 6
+"""Decimal places of the seconds."""
+
+
+class RankClock:
+    """Sums over the present window of a launch. The first step of the launch warms up, and does not count."""
+
+    def __init__(self, layout: Layout, window_steps: int) -> None:
+        self._stages = [layout.grid.coordinates(rank).stage for rank in range(layout.world_size)]
+        self._window_steps = window_steps
+        self._sums: torch.Tensor | None = None
+        self._steps = 0
+
+    def add(self, times: torch.Tensor, *, is_last: bool) -> RankTimes | None:
+        """Add a step, [ranks, 2]: seconds of loading and of passes. Return the means of a window that ends with it.
+
+        The last step of a launch, as before a stop, ends its window, which may be shorter than others.
+        """
+        if self._sums is None:
+            self._sums = torch.zeros_like(times, dtype=torch.float64)
+            return None
+        self._sums += times
+        self._steps += 1
+        if self._steps < self._window_steps and not is_last:
+            return None
+        loads, passes = (self._sums / self._steps).round(decimals=_DIGITS).T.tolist()
+        self._sums, self._steps = torch.zeros_like(self._sums), 0
+        return RankTimes.of(self._stages, loads, passes)

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import optuna
 import pytest
 
-from autotune.search.sampling.pruner import TO_BEAT, ClearlyWorse
+from autotune.search.sampling.proposals import TO_BEAT, ClearlyWorse
 
 
 def ends(steps: Sequence[float], to_beat: float | None = 100.0) -> bool:
