@@ -199,13 +199,13 @@ class Layout:
         return self.offload in (tower, "both")
 
     @property
-    def shares_gradients(self) -> bool:
-        """Whether data ranks hold gradients in shares (ZeRO 2 and 3), and so reduce them in each backward pass."""
+    def shards_gradients(self) -> bool:
+        """Whether data ranks hold gradients in shards (ZeRO 2 and 3), and so reduce them in each backward pass."""
         return self.zero >= 2 and self.data > 1
 
     @property
-    def shares_weights(self) -> bool:
-        """Whether data ranks hold weights in shares (ZeRO 3), and so gather them in each pass."""
+    def shards_weights(self) -> bool:
+        """Whether data ranks hold weights in shards (ZeRO 3), and so gather them in each pass."""
         return self.zero == 3 and self.data > 1
 
 

@@ -29,7 +29,7 @@ def tensor_degrees(costs: LayerCosts) -> tuple[int, ...]:
 
 def _knows(costs: LayerCosts, degree: int) -> bool:
     """Return whether layers that `degree` ranks hold together can be predicted."""
-    is_dealt = costs["language"].dealt_parameters > 0 and costs.compile_seconds is None
+    is_dealt = costs["language"].tensor_parallel_parameters > 0 and costs.compile_seconds is None
     timed = costs.is_of_one_rank or costs.exchange("tensor", degree, "language") is not None
     return degree == 1 or (is_dealt and timed)
 

@@ -4,7 +4,7 @@ from trials.plan import Layout, ZeroStage
 from trials.workload import ModelShape
 
 SHARDING: tuple[ZeroStage, ...] = (2, 3)
-"""ZeRO stages whose data ranks hold gradients, and with 3 weights too, in shares."""
+"""ZeRO stages whose data ranks hold gradients, and with 3 weights too, in shards."""
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""The ZeRO stage: what data ranks hold in shares."""
+"""The ZeRO stage: what data ranks hold in shards."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +18,7 @@ _BEFORE: dict[ZeroStage, ZeroStage] = {2: 1, 3: 2}
 
 
 class ZeroDimension(Dimension):
-    """Optimizer states (1), gradients (2) and weights (3) in shares (Rajbhandari et al. 2020)."""
+    """Optimizer states (1), gradients (2) and weights (3) in shards (Rajbhandari et al. 2020)."""
 
     pattern = r"-z(?P<zero>[0-3])"
 
@@ -48,14 +48,14 @@ class ZeroDimension(Dimension):
         is_timed = costs.exchange("scatter") is not None
         if layout.zero < 2 or (is_timed and (layout.zero == 2 or costs.compile_seconds is None)):
             return None
-        return f"what ranks exchange that hold gradients or weights in shares (ZeRO {layout.zero})"
+        return f"what ranks exchange that hold gradients or weights in shards (ZeRO {layout.zero})"
 
     @override
     def exchanges(
         self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
     ) -> Sequence[Exchange]:
         """Return what ZeRO 3 gathers and scatters in place of averages."""
-        if not layout.shares_weights:
+        if not layout.shards_weights:
             return others
         gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
         own = (each for each in (*gathers, costs.exchange("scatter", layout.data)) if each is not None)
@@ -84,7 +84,7 @@ def gathered_parameters(costs: LayerCosts, layout: Layout) -> list[int]:
 
     The backward pass of a kind goes on to the kinds before, for which its lingering weights stay.
     """
-    if not layout.shares_weights:
+    if not layout.shards_weights:
         return [0] * len(KINDS)
     layers = [costs[kind] for kind in KINDS]
     return [

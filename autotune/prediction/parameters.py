@@ -15,7 +15,7 @@ class Parameters:
         layers = [costs[kind] for kind in KINDS]
         self._every = np.array([layer.parameters for layer in layers])
         self._frozen = np.array([layer.frozen_parameters for layer in layers])
-        self._dealt = np.array([layer.dealt_parameters for layer in layers])
+        self._dealt = np.array([layer.tensor_parallel_parameters for layer in layers])
         self._tied = costs["head"].tied_parameters
 
     def held(self, parts: Parts, tensor: int = 1) -> Floats:

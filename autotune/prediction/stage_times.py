@@ -48,9 +48,9 @@ class StageTimes:
 
         With ZeRO 2 all data ranks exchange gradients in each backward pass, with ZeRO 3 weights in both passes.
         """
-        if layout.shares_gradients:
+        if layout.shards_gradients:
             every = np.full_like(sizes.degrees, layout.data)
-            return Sharing(degrees=every, forward=np.array([layout.shares_weights]), backward=np.array([True]))
+            return Sharing(degrees=every, forward=np.array([layout.shards_weights]), backward=np.array([True]))
         if len(np.unique(sizes.degrees)) == 1:
             return None
         layers = parts.layers[:, [PROJECTOR, LANGUAGE]] > 0
@@ -95,7 +95,7 @@ class StageTimes:
         tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both.
         """
         forward, backward = np.zeros((2, len(sizes), len(parts)))
-        in_pass = GRADIENT_BYTES * layout.shares_gradients * self._parameters.trained(parts, layout.tensor)
+        in_pass = GRADIENT_BYTES * layout.shards_gradients * self._parameters.trained(parts, layout.tensor)
         for degree in np.unique(degrees).tolist():
             charges = self._charges(layout, degree)
             if charges.are_in_passes:
@@ -125,7 +125,7 @@ class StageTimes:
         """
         parameters, charges = self._parameters.trained(parts, layout.tensor), self._charges(layout, 1)
         reduction = np.zeros(len(parts))
-        if not layout.shares_gradients:
+        if not layout.shards_gradients:
             reduction += parameters * GRADIENT_BYTES * charges.gradients
             if layout.bucket_bytes:
                 _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)

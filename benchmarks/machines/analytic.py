@@ -101,7 +101,7 @@ def analytic_costs(
 
     With `tensor_degree` 1, `sequence_degrees` are numbers of ranks of one node that may share packs, `tensor_degrees`
     numbers of ranks that may hold the language layers together as the engine does, and with `shares` above 1 that
-    number of data ranks may hold the weights in shares (ZeRO 3).
+    number of data ranks may hold the weights in shards (ZeRO 3).
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
@@ -113,7 +113,7 @@ def analytic_costs(
         ("vision_embedding", _vision_embedding(vision, share)),
         ("vision", _vision_layer(vision, share)),
         ("projector", _projector(vision, language, share)),
-        ("language", replace(layer, dealt_parameters=layer.parameters if tensor_degrees else 0)),
+        ("language", replace(layer, tensor_parallel_parameters=layer.parameters if tensor_degrees else 0)),
         ("head", replace(head, tied_parameters=head.parameters if language.tied else 0)),
     ]
     words = {"projector": language.vocabulary * language.hidden}
@@ -143,7 +143,7 @@ def analytic_costs(
 
 
 def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> Iterator[Exchange]:
-    """Yield what data ranks exchange that hold weights in shares: each receives all but its own, as in a ring."""
+    """Yield what data ranks exchange that hold weights in shards: each receives all but its own, as in a ring."""
     rate = (shares - 1) / shares / device.link_bytes_per_second
     for kind, layer in zip(KINDS, layers, strict=True):
         seconds = device.link_latency_seconds + rate * _ELEMENT_BYTES * layer.parameters

@@ -35,7 +35,7 @@ class LayerCost:
     """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
     frozen_parameters: int = 0
     """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
-    dealt_parameters: int = 0
+    tensor_parallel_parameters: int = 0
     """Those of `parameters` of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
     tied_parameters: int = 0
     """Those of the head's `parameters` that are the word embedding's too, which a stage with both ends holds once."""

@@ -19,7 +19,7 @@ def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype)
             "stage": layout.zero,
             "overlap_comm": False,
             "reduce_bucket_size": BUCKET,
-            **(SETTINGS if layout.shares_weights else {}),
+            **(SETTINGS if layout.shards_weights else {}),
         },
         # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
         # number of its terms. The bfloat16 gradient is released as soon as it is added.

@@ -55,9 +55,9 @@ def _linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def share_weights(weights: Iterable[nn.Parameter], config: Mapping[str, Any]) -> None:
-    """Leave this rank its share of these weights, whose values are those of rank 0; every rank must call it.
+    """Leave this rank its shard of these weights, whose values are those of rank 0; every rank must call it.
 
-    They stay the same objects, and are empty. DeepSpeed itself shares weights only when all of them are on the device.
+    They stay the same objects, and are empty. DeepSpeed itself shards weights only when all of them are on the device.
     """
     Init(module=nn.ParameterList(weights), config_dict_or_path=dict(config))
 

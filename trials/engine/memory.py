@@ -55,7 +55,7 @@ def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_
         return CudaMeter(device, memory_limit_bytes)
     parameters = list(stage.parameters())
     return SavedTensorMeter(
-        parameters, module_static_bytes(stage, layout), memory_limit_bytes, gathers=layout.shares_weights
+        parameters, module_static_bytes(stage, layout), memory_limit_bytes, gathers=layout.shards_weights
     )
 
 

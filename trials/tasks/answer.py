@@ -140,8 +140,8 @@ class ProfileReport:
     """Every pipeline x data of all ranks, from one stage on."""
     exchanges: tuple[ExchangeTiming, ...] = ()
     """Several sizes for each sequence and tensor degree that divides the ranks and is possible for the model; weights
-    and gradients that all ranks hold in shares; averages over the data ranks of each layout."""
-    dealt_parameters: int = 0
+    and gradients that all ranks hold in shards; averages over the data ranks of each layout."""
+    tensor_parallel_parameters: int = 0
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too."""

@@ -199,7 +199,7 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
         fill((path,), device)
         stage.keep_slices(path, tensor)
         draw_trained(stage.model, (path,), training)
-        if layout.shares_weights:
+        if layout.shards_weights:
             share_weights((weight for _, weight in parameters_at(stage.model, path)), settings)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()

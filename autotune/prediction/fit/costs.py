@@ -58,7 +58,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     of_layouts = zip(*(report.communications for report in reports), strict=True)
     communications = tuple(_communication(timings, of_node) for timings in of_layouts)
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
-    layers["language"] = replace(layers["language"], dealt_parameters=reports[0].dealt_parameters)
+    layers["language"] = replace(layers["language"], tensor_parallel_parameters=reports[0].tensor_parallel_parameters)
     layers["head"] = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
     for kind, gathered, lingering in reports[0].gathered_parameters:
         layers[kind] = replace(layers[kind], gathered_parameters=gathered, lingering_parameters=lingering)

@@ -165,8 +165,8 @@ class MeasuredTime:
 
         # Measured passes include exchanges. Where all data ranks exchange, each takes as long as the slowest one.
         layout = self._plan.layout
-        work = mean(seconds.forward + seconds.exchange, together=layout.shares_weights)
-        work += mean(seconds.shared_backward, together=layout.shares_gradients)
+        work = mean(seconds.forward + seconds.exchange, together=layout.shards_weights)
+        work += mean(seconds.shared_backward, together=layout.shards_gradients)
         return _Ranks(work=work, load=mean(seconds.load), optimizer=np.zeros_like(work))
 
 

@@ -244,10 +244,10 @@ class CalibratedPredictor:
             load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
             measured = [(load, stage.load_seconds)]
             # A rank waits for the others where all of them exchange.
-            if not plan.layout.shares_weights:
+            if not plan.layout.shards_weights:
                 measured.append((forward, stage.forward_seconds))
             # Averages during a pass take a part of the machine.
-            if not (plan.layout.shares_gradients or plan.layout.bucket_bytes):
+            if not (plan.layout.shards_gradients or plan.layout.bucket_bytes):
                 measured.append((backward, stage.backward_seconds))
             # The engine counts the reduction, and so the waiting for other ranks of the stage, as part of the update.
             if plan.layout.grid.of_stage == 1:

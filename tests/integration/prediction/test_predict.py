@@ -66,7 +66,7 @@ def test_a_plan_whose_layers_ranks_hold_together_is_predicted(
 ) -> None:
     parameters = profiled.costs["language"].parameters
     layers = tuple(
-        (kind, replace(cost, dealt_parameters=parameters // 2 if kind == "language" else 0))
+        (kind, replace(cost, tensor_parallel_parameters=parameters // 2 if kind == "language" else 0))
         for kind, cost in profiled.costs.layers
     )
     around = around_layers(2, (0, 1e-6, 0, 1e-4), (0, 1e-6, 0, 1e-4))
@@ -106,7 +106,7 @@ def test_a_plan_with_zero_3_is_predicted_once_the_profile_knows_what_is_gathered
     text = CliRunner().invoke(main, ["predict", *map(str, (*options, path, "--plan", plan_file(plans[1])))])
     assert "pipeline 1 x data 4, ZeRO 3" in text.stdout
     _, said = refusal("predict", *options, profile, "--plan", plan_file(plans[1]))
-    assert "no times of what ranks exchange that hold gradients or weights in shares (ZeRO 3)" in said
+    assert "no times of what ranks exchange that hold gradients or weights in shards (ZeRO 3)" in said
 
 
 def test_a_plan_whose_layers_offload_is_predicted_once_the_profile_knows_copies(

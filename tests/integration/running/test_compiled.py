@@ -100,7 +100,7 @@ def test_compiled_layers_have_the_losses_of_plain_ones_keep_less_and_leave_no_pr
 
 PLANS = {
     "recomputed": plan_of("4+2r2,1", data=2, zero=1),
-    "gradients in shares": plan_of("4+2r2,1", data=2, zero=2),
+    "gradients in shards": plan_of("4+2r2,1", data=2, zero=2),
     "pipeline": plan_of("3+0r2,0", "1+2"),
     "shared packs": plan_of("4+2", data=2, packing=replace(PACKED, sequence=2)),
 }

@@ -124,7 +124,7 @@ def test_exchanges_of_layers_that_two_ranks_hold_are_timed(costs: LayerCosts, pr
     skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
     (layer,) = skeleton.modules(skeleton.chain.language_layers[:1])
     norms = sum(parameter.numel() for name, parameter in layer.named_parameters() if "norm" in name)
-    assert costs["language"].dealt_parameters == costs["language"].parameters - norms
+    assert costs["language"].tensor_parallel_parameters == costs["language"].parameters - norms
 
 
 def gathering(costs: LayerCosts) -> float:
@@ -195,7 +195,7 @@ def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
         "exchanges of 2 ranks that share packs (1/16)",
         "exchanges of 2 ranks that hold layers together (1/16)",
         "gathering of language weights (1/",
-        "averaging of gradients that are kept in shares (1/256)",
+        "averaging of gradients that are kept in shards (1/256)",
         "update with ZeRO 0 (computed)",
         "update with ZeRO 1 (computed)",
     ):

@@ -133,7 +133,7 @@ def bytes_of(
     return stage.static, stage.expected
 
 
-def test_zero_2_shares_gradients_and_states_and_zero_3_weights_too() -> None:
+def test_zero_2_shards_gradients_and_states_and_zero_3_weights_too() -> None:
     static = [bytes_of(of_zero(zero))[0] for zero in (0, 1, 2, 3)]
     # float32 weights and gradients; two moments, or with ZeRO two moments and a copy of the weights.
     shares = (4 + 4 + 8, 4 + 4 + 12 / 2, 4 + 4 / 2 + 12 / 2, 4 / 2 + 4 / 2 + 12 / 2)
@@ -205,7 +205,7 @@ def gathering(costs: LayerCosts) -> list[float]:
 
 
 def scattering(costs: LayerCosts) -> float:
-    """Return the seconds of averaging a byte of gradients that ranks keep in shares."""
+    """Return the seconds of averaging a byte of gradients that ranks keep in shards."""
     (scatter,) = named(costs, "scatter")
     return scatter.seconds_per_byte[1]
 

@@ -44,7 +44,7 @@ def tensor_reports(latencies: tuple[float, ...], degrees: tuple[int, ...]) -> li
         replace(
             report,
             exchanges=tuple(timing(degree, *shape, latency) for degree in degrees for shape in SHAPES),
-            dealt_parameters=DEALT,
+            tensor_parallel_parameters=DEALT,
         )
         for report, latency in zip(reports_of(COSTS, 0.0, ranks=len(latencies)), latencies, strict=True)
     ]
@@ -56,7 +56,9 @@ def test_exchanges_take_what_the_last_rank_of_the_slowest_group_needs() -> None:
     for cost, latency in zip(costs.exchanges, (3e-4, 1e-4), strict=True):
         assert cost.forward_seconds == cost.recompute_seconds == pytest.approx((0, 2e-6, 0, latency))
         assert cost.backward_seconds == pytest.approx((0, 4e-6, 0, 2 * latency))
-    assert [costs[kind].dealt_parameters for kind in KINDS] == [DEALT * (kind == "language") for kind in KINDS]
+    assert [costs[kind].tensor_parallel_parameters for kind in KINDS] == [
+        DEALT * (kind == "language") for kind in KINDS
+    ]
     layout = Layout(pipeline=1, data=1, zero=0, tensor=8)
     assert untimed(costs, layout) is None
     assert costs.exchange("tensor", 8, "language") == costs.exchanges[1]
@@ -82,7 +84,8 @@ def test_a_profile_without_the_exchanges_predicts_no_such_plans() -> None:
 def test_cut_layers_take_their_part_of_the_work_and_the_bytes_and_exchange() -> None:
     language = COSTS["language"]
     layers = tuple(
-        (kind, replace(cost, dealt_parameters=DEALT) if kind == "language" else cost) for kind, cost in COSTS.layers
+        (kind, replace(cost, tensor_parallel_parameters=DEALT) if kind == "language" else cost)
+        for kind, cost in COSTS.layers
     )
     shared = Exchange(name="sequence", ranks=2, layer="language").held(language)
     assert shared == language

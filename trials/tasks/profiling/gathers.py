@@ -1,4 +1,4 @@
-"""Weights that data ranks hold in shares (ZeRO 3): the time of gathering a layer's, and of averaging gradients."""
+"""Weights that data ranks hold in shards (ZeRO 3): the time of gathering a layer's, and of averaging gradients."""
 
 import math
 import statistics
@@ -50,7 +50,7 @@ def gathered_parameters(
 
 
 def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
-    """Time averages of gradients of which each rank keeps its share; 0 s for a single rank."""
+    """Time averages of gradients of which each rank keeps its shard; 0 s for a single rank."""
     ranks = distributed.get_world_size()
     nothing = ExchangeTiming(name="scatter", ranks=ranks)
     if ranks == 1:
@@ -62,7 +62,7 @@ def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
         return begun_together(lambda: distributed.reduce_scatter_tensor(share, gradients), device)
 
     points = pace.points(
-        "averaging of gradients that are kept in shares",
+        "averaging of gradients that are kept in shards",
         ladder(_SCATTERED_BYTES, LEAST_BYTES),
         scatter,
         _REPEATS,
@@ -85,7 +85,7 @@ def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device:
 
 
 def _gather(groups: Sequence[Sequence[nn.Parameter]], part_of_each: float) -> None:
-    """Gather a part of each of the weights, of which each rank has a share, a message for each, as DeepSpeed does."""
+    """Gather a part of each of the weights, of which each rank has a shard, a message for each, as DeepSpeed does."""
     ranks = distributed.get_world_size()
     for group in groups:
         waiting = []

@@ -35,7 +35,7 @@ from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.slow_calls import time_slow_calls
-from trials.tasks.profiling.tensor import dealt_parameters, time_tensor
+from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tensor
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import ProbeSizes, Profile, Request
 
@@ -75,7 +75,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
             (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
             for kind, of_kind in parameters_of.items()
         ),
-        dealt_parameters=dealt_parameters(stage),
+        tensor_parallel_parameters=tensor_parallel_parameters(stage),
         # The layers are timed apart, so their stage is not tied.
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,

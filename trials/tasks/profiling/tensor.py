@@ -22,7 +22,7 @@ _BLOCKS = 2
 """Attention and MLP."""
 
 
-def dealt_parameters(stage: StageModule) -> int:
+def tensor_parallel_parameters(stage: StageModule) -> int:
     """Return how many parameters of a language layer tensor ranks hold in slices; 0 where it cannot be cut."""
     config, layer = stage.model.config, _layer(stage)
     if len(possible_tensor_degrees(config, [layer])) == 1:

@@ -33,7 +33,7 @@ class ExchangeRates:
     reduction: float
     """Seconds per byte of averaging gradients."""
     gathering: float
-    """Seconds per parameter of gathering weights of which each rank holds a share."""
+    """Seconds per parameter of gathering weights of which each rank holds a shard."""
 
 
 def time_updates(

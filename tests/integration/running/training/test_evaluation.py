@@ -38,7 +38,7 @@ PLANS = {
     "data, padded": plan_of("4+2r0,1", data=2, zero=1, packing=Padded(samples=3)),
     "packs shared": plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2)),
 }
-PLANS["weights in shares"] = plan_of("4+2r0,1", data=2, zero=3)
+PLANS["weights in shards"] = plan_of("4+2r0,1", data=2, zero=3)
 PLANS["layers cut"] = plan_of("4+2r0,1", tensor=2, zero=1)
 PLANS["levels"] = replace(
     plan_of("4+2r0,1", data=2),

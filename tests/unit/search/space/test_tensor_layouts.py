@@ -32,7 +32,7 @@ DEALT = 45_000
 def cut_costs(seconds: float, degrees: tuple[int, ...] = (2, 4)) -> LayerCosts:
     """Costs with exchanges of so many seconds for each pack and layer."""
     shared = sharing(seconds=0.0)
-    language = replace(COSTS["language"], dealt_parameters=DEALT)
+    language = replace(COSTS["language"], tensor_parallel_parameters=DEALT)
     layers = tuple((kind, language if kind == "language" else cost) for kind, cost in COSTS.layers)
     exchange = (0.0, 0.0, 0.0, seconds)
     around = (around_layers(each, exchange, exchange) for each in degrees)
