@@ -1,6 +1,6 @@
 """Seconds of packs on pipeline stages, and of what follows their passes in a step."""
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from trials.plan import Layout, Plan
 
 
 class StageTimes:
-    """Seconds of the passes of packs on stages, from layer costs. A layout whose exchanges are unknown is ValueError.
+    """Seconds of the passes of packs on stages, from layer costs.
 
-    Sizes of packs are [packs, 5]; `parts` are stages, and seconds [packs, stages].
+    Sizes of packs are [packs, 5]; `parts` are stages, and seconds [packs, stages]. Methods raise ValueError for a
+    layout whose exchanges the profile has not timed.
     """
 
     def __init__(self, costs: LayerCosts) -> None:
@@ -38,9 +39,10 @@ class StageTimes:
         self._curves, self._freeing = Curves(costs), Freeing(costs)
         self._outputs = in_columns(layer.output_bytes for layer in layers)
         self._parameters = Parameters(costs)
-        self._has_backward = np.array([layer.has_backward for layer in layers])
-        self._charges = lru_cache(maxsize=None)(
-            lambda layout, sequence: Charges.of(exchanges(costs, layout, sequence), layout, self._has_backward)
+        self._has_backward = has_backward = np.array([layer.has_backward for layer in layers])
+        # Without `self`, so that predictors, of which a search makes thousands, are freed at once.
+        self._charges = cache(
+            lambda layout, sequence: Charges.of(exchanges(costs, layout, sequence), layout, has_backward)
         )
 
     def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
