@@ -20,16 +20,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from benchmarks.cases import excerpts
+from benchmarks.cases.lengths import add_lengths
 from benchmarks.cases.solver import INTERN_LM2_20B, INTERN_VIT_6B
 from benchmarks.machines.analytic import LABEL
 from benchmarks.output.result import at_most, finish
-from benchmarks.packing import LENGTHS
 
 DEVICES = (4, 16, 64, 128, 4096)
 LONG = 8, 1_270_000
@@ -104,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--excerpts", action="store_true", help="compare plans of excerpts with those of whole epochs")
-    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="folder of length caches (*.json)")
+    add_lengths(parser)
     return parser.parse_args()
 
 

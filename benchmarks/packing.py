@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from autotune.packing.material import paper_weights
-from benchmarks.cases.lengths import CAPACITIES, generated, index_of
+from benchmarks.cases.lengths import CAPACITIES, add_lengths, generated, index_of
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.references import packers as reference
 from trials import plugins
@@ -42,7 +42,6 @@ from trials.data.packs import build_packs
 from trials.errors import DataError
 from trials.plan import Packed
 
-LENGTHS = Path(__file__).parents[2] / "shared" / "data" / "lengths"
 WEIGHTS = paper_weights()
 FULL = 0.9
 """Rows where at least this share of the packs meets the relaxation are held to the bars on dist ratios."""
@@ -319,7 +318,7 @@ def _in_turns(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="folder of length caches (%(default)s)")
+    add_lengths(parser)
     parser.add_argument("--qv", type=int, nargs="*", default=list(range(8, 19)))
     parser.add_argument("--qt", type=int, nargs="*", default=[4096, 6144, 8192])
     parser.add_argument("--sizes", type=int, nargs="*", default=[10_000, 100_000, SCALE_SAMPLES, 10_000_000])

@@ -1,5 +1,7 @@
 """Generated lengths of five kinds of data, in which samples differ as those of real ones do."""
 
+import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +21,18 @@ CAPACITIES: Mapping[str, tuple[int, int]] = {
 """(Qv, Qt) of the kinds of data that `generated` knows."""
 _TOKENS = 256
 """Of a vision unit."""
+
+
+def add_lengths(parser: argparse.ArgumentParser) -> None:
+    """Add the option for a folder of length caches, which `AUTOTUNE_TEST_LENGTHS` names by default."""
+    named = os.environ.get("AUTOTUNE_TEST_LENGTHS")
+    parser.add_argument(
+        "--lengths",
+        type=Path,
+        default=named and Path(named),
+        required=named is None,
+        help="folder of length caches (*.json); default: that of AUTOTUNE_TEST_LENGTHS",
+    )
 
 
 def generated(kind: str, count: int) -> DatasetIndex:
