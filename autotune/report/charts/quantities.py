@@ -3,6 +3,8 @@
 _KIBI, _MEBI, _GIBI = 1 << 10, 1 << 20, 1 << 30
 PLUS_MINUS = "\u00b1"
 TIMES = "\u00d7"
+_LEAST_SECONDS = 1e-9
+"""Shorter times are what rounding leaves of 0."""
 
 
 class Memory:
@@ -30,9 +32,10 @@ def bytes_text(amount: float) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Return a duration with a unit that leaves two to four digits."""
+    if abs(seconds) < _LEAST_SECONDS:
+        return "0 ms"
     if abs(seconds) < 1:
-        # z: no minus sign before what is rounded to 0.
-        return f"{seconds * 1e3:z.3g} ms"
+        return f"{seconds * 1e3:.3g} ms"
     if abs(seconds) < 3000:
         return f"{seconds:.4g} s"
     return f"{seconds / 60:.4g} min" if abs(seconds) < 36_000 else f"{seconds / 3600:,.4g} h"
