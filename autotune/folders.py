@@ -36,6 +36,11 @@ def architectures_folder() -> Path:
 
 def database_name(database_url: str | None) -> str:
     """Return the URL of a database for messages, and whether its file is not there yet."""
-    url = parse(default_url() if database_url is None else database_url)
-    path = sqlite_path(url)
-    return masked(url) if path is None or path.exists() else f"{masked(url)}, which is not there yet"
+    name = masked(parse(default_url() if database_url is None else database_url))
+    return name if database_is_there(database_url) else f"{name}, which is not there yet"
+
+
+def database_is_there(database_url: str | None) -> bool:
+    """Return whether a database has its file; True for a server."""
+    path = sqlite_path(parse(default_url() if database_url is None else database_url))
+    return path is None or path.exists()

@@ -14,7 +14,7 @@ from autotune.cli.agents import living, place, silent_minutes
 from autotune.cli.context import Options
 from autotune.cli.jobs import outline_of, survey
 from autotune.errors import HardwareError
-from autotune.folders import database_name, spool_folder, work_folder
+from autotune.folders import database_is_there, database_name, spool_folder, work_folder
 from autotune.machine import device_problems
 from autotune.machine.agent import has_died
 from autotune.machine.device_problems import Finding, memory_limit, situation
@@ -90,7 +90,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
             studies = store.studies(archived=True)
             database = {
                 "name": database_name(url),
-                "revision": store.revision,
+                "revision": store.revision if database_is_there(url) else None,
                 "studies": len(studies),
                 "unfinished_studies": sum(study.finished is None for study in studies),
                 "imported_studies": sum(study.imported_from is not None for study in studies),
@@ -354,8 +354,9 @@ def _text(hardware: str, database: _Part, of_job: Sequence[str], findings: list[
     ]
     if database:
         studies, plans = database["studies"], database["best_plans"]
+        tables = f", tables of revision {database['revision']}" if database["revision"] else ""
         lines.append(
-            f"Database  {database['name']}, tables of revision {database['revision']}: "
+            f"Database  {database['name']}{tables}: "
             f"{number_of(studies, 'study', 'studies')} ({database['unfinished_studies']} unfinished, "
             f"{database['imported_studies']} imported, {database['archived_studies']} archived), "
             f"{number_of(plans, 'best plan')}"

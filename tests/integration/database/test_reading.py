@@ -48,8 +48,10 @@ def test_a_new_user_knows_nothing_yet_and_gets_no_database(command: str, known: 
 
 def test_doctor_says_that_the_database_is_not_there_yet(home: Path) -> None:
     answer = CliRunner().invoke(main, ["doctor"])
-    assert (answer.exit_code, "autotune.db, which is not there yet" in answer.stdout) == (0, True)
+    assert (answer.exit_code, "autotune.db, which is not there yet: 0 studies" in answer.stdout) == (0, True)
     assert not databases(home)
+    assert CliRunner().invoke(main, ["db", "upgrade"]).exit_code == 0
+    assert "autotune.db, tables of revision 0100: 0 studies" in CliRunner().invoke(main, ["doctor"]).stdout
 
 
 def test_reading_makes_no_tables(database_url: str) -> None:
