@@ -47,6 +47,11 @@ class Housekeeping:
         with self.exclusive(), self._database.transaction(write=True) as connection:
             return deletion.delete_studies(connection, set(study_ids), gone)
 
+    def withdraw_study(self, study_id: str, agent_id: str) -> None:
+        """Delete a study whose search could not begin: it has no trials, and no other agent works on it."""
+        with self.exclusive(), self._database.transaction(write=True) as connection:
+            deletion.withdraw(connection, study_id, agent_id)
+
     def searches(self, study_ids: Collection[str]) -> tuple[Use, ...]:
         """Return the agents that have not ended and search in one of the studies."""
         with self._database.transaction() as connection:

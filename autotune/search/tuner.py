@@ -27,7 +27,7 @@ from autotune.workload import Prepared
 from storage.errors import DatabaseUnavailable, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
-from trials.errors import UnknownName
+from trials.errors import AutotuneError, UnknownName
 from trials.model.hub import published_name
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
@@ -80,17 +80,21 @@ class Tuner:
         known = () if is_fresh else self._store.answers(self._fingerprint)
         ledger = StudyLedger(self._store, self._bench.spool, study, self._agent, known)
         with self._rank_pools(study) as pools, database(self._store.optuna_url, self._store.exclusive()) as optuna:
-            search = assemble(
-                self._bench,
-                study,
-                ledger,
-                pools,
-                optuna,
-                current_plan=self._current_plan,
-                # Other trials of this workload say more than similar workloads, and began with what those say.
-                warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
-                listener=self._listener,
-            )
+            try:
+                search = assemble(
+                    self._bench,
+                    study,
+                    ledger,
+                    pools,
+                    optuna,
+                    current_plan=self._current_plan,
+                    # Other trials of this workload say more than similar workloads, and began with what those say.
+                    warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
+                    listener=self._listener,
+                )
+            except AutotuneError:  # such as NoFeasiblePlan: with other settings it is another study
+                self._store.withdraw_study(study.id, self._agent.id)
+                raise
             search.explore()
             if not self._leads(study):
                 return self._stored_winner(study)

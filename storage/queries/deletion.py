@@ -1,6 +1,7 @@
 """Deletion and archiving of studies."""
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ from sqlalchemy import (
 
 from storage.database import rows
 from storage.database.tables import (
+    AGENT,
     ATTEMPT,
     BEST_PLAN,
     DELETED,
@@ -81,6 +83,15 @@ def delete_studies(connection: Connection, ids: Collection[str], gone: Collectio
             if table in _LATE:
                 rows.add(connection, DELETED, [{"kind": table.name, "key": key, "deleted": now} for (key,) in part])
     return done
+
+
+def withdraw(connection: Connection, study_id: str, agent_id: str) -> None:
+    """Delete a study without trials, unless another agent than this one works on it."""
+    _hold(connection, [study_id])
+    if not _count(connection, _trials([study_id])):
+        rows.change(connection, AGENT, agent_id, study_id=None)
+        with suppress(StudyInUse):
+            delete_studies(connection, [study_id], ())
 
 
 def archive(connection: Connection, ids: Collection[str], gone: Collection[str]) -> None:

@@ -113,6 +113,17 @@ def test_all_studies_are_deleted_or_none(store: Store) -> None:
     assert store.studies() == ()
 
 
+def test_a_study_whose_search_could_not_begin_is_withdrawn_unless_it_has_trials_or_another_agent(store: Store) -> None:
+    agent, other = (store.add_agent("host-7 boot", f"{number} 5").id for number in (77, 78))
+    fingerprint = store.add_workload(WORKLOAD)
+    empty, tried, joined = (store.create_study(fingerprint, {}, 0, agent_id=agent).id for _ in range(3))
+    store.join_study(fingerprint, {}, 0, lambda study: study.id == joined, agent_id=other)
+    store.abandon_trial(store.start_trial(tried, OWN, "sampled", agent_id=agent).id)
+    for study in (empty, tried, joined):
+        store.withdraw_study(study, agent)
+    assert {study.id for study in store.studies()} == {tried, joined}
+
+
 def test_an_agent_that_has_joined_a_study_keeps_it_before_its_first_trial(store: Store) -> None:
     agent = store.add_agent("host-7 boot", "77 5").id
     fingerprint = store.add_workload(WORKLOAD)

@@ -146,6 +146,8 @@ def test_a_limit_below_the_leanest_plan_exits_with_3(tunings: Tunings, monkeypat
     assert " fits 1 MiB per rank: layouts " in message
     assert "; the leanest, p" in message
     assert "raise hardware.memory_limit" in message
+    with open_store() as store:
+        assert not [study for study in store.studies() if study.finished is None]
 
 
 @pytest.fixture
