@@ -145,7 +145,7 @@ def _plan_of(
     model = folder / folder_of(values["model.path"])
     if not model.is_dir():
         return Unclear(reasons=("without the folder of the model its layers are not known",))
-    from autotune.draft.present import plan_of  # imports torch
+    from autotune.draft.present_plan import plan_of  # imports torch
 
     try:
         return plan_of(present, str(model), values.get("model.dtype", _DTYPE), devices)

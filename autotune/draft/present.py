@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import torch
-
 from autotune.draft.arguments import Arguments
 from autotune.draft.given import Given, count, flag
 from autotune.errors import JobError
 from trials import strict_yaml
-from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import MOST_UNITS, SIMPLE_PACKER, Layout, Packed, Padded, Plan, Stage, ZeroStage
+from trials.plan import MOST_UNITS, SIMPLE_PACKER, Packed, Padded, ZeroStage
 from trials.strict_yaml import NotYaml
 from trials.units import number_of
 
@@ -186,26 +183,3 @@ def _beyond(given: Given) -> Iterator[str]:
 
 def _any(value: Any) -> Any:
     return value
-
-
-def plan_of(present: Present, model: str, dtype: str, devices: int) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan for a model folder and a number of devices, with remarks on where it differs from the settings.
-
-    Raise ModelError for a model that cannot be built.
-    """
-    chain = build_skeleton(load_config(model, trust_remote_code=False), getattr(torch, dtype)).chain
-    vision, language = len(chain.vision_layers), len(chain.language_layers)
-    plain: ZeroStage = 1 if dtype == "bfloat16" else 0
-    remarks = list(present.remarks)
-    zero = present.zero if devices > 1 else plain  # one device has nothing to share
-    if zero < plain:
-        zero = plain
-        remarks.append("without ZeRO there would be no float32 copy of bfloat16 weights here, so the plan has ZeRO 1")
-    stage = Stage(
-        vision=vision,
-        language=language,
-        recompute_vision=present.checkpoint_vision * vision,
-        recompute_language=present.checkpoint_language * language,
-    )
-    layout = Layout(pipeline=1, data=devices, zero=zero)
-    return Plan(packing=present.packing, layout=layout, stages=(stage,)), tuple(remarks)

@@ -23,8 +23,10 @@ class Charges:
     """Without recomputation; 0 for layers without a backward pass."""
     again: Floats
     """Seconds that recomputation adds; 0 for layers that offload in its place."""
-    gradients: float
-    """Seconds for each byte of gradients, in each backward pass or once in a step."""
+    in_pass: float
+    """Seconds for each byte of gradients in each backward pass (ZeRO 2 and 3)."""
+    in_step: float
+    """Seconds for each byte of gradients once in a step."""
     replicas: float
     """Seconds for each byte of gradients of weights that tensor ranks hold whole, once in a step."""
 
@@ -44,18 +46,19 @@ class Charges:
         passes[1:] *= has_backward[:, None]
         passes[2, [KINDS.index(tower) for tower in TOWERS if layout.offloads(tower)]] = 0
         forward, backward, again = passes
-        return cls(forward=forward, backward=backward, again=again, gradients=gradients, replicas=replicas)
+        in_pass, in_step = (gradients, 0.0) if layout.shards_gradients else (0.0, gradients)
+        return cls(forward=forward, backward=backward, again=again, in_pass=in_pass, in_step=in_step, replicas=replicas)
 
     @property
     def are_in_passes(self) -> bool:
         """Whether they may add to a pass."""
-        return bool(self.gradients or self.forward.any() or self.backward.any())
+        return bool(self.in_pass or self.forward.any() or self.backward.any())
 
     def seconds(self, parts: Parts, sizes: Floats, gradient_bytes: Floats) -> tuple[Floats, Floats]:
         """Return the seconds (forward, backward) of packs of `sizes` [packs, 5] on stages, [packs, stages] each.
 
-        `gradient_bytes` [stages] are those that ranks exchange in each backward pass.
+        `gradient_bytes` [stages] are those of the trained parameters of each stage.
         """
         sizes = sizes[:, WITHOUT_TARGETS]
         forward, backward = (sizes @ (parts.layers @ side).T for side in (self.forward, self.backward))
-        return forward, backward + sizes @ (parts.recomputed @ self.again).T + self.gradients * gradient_bytes
+        return forward, backward + sizes @ (parts.recomputed @ self.again).T + self.in_pass * gradient_bytes

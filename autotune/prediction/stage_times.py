@@ -97,12 +97,12 @@ class StageTimes:
         tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both.
         """
         forward, backward = np.zeros((2, len(sizes), len(parts)))
-        in_pass = GRADIENT_BYTES * layout.shards_gradients * self._parameters.trained(parts, layout.tensor)
+        gradient_bytes = GRADIENT_BYTES * self._parameters.trained(parts, layout.tensor)
         for degree in np.unique(degrees).tolist():
             charges = self._charges(layout, degree)
             if charges.are_in_passes:
                 packs = np.flatnonzero(degrees == degree)
-                forward[packs], backward[packs] = charges.seconds(parts, sizes[packs], in_pass)
+                forward[packs], backward[packs] = charges.seconds(parts, sizes[packs], gradient_bytes)
         return forward, backward
 
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
@@ -126,12 +126,10 @@ class StageTimes:
         ZeRO 2 and 3 reduce in each backward pass. With `bucket_bytes` a mean backward pass hides a share of it.
         """
         parameters, charges = self._parameters.trained(parts, layout.tensor), self._charges(layout, 1)
-        reduction = np.zeros(len(parts))
-        if not layout.shards_gradients:
-            reduction += parameters * GRADIENT_BYTES * charges.gradients
-            if layout.bucket_bytes:
-                _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
-                reduction -= hidden_share(self._costs, layout) * np.minimum(reduction, backward[0])
+        reduction = parameters * GRADIENT_BYTES * charges.in_step
+        if layout.bucket_bytes:
+            _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
+            reduction -= hidden_share(self._costs, layout) * np.minimum(reduction, backward[0])
         return UpdateSeconds(
             reduction=reduction + self._parameters.replicated(parts) * GRADIENT_BYTES * charges.replicas,
             optimizer=parameters * update_seconds_per_parameter(self._costs, layout),

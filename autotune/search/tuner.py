@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from autotune.dimensions.folds import check_named
@@ -24,7 +24,7 @@ from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
-from storage.errors import DatabaseUnavailable, Superseded
+from storage.errors import DatabaseUnavailable, StorageError, Superseded
 from storage.records import BestPlan, StudyRecord
 from trials import plugins, wire
 from trials.errors import AutotuneError, UnknownName
@@ -93,7 +93,8 @@ class Tuner:
                     listener=self._listener,
                 )
             except AutotuneError:  # such as NoFeasiblePlan: with other settings it is another study
-                self._store.withdraw_study(study.id, self._agent.id)
+                with suppress(StorageError):  # the reason why it could not begin says more
+                    self._store.withdraw_study(study.id, self._agent.id)
                 raise
             search.explore()
             if not self._leads(study):

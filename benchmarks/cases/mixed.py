@@ -11,6 +11,7 @@ from autotune.search.solver.solver import Solver
 from benchmarks.cases.lengths import index_of
 from benchmarks.cases.workloads import SimulatedWorkload
 from benchmarks.machines.analytic import A100, analytic_costs
+from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
@@ -82,8 +83,9 @@ class Mixed(SimulatedWorkload):
         costs = analytic_costs(self.vision, self.language, A100, self.tensor, degrees)
         if not self.published:
             return costs
-        slower = {"sequence": EXCHANGES, "gather": 0, "scatter": 0}  # gathers are hidden behind computation
-        return replace(costs, exchanges=tuple(each.times(slower.get(each.name, 1)) for each in costs.exchanges))
+        slower = (each.times(EXCHANGES if each.name == "sequence" else 1) for each in costs.exchanges)
+        hidden = Exchange.of_bytes("scatter", self.devices, 0.0, 0.0)  # behind computation, as are gathers
+        return replace(costs, exchanges=(*slower, hidden))
 
     @cached_property
     def weights(self) -> CostWeights:

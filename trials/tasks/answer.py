@@ -102,7 +102,7 @@ class CommunicationTiming:
 class ExchangeTiming:
     """An exchange on one rank for a pack of one size, while all ranks exchange: medians over the repeats.
 
-    What it is, and what its seconds are of where it is of no layer, is told by `trials.costs.exchange.Exchange`.
+    Fields have the meaning that they have in `trials.costs.exchange.Exchange`; without a `layer`, seconds are per byte.
     """
 
     name: ExchangeName

@@ -22,7 +22,7 @@ def fit_exchanges(reports: Sequence[ProfileReport], of_node: int) -> tuple[Excha
 
 
 def slowest_exchange(seconds: Sequence[float], ranks: int, of_node: int) -> float:
-    """Return the seconds of an exchange in groups of so many ranks, for those of all ranks.
+    """Return how long an exchange takes that groups of `ranks` ranks run at once; `seconds` are those of every rank.
 
     All begin together, and the last rank of a group waits for no other, so that its time is the least. On several nodes
     a rank behind the link between them receives more by it, and ends later than its neighbours on the node; the next

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -234,6 +236,11 @@ def test_checkpoints_are_not_said_to_be_kept_where_none_are_written() -> None:
     without_limit = SERIES.replace("--save_total_limit 10", "")
     assert kept in converted(without_limit)[1]
     assert kept not in converted(without_limit.replace('--save_strategy "steps"', "--save_strategy no"))[1]
+
+
+def test_a_configuration_is_read_without_torch() -> None:
+    heavy = "import sys, autotune.cli.init; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", heavy], check=False).returncode == 0
 
 
 def axolotl(content: str) -> tuple[Job, str]:

@@ -15,7 +15,6 @@ from tests.values.search import COSTS, predictor_of
 from tests.values.training import plan_of
 from trials import wire
 from trials.costs.coefficients import KINDS
-from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
 from trials.plan import Layout
@@ -82,13 +81,10 @@ def test_a_profile_without_the_exchanges_predicts_no_such_plans() -> None:
 
 
 def test_cut_layers_take_their_part_of_the_work_and_the_bytes_and_exchange() -> None:
-    language = COSTS["language"]
     layers = tuple(
         (kind, replace(cost, tensor_parallel_parameters=DEALT) if kind == "language" else cost)
         for kind, cost in COSTS.layers
     )
-    shared = Exchange(name="sequence", ranks=2, layer="language").held(language)
-    assert shared == language
     around = around_layers(2, (0, 1e-6, 0, 1e-4), (0, 3e-6, 0, 2e-4))
     predictor = predictor_of(exchanging(replace(COSTS, layers=layers), around))
     whole, halves = (plan_of("12+8r0,3", tensor=degree) for degree in (1, 2))
