@@ -93,6 +93,7 @@ class DeviceBusy(AutotuneError):
     """Other processes use the devices, so that measurements would not hold."""
 
 
+# 1 is Python's own for an exception, and 2 is click's for wrong usage; 3 to 6 are free in both.
 _FAILURE = 1
 _EXIT_CODES: dict[type[Exception], int] = {
     JobError: 2,

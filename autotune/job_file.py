@@ -19,6 +19,7 @@ from trials.job import Job, Source
 from trials.model.hub import folder_of
 from trials.strict_yaml import Document, Mistake, NotYaml, Place, dotted
 
+# A choice: `autotune init` writes some 4 KiB, and a far larger file is a data set that is given by mistake.
 _MOST_BYTES = 1 << 18
 _EXPECTED = {
     "bool_type": "true or false",

@@ -10,6 +10,7 @@ from trials.plan import Plan
 from trials.strict_yaml import NotYaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
+# A choice: a plan has some KiB, even with a hundred stages.
 _MOST_BYTES = 1 << 20
 _FORM = "a plan has the keys packing, layout and stages, as `autotune show PLAN --json` prints it under `plan`"
 

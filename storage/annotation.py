@@ -6,6 +6,7 @@ from typing import Literal
 
 from storage.errors import BadAnnotation
 
+# Choices: lists of studies show all tags, and the beginning of the note.
 MOST_TAGS = 32
 _MOST_OF_A_NOTE, _MOST_OF_A_TAG = 4000, 64
 """Characters."""

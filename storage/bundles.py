@@ -49,7 +49,9 @@ from storage.upkeep.health import problem_of, problems_of_studies, read
 from trials.wire import WHOLE
 
 FORMAT, VERSION = "autotune-bundle", 6
+# A choice far above any stored row, since a line is in memory as a whole.
 _MOST_OF_A_LINE = 32 << 20
+# A choice: keys have up to six columns, so 3,000 values, of the 32,766 that SQLite allows in a statement.
 _ROWS_AT_ONCE = 500
 _HALF = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON can write but no database can store."""

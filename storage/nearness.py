@@ -86,8 +86,10 @@ def _weighted(weight: float, why: str, names: str) -> dict[str, tuple[float, str
     return dict.fromkeys(names.split(), (weight, why))
 
 
+# A choice: fields that have no weight of their own, such as new ones, are named but decide only between equals.
 _OTHER = (1.0, "worth naming")
 _SPLIT = "another split or recomputation may be best"
+# Choices by order of size: workloads are ranked by the sum, so one field of a row outweighs several of the rows below.
 _WEIGHTS = {
     **_weighted(200, "another kind of machine", "hardware.accelerator"),
     **_weighted(100, "every measured second differs", "hardware.device_name"),

@@ -18,6 +18,7 @@ Place: TypeAlias = tuple[str | int, ...]
 _UNTAGGED = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?\d{1,18}")
+# A choice: job files nest two or three deep, and Python's recursion ends at 1,000 frames, several for each bracket.
 _MOST_BRACKETS = 100
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 

@@ -5,6 +5,8 @@ from trials.workload import ModelShape
 
 SHARDING: tuple[ZeroStage, ...] = (2, 3)
 """ZeRO stages whose data ranks hold gradients, and with 3 weights too, in shards."""
+# ZeRO 1 with one data rank would shard nothing, and ZeRO 2 and 3 exchange more (ZeRO, section 7), so `zero.py` offers
+# them alone.
 _ZERO_OF_DATA_PARALLEL: tuple[ZeroStage, ...] = (0, 1)
 
 

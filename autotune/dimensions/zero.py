@@ -14,6 +14,7 @@ from trials.errors import InvalidPlan
 from trials.plan import Layout, Packing, ZeroStage
 from trials.workload import Workload
 
+# ZeRO stages by what they exchange: 2 is compared with 1, and 3 with 2, each of which is cheaper where it fits.
 _BEFORE: dict[ZeroStage, ZeroStage] = {2: 1, 3: 2}
 
 

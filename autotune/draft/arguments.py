@@ -12,6 +12,7 @@ from autotune.errors import JobError
 from trials import strict_yaml
 from trials.strict_yaml import NotYaml
 
+# A choice: launch scripts have some KiB, and a data set named by mistake is refused before it is parsed.
 _MOST_BYTES = 1 << 20
 _SCRIPTS, _DOCUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt"), (".json", ".yaml", ".yml")
 _STARTERS = {"srun", "torchrun", "accelerate", "deepspeed", "python", "python3", "mpirun", "bash", "sh"}

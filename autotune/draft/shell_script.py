@@ -14,6 +14,7 @@ _HERE_DOCUMENT = re.compile(r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*\n)(?:.*?\n)??[ \t]*\
 _CLOSING = {"$((": "))", "$(": ")", "${": "}", "`": "`"}
 _ENDS = ";|&()\n"
 _PREFIXES = {"export", "local", "exec", "time", "nohup", "env", "sudo", "eval", "then", "do", "else", "{", "}", "fi"}
+# A choice, as long as the largest script that is read: a loop that doubles a variable would fill the memory.
 _LONGEST = 1 << 20
 _UNKNOWN = "\0"
 """Stands in a text for what the script does not set."""
@@ -280,6 +281,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
 }
+# A choice: sizes and counts of a training have fewer digits, and products of such numbers are computed at once.
 _MOST_DIGITS = 12
 
 

@@ -13,6 +13,7 @@ from autotune.draft.draft import Draft
 from trials.job import Job
 from trials.units import parse_seconds, time_setting
 
+# A choice: comments of the job stay readable in a terminal of 100 columns.
 _WIDTH = 100
 _HEADER = "A job of autotune. Keys after `#` have the default that is shown; docs/job-file.md describes all of them."
 _OTHERS, _OTHER_SECTIONS = "other keys, with their defaults", "other keys and sections, with their defaults"

@@ -9,6 +9,7 @@ from torch.utils.tensorboard import SummaryWriter
 from autotune.loggers import LoggedRun, RunLog
 
 ERRORS = (OSError,)
+# A choice: TensorBoard's default of 120 s would hide the first steps of a short training for two minutes.
 _FLUSH_SECONDS = 10
 
 

@@ -16,6 +16,7 @@ from storage.errors import DatabaseUnavailable, ResourceHeld, StorageError
 from storage.records import AgentRecord
 from storage.store import Store
 
+# A choice: a heartbeat is one small transaction, and an agent that was killed is found after 30 s.
 _BEAT_SECONDS = 5.0
 _SILENT_BEATS = 6
 """An agent counts as ended when it sent no heartbeat during this many heartbeats of this process. Counting them needs

@@ -16,6 +16,7 @@ from autotune.machine.hardware import accelerators_of
 from autotune.machine.nvml import Activity, activity_of
 from trials.workload import Hardware
 
+# A choice: a trial of a few seconds still has several samples.
 _INTERVAL_SECONDS = 0.5
 _LEAST_SECONDS = 1.0
 """The kernel counts CPU time in ticks of up to 10 ms on every core, too coarse for shorter times."""

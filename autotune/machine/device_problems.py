@@ -16,6 +16,7 @@ from trials.machine.shared_memory import MORE, shared_memory_bytes
 from trials.units import number_of, size_setting
 from trials.workload import Hardware
 
+# A choice: importing torch takes seconds, but much longer from a cold disk or on a busy machine.
 _SECONDS = 120.0
 _ASK = "import torch; print(*torch.cuda.get_arch_list())"
 

@@ -56,10 +56,13 @@ def _read(path: Path) -> str:
         return ""
 
 
+# A choice: the least number with which pipelines and data parallelism can be tried without a GPU.
 DEFAULT_CPU_RANKS = 2
+# A choice: more ranks on a core would mostly wait for each other, and each holds some hundred MB of torch.
 MOST_RANKS_PER_CORE = 4
 
 _log = logging.getLogger(__name__)
+# A choice: each worker holds packs of pixels in memory; `training.workers` names more.
 _MOST_WORKERS = 4
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 ENOUGH_SHARED_BYTES = 1 << 30

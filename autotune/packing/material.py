@@ -190,6 +190,7 @@ _VISION_TOKENS = (448 // 14) ** 2 + 1
 """Patches of a tile, and the class token."""
 _IMAGE_TOKENS = 256
 """Of a tile in the language model: each has the states of 4 patches, joined."""
+# From the published configurations of InternViT-6B, above, and InternLM2-20B.
 _LAYERS, _HIDDEN, _MLP = 48, 6144, 16384
 _HEADS, _KEY_HEADS = 48, 8
 _VOCABULARY = 92_544

@@ -13,6 +13,7 @@ from trials.certification import Neutrality
 from trials.data.metrics import SampleSpread
 from trials.units import number_of
 
+# Choices: a screen shows the first five of a list, and the JSON document as many as a script needs to find the cause.
 _SHOWN = 5
 _SHOWN_IN_DOCUMENT = 1000
 _RULES = {

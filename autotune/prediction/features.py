@@ -27,6 +27,7 @@ FEATURES = (*COSTS, "schedule")
 Features: TypeAlias = tuple[float, ...]
 """Seconds for each of FEATURES."""
 
+# Place of the factor of each kind in COSTS. Patch embedding and projector run per vision unit, as vision layers do.
 _SIZED: dict[LayerKind, int] = {"vision_embedding": 0, "vision": 0, "projector": 0, "language": 1, "head": 2}
 _RECOMPUTE, _PACK, _LOADING, _COMMUNICATION, _UPDATE = range(3, 8)
 _SMALL = 0.02

@@ -8,6 +8,7 @@ from typing import Any
 from storage.records import FinishedTrial
 
 _log = logging.getLogger(__name__)
+# A choice: PED-ANOVA compares the best trials with all, which says nothing of two or three.
 _LEAST_TRIALS = 4
 _CHOICES = (str, int, float, bool, type(None))
 

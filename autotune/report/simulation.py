@@ -23,8 +23,10 @@ from trials.errors import TrialsError
 from trials.plan import Packing, Plan
 from trials.workload import DataProfile
 
+# Choices: enough samples for several steps, and few enough to be packed in less than a second for each plan.
 _LEAST_SAMPLES, _MOST_SAMPLES = 2000, 60_000
 _LEAST_STEPS = 4
+# A choice: packs and steps of more ranks take a report too long.
 _MOST_RANKS = 4096
 _OVERSIZE: dict[str, Oversize] = {"own-pack": "own-pack", "truncate": "truncate", "skip": "skip", "fail": "own-pack"}
 """A sample that the job would refuse was not there; drawn lengths may exceed a capacity by a part of a bin."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _MARK = b'<meta name="generator" content="autotune report">'
+# The mark is in the first lines of the template, before the scripts of nearly a MB.
 _MARKED_BYTES = 1 << 12
 _LIBRARIES = {"jinja2": "Jinja2", "vl_convert": "vl-convert-python"}
 

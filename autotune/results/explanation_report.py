@@ -14,6 +14,7 @@ from trials.units import number_of
 _MEBI = 1 << 20
 LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
+# Choices: a loss of 2 % is about what trials can tell, and more than three pieces of advice hide the first.
 _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
 _LEAST_SHOWN = 0.0005

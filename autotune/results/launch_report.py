@@ -10,6 +10,7 @@ from trials.units import number_of
 
 _SLOW = 0.1
 """Share of the promised speed that a slow window lacks, at least."""
+# A choice: the stretches that lost most time, on part of a screen.
 _MOST_LINES = 8
 
 

@@ -38,6 +38,7 @@ from trials.workload import Workload
 _MEBI = 1 << 20
 _PIPE_WIDTH = 120
 """Most characters of a line of plans where no terminal says how many fit."""
+# Choices: of differences, those that weigh most; of a note, about what a column of a table holds.
 _SHOWN = 4
 _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()

@@ -30,6 +30,7 @@ from trials.units import duration_text, number_of
 
 _log = logging.getLogger(__name__)
 
+# A choice: the best plans of three pipeline degrees; more would spend a small budget before the sampler has begun.
 _PREDICTED_PLANS = 3
 _NEARLY = 1.2
 """Largest ratio to the best predicted time with which plans of other pipeline degrees are tried first."""
@@ -43,6 +44,7 @@ OWN_SAMPLER = "model"
 """The one sampler that knows what a further trial may gain; others spend the whole budget."""
 _IDLE_SUGGESTIONS = 50
 """Suggestions in a row that need no run, after which the sampler is taken to have nothing new."""
+# A choice: 0.1 % of a day's training is less than the trial that finds it.
 _LEAST_GAIN = 0.001
 _SHARE_OF_TIMEOUT = 0.5
 """Share of the timeout of a trial that the long measurement of the winner may take; building the model counts, too."""

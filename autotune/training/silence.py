@@ -12,10 +12,13 @@ import psutil
 
 _log = logging.getLogger(__name__)
 
+# Choices: looking at a rank costs a file of /proc, and a debugger stops a rank for a second now and then.
 _LOOK_SECONDS = 1.0
 _STOPPED_SECONDS = 5.0
 _START_SECONDS = 300.0
 """Until the first step: imports, and large weights or checkpoints to read."""
+# Choices: a first warning after twenty usual steps is no false alarm of a slow one, and short steps still get a minute,
+# in which a checkpoint is written.
 _LEAST_SECONDS = 60.0
 _USUAL_STEPS = 20
 _KEPT_STEPS = 1000

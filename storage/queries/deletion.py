@@ -41,6 +41,7 @@ from storage.deletion import Deletion, Use
 from storage.errors import StudyInUse
 from storage.queries import agents, provenance
 
+# A choice: keys have up to three columns, so 1,500 values, of the 32,766 that SQLite allows in a statement.
 _ROWS_AT_ONCE = 500
 _LATE = (STUDY, TRIAL, LAUNCH)
 """Tables to whose rows a process may still refer after they are deleted."""

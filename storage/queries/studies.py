@@ -39,7 +39,9 @@ from storage.records import (
 from trials.plan import Plan
 from trials.workload import Workload
 
+# A choice: names of a message, which stays one line.
 _SHOWN = 5
+# A choice: the attempts of so many trials are read by one query, and their documents take some MB.
 _ROWS_AT_ONCE = 500
 _COUNTING = ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None)
 """Conditions on studies whose results later searches use."""

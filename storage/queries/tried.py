@@ -17,6 +17,7 @@ from storage.records import TriedPlan
 from storage.validity import Verdict, validity
 from trials.workload import Workload
 
+# A choice: ids of a message, which stays one line.
 _SHOWN = 5
 
 

@@ -45,6 +45,7 @@ from trials.costs.layer_costs import LayerCosts
 from trials.errors import OtherForm
 from trials.outcome import Completed
 
+# A choice: rows of documents of some KiB, so that a large database is never in memory as a whole.
 _ROWS_AT_ONCE = 500
 
 

@@ -23,6 +23,7 @@ from trials.whole_file import whole_file
 STORE_SCHEME = "agent-store"
 _CHUNK_BYTES = 4 << 20
 """TCPStore accepts at most 8 MiB in one value (`MAX_PAYLOAD_LEN` of its libuv backend)."""
+# A choice: nodes may be some seconds ahead of the agent, and a wrong address is told within half a minute.
 _CONNECT_SECONDS = 30.0
 
 

@@ -33,6 +33,7 @@ COLUMNS = {
 _KEPT_FILES, _KEPT_PLACES = "kept_files", "kept_places"
 _LAYOUT = 3
 """Raised when saved indexes of before can no longer be read."""
+# A choice: finer bins make the stored histogram larger, coarser ones hide how packs fill.
 _BIN_TOKENS = 64
 
 

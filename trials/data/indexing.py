@@ -28,6 +28,7 @@ from trials.units import number_of
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
+# A choice: names of a warning, which stays a few lines.
 _SHOWN_KEYS = 10
 
 

@@ -25,6 +25,7 @@ MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
 Fact: TypeAlias = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds."""
+# No file has such a size or time, so one that appears later counts as changed.
 _ABSENT: Fact = (-1, -1)
 
 

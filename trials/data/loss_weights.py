@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trials.arrays import Floats
 from trials.job import LossWeighting
 
+# Sum of a sample's weights, as a power of its targets n: each target has 1, 1 / n or 1 / sqrt(n), as in InternVL.
 _POWERS: Mapping[LossWeighting, float] = {"token": 1.0, "sample": 0.0, "square": 0.5}
 
 

@@ -26,6 +26,7 @@ Task: TypeAlias = tuple[AnnotationFile, Chunk]
 
 _START_SECONDS = 10.0
 """Seconds until processes have loaded a model's tokenizer; less work than that is done in this process."""
+# A choice: each process holds Python, a tokenizer and an image processor, some hundred MB.
 _MOST_WORKERS = 32
 _AHEAD = 3
 """Chunks per process that are under way or waiting to be taken."""

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# The units in which torch's allocator writes sizes (`format_size` in c10/cuda/CUDACachingAllocator.cpp).
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _TRIED = re.compile(rf"[Tt]ried to allocate (\d+(?:\.\d+)?) ({'|'.join(_UNITS)})")
 

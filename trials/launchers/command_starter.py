@@ -18,6 +18,7 @@ from trials.launchers.node_messages import TOKEN
 from trials.whole_file import whole_file
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
+# A choice: tools write the cause in the last lines, and the message stays readable.
 _LAST_LINES = 3
 _END_SECONDS = 5.0
 """A tool may wait much longer for the ends of its other processes, which may be lost."""

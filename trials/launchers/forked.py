@@ -20,6 +20,7 @@ from trials import wire
 _READ_BY_IMPORTS = ("DS_ACCELERATOR", "OMP_NUM_THREADS")
 """Variables that libraries read while they are imported: ranks with other values need another server."""
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+# More than the two short lines that the server writes for a rank.
 _CHUNK_BYTES = 1 << 16
 _starter = ThreadPoolExecutor(1, thread_name_prefix="ranks")
 """The thread that starts the servers. The system ends a server with that thread, so it lives as long as the process."""

@@ -16,6 +16,7 @@ from trials.outcome import Crash
 from trials.tasks.answer import Answer, FailureReport, error_name
 from trials.tasks.request import Request
 
+# A choice: an answer is seen 0.05 s late at most.
 _POLL_SECONDS = 0.05
 _END_SECONDS = 10.0
 """For a node to end its ranks, which get SIGTERM, and two seconds later SIGKILL."""

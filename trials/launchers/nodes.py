@@ -30,6 +30,7 @@ from trials.launchers.node_messages import (
     node_name,
 )
 
+# A choice: short next to the beats of nodes, see `BEAT_SECONDS`.
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 15.0
 """For nodes to end their ranks and themselves: the ranks get SIGTERM, and two seconds later SIGKILL."""

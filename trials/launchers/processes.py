@@ -13,6 +13,7 @@ from trials.machine.control_groups import KillsForMemory, usable_memory_bytes
 from trials.outcome import Crash
 from trials.tasks.answer import UNWRITABLE
 
+# A choice: ranks have little to do on SIGTERM, and one in a collective call of a GPU never returns to do it.
 _GRACE_SECONDS = 2.0
 _NOT_INHERITED = ("MASTER_ADDR", "MASTER_PORT", "AUTOTUNE_DB_URL")
 """Variables of a launcher that started this process, and of the database, as are those that begin with PG."""

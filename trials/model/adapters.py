@@ -18,6 +18,7 @@ from trials.model.skeleton import Skeleton
 
 NAME = "default"
 """Default name of an adapter in peft."""
+# A choice: models have about ten kinds of linear layers.
 _SHOWN = 12
 
 

@@ -10,9 +10,11 @@ from transformers import PretrainedConfig
 from trials.model.layer_kinds import layers_of_every_kind
 from trials.model.skeleton import build_skeleton
 
+# A choice: enough ids for short random texts, and a tiny head.
 VOCABULARY = 64
 CONTEXT = 8
 """Tokens of the shortest context length; samples on both sides of it show positions that depend on their length."""
+# Choices: the least sizes with which experts still differ, and a window that is shorter than the samples.
 _LARGEST = (
     (re.compile(r"intermediate_size$"), 128),
     (re.compile(r"^(num_experts|num_local_experts|n_routed_experts)$"), 16),

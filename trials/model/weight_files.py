@@ -24,6 +24,7 @@ _WEIGHTS = re.compile(
     rf"{_OLD.pattern}|adapter_model\.bin|consolidated[.\d]*\.(pth|pt)|.*\.(safetensors|gguf)"
     r"|.*\.(safetensors|bin)\.index(\.\w+)?\.json"
 )
+# Choices: names come from a file and may be of any length; a few say which sets of weights there are.
 _SHOWN = 60
 _FEW = 3
 _AGAIN = "copy or download the model's weights again"

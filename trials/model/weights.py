@@ -21,6 +21,7 @@ from trials.model.weight_files import chosen_files, opened
 
 _ADAPTER = re.compile(r"\.lora_[AB]\.")
 _log = logging.getLogger(__name__)
+# Choices: 16 MiB of each file are read, whatever its size.
 _SAMPLES = 256
 _SAMPLE_BYTES = 1 << 16
 _OTHERS = "a file is missing, or the weights belong to another model; copy or download the whole model again"

@@ -40,6 +40,7 @@ from trials.launchers.processes import Processes, crash_of
 
 _TORCHRUN = "TORCHELASTIC_RUN_ID"
 """A variable of processes whose parent is torchrun."""
+# A choice: a request begins 0.05 s late at most, next to trials of many seconds.
 _POLL_SECONDS = 0.05
 _LOG_BYTES = 1 << 16
 """Of the end of each log that the agent gets."""

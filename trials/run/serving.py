@@ -27,6 +27,7 @@ from trials.tasks.training.stopping import stop_requests
 from trials.tasks.training.training import run_training
 from trials.tasks.trial import run_trial
 
+# A choice: messages of torch go on with hints and a C++ trace, which the log has.
 _DETAIL_LINES = 6
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 

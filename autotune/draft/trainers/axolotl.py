@@ -13,6 +13,7 @@ from autotune.errors import JobError
 TITLE = "axolotl"
 
 _OWN = {"datasets", "micro_batch_size", "sequence_len", "num_epochs", "rl"}
+# Where axolotl's defaults, in its schemas and examples, differ from Trainer's.
 _DEFAULTS = {
     "per_device_train_batch_size": 1,
     "num_train_epochs": 1,

@@ -9,6 +9,7 @@ from autotune.errors import JobError
 
 TITLE = "LLaMA-Factory"
 
+# Where LLaMA-Factory's defaults, in its hparams, differ from Trainer's.
 _DEFAULTS = {
     "finetuning_type": "lora",
     "lora_rank": 8,

@@ -9,6 +9,7 @@ from autotune.draft.trainers import renamed, transformers_trainer
 TITLE = "LLaVA"
 
 _OWN = {"mm_projector_type", "mm_vision_select_layer", "tune_mm_mlp_adapter", "mm_tunable_parts"}
+# Defaults of the dataclasses in LLaVA's train.py that Trainer lacks; `cut_to` is its `model_max_length`.
 _DEFAULTS = {"lora_enable": False, "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.05, "cut_to": 512}
 _PARTS = {"vision": "mm_vision_tower", "projector": "mm_mlp_adapter", "language": "mm_language_model"}
 """Name in `mm_tunable_parts` by part."""

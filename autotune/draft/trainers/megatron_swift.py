@@ -10,6 +10,7 @@ from autotune.errors import JobError
 TITLE = "Megatron-SWIFT"
 
 _OWN = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size", "lr_warmup_fraction"}
+# From the list of parameters named above. Trainer has no part in Megatron-SWIFT, so none of its defaults hold.
 _DEFAULTS = {
     **ms_swift.LORA_DEFAULTS,
     "finetuning_type": "full",

@@ -18,6 +18,7 @@ LORA_DEFAULTS = {
     "freeze_projector": True,
 }
 """Defaults of adapters and frozen parts."""
+# Where ms-swift's defaults, in the list named above, differ from Trainer's.
 _DEFAULTS = {
     **LORA_DEFAULTS,
     "finetuning_type": "lora",

@@ -22,6 +22,7 @@ _OF_OTHERS = {
     "connector_lr",
 }
 """Arguments of scripts of the same author for other models, whose parts are others."""
+# Defaults of the dataclasses in src/params.py that Trainer lacks or has otherwise.
 _DEFAULTS = {
     "model_name_or_path": "Qwen/Qwen2-VL-7B-Instruct",
     "lora_enable": False,

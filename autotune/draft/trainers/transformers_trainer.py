@@ -11,6 +11,7 @@ from autotune.draft.trainers import renamed
 
 TITLE = "a script based on transformers' Trainer"
 
+# Of transformers' TrainingArguments: scripts name the arguments that they change, and the job has to state all.
 DEFAULTS = {
     "learning_rate": 5e-5,
     "weight_decay": 0.0,

@@ -34,6 +34,7 @@ _TIME_TERMS: dict[LayerKind, tuple[int, ...]] = {
     "head": (1, 3),
 }
 _BYTE_TERMS: dict[LayerKind, tuple[int, ...]] = _TIME_TERMS
+# Reading and encoding take a time for each unit and token, and one for each pack; no part is quadratic.
 _LOAD_TERMS = (0, 1, 3)
 
 

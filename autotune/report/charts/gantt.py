@@ -26,6 +26,7 @@ _CROWDED = 600
 """Passes between which no gaps are drawn, which would hide narrow ones."""
 _NUMBERED = 0.014
 """Passes of at least this share of the step for each digit carry the number of their micro-batch."""
+# About the width of a digit at the chart's font size, with some room.
 _DIGIT_PIXELS = 8
 _PASSES = {"forward": COLOURS["forward"], "backward": COLOURS["backward"], "update": COLOURS["update"]}
 

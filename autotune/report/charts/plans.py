@@ -38,6 +38,7 @@ _CAUSES = {
 }
 
 
+# A choice: bars of further parameters are too short to compare; the table below the chart has all.
 _MOST_PARAMETERS = 15
 _NEAR = 2
 """Limits above this many times the largest peak are not drawn: the plans would be too close together."""

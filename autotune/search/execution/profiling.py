@@ -24,6 +24,7 @@ from trials.tasks.request import ProbeSizes, Profile
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 
 _log = logging.getLogger(__name__)
+# A choice: the least odd number with which a median leaves out two disturbed rounds.
 _REPEATS = 5
 _LEAST_UNITS, _LEAST_TOKENS = 24, 1024
 _SAMPLES = 8

@@ -39,6 +39,7 @@ _BASES: dict[str, Basis] = {
 }
 _FROM_THE_MODEL: tuple[Basis, ...] = ("simulated", "predicted")
 _REST: Basis = "rest"
+# Divisor where the simulated parts and the rest are 0, as the numerator then is: any positive number.
 _TINY = 1e-12
 
 

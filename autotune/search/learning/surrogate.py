@@ -23,6 +23,8 @@ from trials.arrays import Floats, Ints
 from trials.outcome import Completed
 from trials.plan import Plan
 
+# Choices: grids around the priors of `_USUAL`, in factors of 2 to 3. Each further value multiplies the matrices that
+# are factored after a trial. Drift of minutes comes from heat and from other jobs.
 _PLAN_WIDTHS = (0.003, 0.01, 0.03, 0.1)
 _DRIFT_WIDTHS = (0.003, 0.02, 0.06, 0.18)
 _DRIFT_SECONDS = (60.0, 600.0)
@@ -44,6 +46,7 @@ _LARGE = 1e200
 """Greater than any sum of squares of residuals over their deviations."""
 _FREEDOM = 4.0
 """Degrees of freedom of Student's t."""
+# A choice: each round of expectation maximization inverts the matrices once more.
 _ROUNDS = 5
 _DISTURBED = (0.05, 0.15, 0.45)
 """Noises of disturbed trials, equally probable: other programs took at least 5 % of the cores, often much more."""

@@ -46,6 +46,7 @@ _CLIMB_GAIN = 1.07
 """Most by which a climb is expected to be faster than its start; on 20 simulated workloads it was at most 1.06."""
 _INFORMED_CLIMBS = 8
 """Climbs from different packings, of all pipeline degrees, where an earlier search has corrected the predictions."""
+# Keeps quotients and logarithms finite where a plan cannot fit.
 _LEAST_CHANCE = 1e-9
 _CHANCES = (0.025, 0.9, 0.95)
 """Least probability that a plan fits the memory, of those that are tried: at first, after one trial that ran out of

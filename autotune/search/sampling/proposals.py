@@ -36,6 +36,7 @@ from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 _log = logging.getLogger(__name__)
 SAMPLERS: plugins.Plugins[SamplerModule] = plugins.Plugins("autotune.search.samplers")
 _OBJECTIVE = "epoch seconds"
+# As long as this program waits for its own database, see `LOCK_TIMEOUT_SECONDS` of storage.
 _LOCK_SECONDS = 120
 _CONSTRAINTS = "constraints"
 """Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
@@ -235,6 +236,7 @@ def _local(time: datetime) -> datetime:
 
 TO_BEAT = "to_beat_seconds"
 """Attribute with what the best plan would take now: the values in the study may be from when the machine was faster."""
+# A standard deviation needs two.
 _LEAST_STEPS = 2
 _CLEARLY = 3.0
 """Standard errors by which a trial has to be worse."""

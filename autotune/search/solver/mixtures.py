@@ -22,7 +22,9 @@ _EXCHANGES = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2))
 """Numbers of layers of one kind that may be recomputed for less in place of others of the other kind."""
 _SLICES = 64
 """Number of ranges of cost that are searched one after the other, until one has a mixture that fits."""
+# Mixtures that are checked at a time; their bytes for some dozens of windows then take tens of MB.
 _AT_ONCE = 1 << 16
+# Sums of costs in another order differ by some 1e-15 of them; bounds are widened so that none is lost.
 _ROUNDING = 1 + 1e-12
 _NO_BYTES = 1.0
 """More bytes than rounding may add."""

@@ -20,6 +20,7 @@ _NO_BYTES = 1.0
 """More bytes than rounding may add."""
 # Divisors where recomputing takes no time, or frees nothing: the quotients become huge, and are clipped.
 _LEAST_SECONDS = _LEAST_BYTES = 1e-300
+# Of a layer, and of a time: whole counts and equal times must not be lost to the rounding of a quotient or sum.
 _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9
 _ROUNDS = 2

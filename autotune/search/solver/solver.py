@@ -23,6 +23,7 @@ from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower,
 
 RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
+# More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
 _DIGITS = 9
 """Digits of times that are compared; further ones are rounding."""

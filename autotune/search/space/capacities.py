@@ -25,6 +25,7 @@ _SIZES = 256
 """Most bins of the histogram that is packed."""
 _QUANTILES = (0.5, 0.75, 0.9)
 """Quantiles of the tokens of packs that are full of units, for a qt that binds as well."""
+# A choice: below 1 % of usual capacities, so finer steps would fill packs no better.
 _TOKEN_STEP = 16
 OMNIBAL_SLACK = 128
 """Q't = Qt - 128 (OmniBal, balanced dynamic mini-batches)."""

@@ -25,7 +25,9 @@ _OPENING = re.compile(r"(?:\xef\xbb\xbf)?[ \t\r\n]*\[([ \t\r\n]*)")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n]*,?[ \t\r\n]*")
 _BEHIND = re.compile(r"[ \t\r\n]*[,\]]")
+# A choice: a reader may begin at any element, and reads at least this much for it.
 BLOCK_BYTES = 64 << 10
+# Longer than a word or an escape of JSON (`-Infinity`, `\ud83d\ude00`), which the end of the text may cut.
 _LONGEST_TOKEN = 16
 _DECODER = json.JSONDecoder(strict=False, parse_int=len, parse_float=len)
 """Finds the ends of elements, and accepts what `parse` refuses later in one record."""

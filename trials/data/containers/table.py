@@ -20,6 +20,7 @@ from trials.data.records.record import Record, RecordError
 from trials.errors import DataError
 from trials.regular_file import check_regular
 
+# A choice: columns may hold images of some MB each, and the rows of a batch are in memory together.
 _BATCH_ROWS = 64
 _BUILDERS = {".csv": "csv", ".arrow": "arrow"}
 

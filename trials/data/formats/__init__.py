@@ -27,6 +27,7 @@ __all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "reco
 
 _LOOKED_AT = 64
 """Records that are tried before a file's format counts as unknown."""
+# A choice: keys of a message, which stays one line; records of known formats have fewer.
 _SHOWN_KEYS = 10
 
 

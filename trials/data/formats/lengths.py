@@ -8,6 +8,7 @@ from trials.data.records.record import Record, RecordError
 from trials.data.records.sample import Lengths, Measured
 from trials.data.records.watched import Watched
 
+# Lengths are kept as 32-bit integers (`DatasetIndex`).
 _MOST = 2**31 - 1
 
 

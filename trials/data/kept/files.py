@@ -18,6 +18,7 @@ from trials.data.kept.sealed import is_whole
 
 _LENGTH = struct.Struct("<I")
 _GIBI = 1 << 30
+# Choices: checkpoints of a training need room on the same disk, and tokens that are not kept are encoded again.
 _LEAST_FREE = 20 * _GIBI
 _LEAST_SHARE = 0.1
 """Bytes, or on a small disk its share, that files of tokens leave free."""

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from trials.arrays import Ints
 
+# Bytes of BLAKE2b: no two of a billion samples have the same 128 bits by chance.
 _DIGEST = 16
 _SIZES = struct.Struct("<II")
 _HEADER = 2 * _DIGEST + _SIZES.size

@@ -14,6 +14,7 @@ from trials.data.records.mixture_file import read_mapping
 from trials.errors import DataError
 from trials.sampling import PATTERN
 
+# A choice: larger numbers are a mistake, such as a count of samples, and an epoch would have as many of each.
 _MOST_REPEATS = 1000
 _SHARE = re.compile(r"(.+)%(\d+)")
 """A name with a share of its samples, as in Qwen-VL's lists of data sets."""

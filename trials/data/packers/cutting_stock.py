@@ -19,14 +19,17 @@ RELAXES = False
 
 _SPLITS = (1, 2, 4, 8)
 """Into how many classes of like tokens the items of a number of units are split, in turn."""
+# Choices: the time grows with the classes and with the cells of a pack, units times tokens, in each iteration.
 _UNIT_CLASSES = 16
 _CLASSES = 32
 _UNIT_CELLS = 64
 _TOKEN_CELLS = 512
 """Cells that a pack's capacity is divided into."""
+# A choice: column generation tails off, and best fit packs what a worse solution leaves.
 _ITERATIONS = 150
 _WORTH = 0.9995
 """A finer split is taken when it needs at most this share of packs: with few classes, packs are more alike."""
+# Prices are sums of fractions of a pack: a gain below it is rounding, and would be chased for ever.
 _EPSILON = 1e-9
 
 

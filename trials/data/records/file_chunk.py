@@ -10,6 +10,7 @@ from typing import IO, TypeAlias
 from trials.errors import DataError
 from trials.regular_file import open_regular
 
+# Choices: one process measures a chunk in seconds, so that the last ones of a file keep all processes busy.
 CHUNK_RECORDS = 4096
 CHUNK_BYTES = 8 << 20
 """Most records and bytes of a chunk, which holds at least one record, whatever its size."""

@@ -4,9 +4,12 @@ from typing import IO
 
 from PIL import Image as Pillow
 
+# Choices: cameras and editors append some KiB behind the picture; the whole file is read, in blocks, only without a
+# mark in them.
 _TAIL_BYTES = 64 << 10
 _BLOCK_BYTES = 1 << 20
 _JPEG_END = b"\xff\xd9"
+# Start of scan (ITU-T T.81, table B.1); segments before it may hold a thumbnail with an end mark of its own.
 _JPEG_SCAN = 0xDA
 _PNG_END = b"IEND\xaeB`\x82"
 _GIF_BLOCK, _GIF_IMAGE = 0x21, 0x2C

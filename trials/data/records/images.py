@@ -17,6 +17,7 @@ from trials.regular_file import check_regular
 
 MOST_PIXELS = 2 * 89_478_485
 """Most pixels of an image: twice the limit above which Pillow warns of a decompression bomb."""
+# A choice: an image of MOST_PIXELS has half as many bytes without compression, so a larger file is something else.
 _MOST_BYTES = 1 << 30
 _DEEP = ("I", "F")
 """Beginnings of the names of Pillow's modes for whole numbers of 16 and 32 bits, and for floats."""

@@ -9,6 +9,7 @@ from trials.data.records.file_chunk import open_annotations
 from trials.data.records.record import MAX_RECORD_BYTES, RecordError, parse
 from trials.errors import DataError
 
+# A choice: lists of data sets have some KiB, and YAML is slow to parse.
 _MAX_YAML_BYTES = 1 << 20
 
 

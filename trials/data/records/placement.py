@@ -16,6 +16,7 @@ _OTHER_MARK = re.compile(
     r"|<start_of_image>|<im_patch>|<IMG_CONTEXT>|<ImageHere>|\[IMG(?:_?\d+)?\]|<img>[^<]*</img>"
 )
 """Marks by which other programs place an image."""
+# A choice: `<img>...</img>` may hold a whole base64 image.
 _SHOWN_CHARACTERS = 40
 
 Role: TypeAlias = Literal["system", "user", "assistant"]

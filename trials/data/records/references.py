@@ -21,6 +21,7 @@ _SOURCES = ("bytes", "path", "url", "image", "image_url", "base64", "source")
 """Keys under which an object gives its image; `source` as an object alone, as Anthropic writes it."""
 _OTHER_SOURCES = ("file_id", "image_bytes", "inline_data", "file_data", "data")
 """Keys under which other programs give one, which is not read."""
+# Chats of OpenAI and Anthropic nest two, as `source` in an object with `data`; one more costs nothing.
 _MOST_NESTED = 3
 
 

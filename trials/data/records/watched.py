@@ -34,6 +34,7 @@ _CONTENT = frozenset({
     "response", "system", "text", "texts", "user", "value", "video", "videos",
 })  # fmt: skip
 """Names of keys that hold what is trained on, in one format or another."""
+# Choices: keys of one record in a message, and how deep chats nest images (message, content, part).
 _MOST_KINDS = 20
 _SHOWN_CHARACTERS = 60
 _DEPTH = 3
@@ -44,6 +45,7 @@ _MEDIA = frozenset({
 })  # fmt: skip
 _MEDIA_STARTS = ("data:", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 """The last four begin images in base64."""
+# Bytes of the longest path that Linux opens; longer texts are prose or data.
 _LONGEST_NAME = 4096
 
 

@@ -6,6 +6,7 @@ from trials.arrays import Floats, Ints
 
 _TURNS = 256
 """The last turns, which even out what those before leave to chance."""
+# Choices. The direction need not be exact: turns that follow even out its error. Each swap round pairs all takers anew.
 _ITERATIONS = 4
 _SWAPS = 64
 _LOOKED_AT = 4

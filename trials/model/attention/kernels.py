@@ -8,11 +8,12 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trials.model.attention.samples import PackedSamples
 
+# Limits that torch's FlashAttention checks (aten/src/ATen/native/transformers/cuda).
 _FLASH_TYPES = (torch.float16, torch.bfloat16)
 _FLASH_CAPABILITY = (8, 0)
 _LARGEST_FLASH_HEAD = 256
 _FLASH_MULTIPLE = 8
-"""Of the width of a head. All four are checked by torch's FlashAttention (aten/src/ATen/native/transformers/cuda)."""
+"""Of the width of a head."""
 
 
 class Kernel(Protocol):

@@ -45,6 +45,7 @@ __all__ = [
 
 # --- data side ----------------------------------------------------------------------------------------------------
 
+# Pixels of a side; published models have 448.
 _LARGEST_TILE = 4_480
 _MOST_TILES = 400
 """Most tiles of an image. Both limits are ten times the published models'; each rectangle up to it is tried."""

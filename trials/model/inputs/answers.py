@@ -16,6 +16,7 @@ _PLACES = 1.0, 0.5, 0.75, 0.25
 _REASONING_END = re.compile(r"</\w+>|\u25c1/\w+\u25b7|\[/\w+\]")
 """End of a model's reasoning, as in `</think>`."""
 _PLACEHOLDERS = re.compile(f"{IMAGE}|{VIDEO}")
+# A choice: the beginning of a text says which one it is.
 _SHOWN = 40
 REASONING = "reasoning at the beginning of answers, which the model's chat template leaves out"
 

@@ -17,6 +17,7 @@ from transformers.image_utils import SizeDict
 from trials.errors import ModelError
 
 FILE = "preprocessor_config.json"
+# A choice: a setting comes from a file and may be of any length.
 _SHOWN = 60
 _LARGEST = 1 << 24
 """Of edges that images are scaled up to, or of pixels where a processor reads an edge as their number."""

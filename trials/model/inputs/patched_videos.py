@@ -19,6 +19,7 @@ from trials.data.records.sample import Clip
 
 USUAL_FPS = 2.0
 """Frames per second of frames that are given as images, and taken from files, where no other rate is given."""
+# Defaults that transformers' Qwen2VLVideoProcessor and Qwen3VLVideoProcessor share, for folders without them.
 _SHARED: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,

@@ -21,6 +21,7 @@ from trials.model.inputs.resized_images import resized_size, unit_side
 from trials.model.refusals.refusal import INSTALL, refusing
 
 _COUNT = "_get_num_multimodal_tokens"
+# Height and width of any image: different, so that a processor that swaps them fails here.
 _PROBE = (336, 448)
 _OF_PIXTRAL = {"PixtralProcessor": PixtralProcessor, "LlavaProcessor": PixtralProcessor}
 """Processors of models with a Pixtral tower, by the name of those that transformers gives for their type."""

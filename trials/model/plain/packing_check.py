@@ -19,6 +19,7 @@ from trials.model.plain.small_copy import (
 from trials.model.refusals.refusal import refusing
 from trials.model.shrunk import shrunk
 
+# As in parity.py: rounding in float32 stays below it, and faults are above 0.1 %.
 _TOLERANCE = 1e-4
 _REMEDY = (
     "load it with another attn_implementation, or train it with `autotune launch JOB`, which keeps samples apart itself"

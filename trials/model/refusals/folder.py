@@ -18,14 +18,17 @@ CONFIG = "config.json"
 _ADAPTER = "adapter_config.json"
 MOST_LAYERS = 2_000
 """Layers of one tower. Building takes some milliseconds per layer; the deepest published models have about 130."""
+# A choice: 6,000 added tokens with options take about 1 MB.
 _SETTINGS_BYTES = 16 << 20
 _VOCABULARY_BYTES = 128 << 20
 """The largest published tokenizers have about 35 MB."""
+# A choice: an index has about 100 bytes for each tensor, and mixtures of experts some 100,000 tensors.
 _INDEX_BYTES = 128 << 20
 _MOST_VALUES = 500_000
 """Values of a settings file; names of 21,000 labels, or 6,000 added tokens with options, are a tenth of it."""
 _MOST_TOKENS = 10_000_000
 """Values of a vocabulary file; the largest published have 1.3 million. In Python each may take 64 bytes."""
+# A choice: published settings nest 4 or 5 deep, and readers of them are recursive.
 _DEEPEST = 32
 _SHOWN = 60
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "tekken.json", "vocab.txt", "merges.txt")

@@ -6,6 +6,7 @@ from transformers.core_model_loading import build_glob_alternation
 
 from trials.errors import ModelError
 
+# A choice: names of weights come from a file and may be of any length.
 _SHOWN = 60
 
 

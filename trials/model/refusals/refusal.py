@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from trials.errors import ModelError, TrialsError
 
 INSTALL = "install it in the Python that runs autotune"
+# A choice: about three lines; libraries append whole configurations to their messages.
 _LONGEST = 300
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENOMEM)
 """Errors of the machine, which no change to a model mends."""

@@ -30,6 +30,7 @@ from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers.patch_videos import PatchVideos
 
+# A choice: published patches have 14 or 16 pixels, and the memory of a unit grows with the square.
 _LARGEST_PATCH = 1_024
 
 # --- data ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from trials.model.inputs.videos import (
 
 _PATCHES = ("patch_size", "temporal_patch_size", "merge_size")
 _WHOLE = ("min_frames", "max_frames", "max_video_tokens")
+# A choice: no video has as many frames or pixels, and larger numbers would overflow later.
 _LARGEST = 1 << 40
 
 

@@ -19,6 +19,7 @@ from trials.model.attention.samples import PackedSamples
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.shrunk import VOCABULARY, narrow
 
+# A choice: published patches have 14 or 16 pixels, and the memory of a unit grows with the square.
 _LARGEST_PATCH = 1_024
 
 

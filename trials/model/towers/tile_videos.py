@@ -27,6 +27,7 @@ VIDEO_SIZE = -1
 """Height and width in the grid of a video, whose units are its frames."""
 _USUAL_FRAMES = 32
 """Taken from a file where the settings say nothing, as LLaVA-OneVision was trained (its paper, section 4.2)."""
+# Those of transformers' LlavaOnevisionVideoProcessor, for a folder without settings for videos.
 _DEFAULTS: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,

@@ -17,6 +17,8 @@ from trials.tasks.profiling.probes import Probe, Run
 
 _CYCLES = 20_000_000
 """About 10 ms."""
+# A choice: hosts enqueue a layer in some milliseconds, and a host that was interrupted once shall not hold up each
+# repeat.
 _LONGEST_SECONDS = 0.05
 _SPARE = 1.5
 """Time for which the device is kept busy, over that which the host took before."""

@@ -15,6 +15,7 @@ from trials.model.stage import StageModule
 from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
+# Choices: the weights of a layer take longer than a message, so fewer repeats do; of 8 MiB, latency is a small part.
 _REPEATS = 10
 _SCATTERED_BYTES = 8 << 20
 

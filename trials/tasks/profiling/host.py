@@ -8,6 +8,7 @@ from trials.offload.transfers import Transfers
 from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.pace import begun_together
 
+# Choices: about what a layer keeps of a pack, so that the start of a copy does not count.
 _BYTES = 64 << 20
 _COPIES = 9
 

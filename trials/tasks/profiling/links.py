@@ -14,10 +14,12 @@ from trials.tasks.answer import CommunicationTiming, ExchangeTiming
 from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
 
+# Choices: of 1 KiB the latency is nearly all, and 4 MiB are about the states of a pack.
 _SMALL_BYTES = 1 << 10
 _LARGE_BYTES = 4 << 20
 _MESSAGES = 3
 """DeepSpeed sends the shapes of a pack's tensors, its states, and its ids (`PipelineEngine._exec_send_activations`)."""
+# A choice: latency is a small part of it. On slow links smaller sizes are timed (`Pace`).
 _REDUCED_BYTES = 8 << 20
 _EXCHANGES = 20
 """More than layers are repeated: messages are short, and anything else that runs on the machine makes them late."""

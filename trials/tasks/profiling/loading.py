@@ -11,6 +11,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.tasks.answer import LoadTiming
 from trials.tasks.request import Request
 
+# Choices: different sizes, so that the fit separates the time of a pack from that of its samples; two of each.
 _PACK_SAMPLES = (1, 1, 2, 2, 4, 4)
 
 

@@ -11,6 +11,7 @@ from trials.tasks.profiling.pace import Pace, begun_together, ladder, slowest
 
 _ALL_BYTES = 8 << 20
 """Gradients that are averaged in buckets of each size."""
+# A choice: from `LEAST_BYTES` of pace.py on, the time of an exchange depends on its size.
 _LEAST_BYTES = 64 << 10
 _GROWTH = 2
 """Place in the ladder of one bucket that is timed to the next: each has four times the bytes."""

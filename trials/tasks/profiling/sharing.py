@@ -22,6 +22,7 @@ from trials.tasks.request import ProbeSizes
 
 _EXCHANGES = 20
 """As for messages between stages: exchanges are short."""
+# A choice: fewer tokens than ranks would leave some without any.
 _LEAST_TOKENS = 16
 
 Shape = tuple[int, int]

@@ -27,6 +27,7 @@ _OF_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "
 _OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _CLEARLY_FASTER = 1.25
 """Times by which a call must be slower than the other way: below that, repeats of one and the same differ."""
+# A choice: the least of three, after a warm-up, leaves out a disturbed one; a profile tries many calls.
 _REPEATS = 3
 
 
