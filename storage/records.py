@@ -14,6 +14,7 @@ from trials.plan import Plan
 from trials.workload import Hardware, ModelShape, Software, Workload
 
 _UUID_HEX = re.compile("[0-9a-f]{32}")
+# A choice: names stay short, and of 1,000 studies of one model two share these 32 bits with a chance of 0.01 %.
 STUDY_DIGITS = 8
 """Digits of its id in the name of a study."""
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from trials.job import TrainingSection
 
+# A choice: packs cannot be cut, so with long samples no arrangement brings every step near.
 _LEAST_NEAR = 0.99
 """Share of the full steps that have to be near the global batch."""
 _LEAST_SAMPLES = 2.0

@@ -36,6 +36,7 @@ _EXPECTED_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
 _LEAST_ERROR, _LEAST_ERROR_OF_PARAMETER = 1.5e-2, 0.25
 """Least errors of bfloat16 where they are measured on single samples. Kernels that sum over the tokens of a pack in
 bfloat16, such as those of a CPU for biases and embeddings, have larger ones there."""
+# A choice: the expected error is an estimate itself, and a larger factor would hide small faults.
 _ALLOWED = 2.0
 """A difference may be this many times the expected error."""
 _FLOOR = 1e-2

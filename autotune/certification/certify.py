@@ -55,6 +55,7 @@ _HOST_BYTES = 44
 _SAVED_BYTES = 4 << 30
 """Most bytes of weights that `tune` writes: some seconds of a disk, so that small models are always covered. Larger
 ones take minutes, which only a training that is about to begin is worth."""
+# A choice: other programs write to the disk meanwhile.
 _SPARE = 1.5
 """Free space for written weights, as a multiple of their bytes."""
 

@@ -32,7 +32,7 @@ _KNOWN = {"per_device_train_batch_size", "gradient_checkpointing", "deepspeed", 
 _STAGE = re.compile(r"(?:zero|z)[_-]?(?:stage)?[_-]?([0-3])(?!\d)")
 """ZeRO stage in names of DeepSpeed configurations, such as zero3 or ds_z2_config."""
 _FSDP: dict[str, ZeroStage] = {"full_shard": 3, "shard_grad_op": 2}
-"""Vision units of packs that are full by their length alone."""
+"""ZeRO stage by the name of the sharding strategy of FSDP (torch's `ShardingStrategy`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from autotune.errors import JobError
 from autotune.loggers import LoggedRun, RunLog
 
 ERRORS = (wandb.errors.Error, OSError, EOFError, RuntimeError)
+# A choice: logged scalars upload in seconds, and devices of a cluster shall not wait for a lost network.
 _FINISH_SECONDS = 300.0
 """Most time to wait for uploads at the end; the rest stays in its folder, for `wandb sync`."""
 

@@ -13,6 +13,7 @@ _MODES = {
     pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive",
     pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
 }
+# A choice: finer steps would make each small change of another program a workload of its own.
 _STEP_BYTES = 1 << 30
 _LITTLE_BYTES = 256 << 20
 """Held bytes up to this are within the reserve of each device; more are counted in whole steps, so that small

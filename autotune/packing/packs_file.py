@@ -20,6 +20,7 @@ from trials.arrays import Ints
 from trials.data.epoch import Epoch
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
+# A choice: an epoch of a million packs is never in memory as Python's lists.
 _BATCH = 8192
 """Packs that are written at a time."""
 

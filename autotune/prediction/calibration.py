@@ -16,6 +16,8 @@ from autotune.prediction.features import COSTS, FEATURES, Features
 from autotune.prediction.memory import StageBytes
 from trials.arrays import Floats
 
+# The widths are choices, wide where a profile says least: links are timed without the load of a training, and the
+# constant time of a pack is a small difference of times.
 _MACHINE_WIDTH = 0.20
 """Prior standard deviation of a factor that all computation shares, such as another clock or load."""
 _OWN_WIDTHS = {
@@ -30,6 +32,7 @@ _OWN_WIDTHS = {
     "schedule": 0.10,
 }
 """Prior standard deviation of each factor alone. That of the schedule is a share of the step with mean 0."""
+# Choices above the errors of 32 plans on CPU ranks (at most 0.8 %), since a GPU's allocator counts more.
 _BYTE_WIDTHS = (0.02, 0.05)
 """Prior standard deviations of the factors of static and of kept bytes."""
 _TIME_NOISE, _BYTE_NOISE = 0.03, 0.005
@@ -42,6 +45,7 @@ _LEAST_FACTOR = 0.01
 """Everything takes some time, however wrong the profile is."""
 _TIME_FREEDOM, _BYTE_FREEDOM = 3.0, 10.0
 """Degrees of freedom of Student's t. Other programs disturb times; errors of bytes are nearly normal."""
+# A choice: each round solves for some ten factors; fewer might end before the weights settle.
 _ROUNDS = 20
 """Number of re-weightings."""
 _WIDTH = 2.0

@@ -9,6 +9,7 @@ from autotune.prediction.predictor import Predictor
 from trials.arrays import Floats
 from trials.plan import Plan
 
+# A choice: the mean of 64 steps that differ by 10 % is known to 1.3 %.
 MOST_STEPS = 64
 """Steps that represent a longer epoch."""
 _ERRORS = 2

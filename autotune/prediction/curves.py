@@ -28,6 +28,7 @@ _ERROR = 0.4
 """Standard error of the median of five normally distributed values, over their interquartile range."""
 _BISQUARE = 4.685 * 1.4826
 """Tukey's constant in median absolute errors, as in the fit of the coefficients."""
+# A choice: up to e^0.3, or 1.35 times the fitted line, a curve is taken for waves of tiles or for launches.
 _USUAL = 0.3
 """Logarithm of a factor that is never taken for a wrong measurement."""
 

@@ -12,6 +12,7 @@ from trials.plan import Plan
 from trials.units import number_of
 
 _MEBI = 1 << 20
+# A choice, as for a search (`_LEAST_GAIN`): less is not worth a line.
 LEAST_SAVED = 0.001
 """Share of an epoch that counts as a gain."""
 # Choices: a loss of 2 % is about what trials can tell, and more than three pieces of advice hide the first.

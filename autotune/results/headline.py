@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from autotune.search.roles import Role
 from storage.records import Baseline, BestPlan
 
+# A choice: about the noise of a trial (the prior of the surrogate), so people would call both equal.
 NEARLY = 0.02
 """Gain up to which a baseline is said to be as good as the best plan found."""
 SIGNIFICANT = 2.0

@@ -8,6 +8,7 @@ from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord
 from trials.units import number_of
 
+# A choice: smaller losses come and go with other load, and each line should be worth a look.
 _SLOW = 0.1
 """Share of the promised speed that a slow window lacks, at least."""
 # A choice: the stretches that lost most time, on part of a screen.

@@ -12,6 +12,7 @@ from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
 
+# A choice: more steps make the speed that is promised surer, but take their time from trials.
 _FINAL_SHARE = 0.1
 """Share of the time that is kept for the long measurement of the winner."""
 

@@ -22,6 +22,7 @@ from autotune.search.winner import ranked
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from trials.plan import Plan
 
+# A choice: short next to a trial, and two small queries a second on a database that agents share.
 LOOK_SECONDS = 0.5
 """Between looks at what other agents did, while there is nothing else to do."""
 

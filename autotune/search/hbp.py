@@ -17,6 +17,7 @@ from autotune.search.space.capacities import OMNIBAL_SLACK, capacity_of
 from trials.plan import OMNIBAL_PACKER, Layout, Levelled, Packed, Packing, Plan
 from trials.workload import DataProfile, Workload
 
+# 128K halved four times is 8K, the range of HBP.
 _HALVINGS = 4
 """Lengths to compare: the longest sample, halved so often. HBP has 8K to 128K."""
 

@@ -32,16 +32,20 @@ _log = logging.getLogger(__name__)
 
 # A choice: the best plans of three pipeline degrees; more would spend a small budget before the sampler has begun.
 _PREDICTED_PLANS = 3
+# A choice: before the first trial, predictions of two pipeline degrees may err by as much against each other.
 _NEARLY = 1.2
 """Largest ratio to the best predicted time with which plans of other pipeline degrees are tried first."""
 _AS_FAST = 1.03
 """Largest ratio to the best predicted time with which the winner of an earlier search is tried."""
+# A choice: further neighbours differ by single layers and would spend the budget of the sampler.
 _NEIGHBOURS = 2
 """Further plans that are tried of each kind of baseline: those predicted fastest."""
+# A choice: an eighth of the trials is the price of telling drift from slower plans.
 _REFERENCE_EVERY = 8
 """Trials after which one plan is run again, to see the machine drift."""
 OWN_SAMPLER = "model"
 """The one sampler that knows what a further trial may gain; others spend the whole budget."""
+# A choice: a suggestion takes milliseconds, and samplers of Optuna repeat themselves where few points are left.
 _IDLE_SUGGESTIONS = 50
 """Suggestions in a row that need no run, after which the sampler is taken to have nothing new."""
 # A choice: 0.1 % of a day's training is less than the trial that finds it.

@@ -16,14 +16,17 @@ from trials.arrays import Floats
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan
 
+# The usual level of significance, as a probability.
 SURE = 0.95
 """Probability of being slower with which a plan is no tie of the winner."""
+# A choice: the least width of the surrogate's grids, below which repeats hardly tell plans apart.
 SMALL_LOSS = 0.003
 """Expected loss, as a share of the time, below which a further round of repeats is not worth it."""
 Roles: TypeAlias = Mapping[Plan, frozenset[str]]
 """Roles in which plans were tried in this study."""
 _DRAWS = 4096
 """Draws from the posterior, which give probabilities to about a per cent."""
+# A choice: each finalist costs a trial in every round of repeats.
 FINALISTS = 3
 """Most plans that are repeated because they may win."""
 _LEAST_FINALISTS = 2

@@ -26,6 +26,7 @@ from trials.whole_file import whole_file
 
 _log = logging.getLogger(__name__)
 
+# A choice: each search stops the training for some minutes.
 MOST_RETUNES = 3
 """Searches in one launch: for a machine that changes all the time no plan is the best."""
 

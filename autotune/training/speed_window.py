@@ -8,6 +8,7 @@ from typing import Self
 from trials.outcome import Measurement
 from trials.tasks.training.progress import Progress, RankTimes
 
+# A choice: windows grow with the launch, so that its table and chart stay readable.
 MOST_WINDOWS = 256
 """Stored windows of the final length in a launch."""
 

@@ -16,6 +16,7 @@ from storage.records import BestPlan
 from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM = "data.histogram"
+# A choice: the histogram of each is read and compared, and near workloads have like columns anyway.
 _COMPARED = 64
 """Number of workloads whose histograms are compared, unless the caller wants more."""
 _Columns = dict[str, Column[Any]]

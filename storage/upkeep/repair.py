@@ -49,6 +49,7 @@ _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
 _LOGS = ("", "-wal", "-journal", "-shm")
 """Endings of a file and of those that SQLite keeps next to it."""
 _NEVER = datetime.fromtimestamp(0, UTC)
+# A choice: no table here counts that far, and a damaged id could send the search to 2^63.
 _FARTHEST = 1 << 40
 """Row ids above this are not looked for behind a damaged page."""
 

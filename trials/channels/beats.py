@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from trials.channels.store import SignedStore
 
+# Choices: a lost node is found after 15 s; fewer beats would give up a process that swaps or imports for seconds.
 BEAT_SECONDS = 1.0
 """Between two signs of life, and between two looks at those of others."""
 MISSED_BEATS = 15

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from trials.costs.coefficients import NOTHING, Coefficients, Measured
 from trials.units import check_measured
 
+# A choice: repeats on a GPU spread by less than 1 %, those of CPU ranks by more; a fifth is a disturbance.
 NOISE_LIMIT = 0.20
 """A layer's times are noisy when its repeats spread by more than this share of their median."""
 

@@ -23,6 +23,7 @@ from trials.sharing.share import ALONE, Share
 
 BEST = "best"
 """In place of a packer's name: the packer that is best for the epoch."""
+# A choice: less than trials can tell, and fewer packs cost less of what predictions leave out.
 _TIE = 0.005
 """Between packers whose costs differ by less than this share, the one with fewest packs is best."""
 

@@ -21,6 +21,7 @@ from trials.errors import DataError, in_one_line
 TOKENS = "tokens"
 """Column of the place of a sample's sealed tokens, -1 for none."""
 COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens", TOKENS)
+# A choice: keys may be ids, of which each record has another.
 MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
 Fact: TypeAlias = tuple[int, int]

@@ -28,6 +28,7 @@ _START_SECONDS = 10.0
 """Seconds until processes have loaded a model's tokenizer; less work than that is done in this process."""
 # A choice: each process holds Python, a tokenizer and an image processor, some hundred MB.
 _MOST_WORKERS = 32
+# A choice: processes find work while this one waits for the first chunk in order.
 _AHEAD = 3
 """Chunks per process that are under way or waiting to be taken."""
 

@@ -136,6 +136,7 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
     )
 
 
+# A choice: bounds the time for data with many units, where few of the next samples fit.
 _TRIES = 64
 """Samples with too many vision units that are looked at in a row before a pack counts as full."""
 

@@ -11,6 +11,7 @@ from trials.model.attention.packed import PACKED_ATTENTION, packed_attention
 from trials.model.refusals.compiling import check_compiler
 from trials.model.stage import StageModule
 
+# A choice: these causes multiply to some dozens.
 _MOST_GRAPHS = 64
 """Of one function. Recomputation, evaluation, types of layers and ranks that share packs multiply."""
 

@@ -8,6 +8,7 @@ from trials.plan import Layout
 GRADIENT_BYTES = 4
 """Bytes of a parameter's gradient: micro-batches are summed, and data ranks averaged, in float32."""
 
+# DeepSpeed's `reduce_bucket_size` has 500 million by default, a buffer of 2 GB; this one takes 200 MB.
 BUCKET = 50_000_000
 """Most gradients that are joined for one message."""
 

@@ -8,6 +8,7 @@ from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.weights import weights_fingerprint
 
+# A choice: the largest published tokenizers have about 35 MB.
 _MOST_BYTES = 64 << 20
 """Of a file that is read whole: configurations, tokenizers, templates and code, but no weights."""
 

@@ -11,6 +11,7 @@ import huggingface_hub
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _SNAPSHOT = re.compile(r"(?:.*/)?models--([^/]+)/snapshots/[^/]+/?")
+# A choice: nodes of a cluster often have no way to the hub, and should not wait long for it.
 _SECONDS = 5.0
 """Timeout for the hub's first answer; its own client tries six times, for up to minutes."""
 _log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from trials.offload.transfers import Transfers
 
+# A choice: at 25 GB/s a copy of 64 KiB takes 2.6 us, about as long as its launch.
 _LEAST_BYTES = 1 << 16
 """Smaller storages stay on the device: their copies would take longer to launch than to make."""
 

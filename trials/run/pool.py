@@ -16,10 +16,12 @@ from trials.tasks.stop import Stop
 
 _log = logging.getLogger(__name__)
 
+# A choice: a start takes some seconds, next to fifty trials of as many each.
 REQUESTS_PER_START: Mapping[Literal["warm", "fresh"], int] = {"warm": 50, "fresh": 1}
 """Requests per group of ranks, by `search.workers`. Warm ranks are limited too, for leaks that no footprint shows."""
 
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.02, 0.25
+# A choice: a trial seems 1 % longer at most to the agent, while ranks time their own steps.
 _POLL_SHARE = 0.01
 """Of the time that ranks have been silent, by which an answer is seen too late."""
 _START_SECONDS = 300.0

@@ -12,8 +12,10 @@ _DESCRIPTORS_PER_RANK = 20
 Measured on two CPU ranks: the first pipeline plan after one of data parallelism leaves 18 more descriptors and 12 more
 threads, once, whatever follows. Each plan of ZeRO 3 leaves 10 and 6, so the fifth at the latest ends its ranks.
 """
+# By the same measurement: 12 threads once, and 6 for each of three plans of ZeRO 3.
 _THREADS = 30
 """Allowed growth of a process's threads."""
+# A choice: cuBLAS alone keeps a workspace of 32 MiB on an H100 for each handle and stream.
 _DEVICE_BYTES = 256 << 20
 """Allowed growth on the accelerator, for workspaces of libraries; memory held beyond that the next plan would lack."""
 

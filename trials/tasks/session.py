@@ -39,6 +39,7 @@ from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.request import Request
 
 _WHOLE = SharingGroup()
+# A choice: some dead links are usual in large data sets, and a lost disk shows within a few packs.
 _LATEST = 32
 """Samples of which most have to be readable."""
 

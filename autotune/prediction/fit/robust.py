@@ -7,6 +7,7 @@ import numpy as np
 from trials.arrays import Floats
 from trials.costs.coefficients import Coefficients
 
+# A choice: each round solves for three coefficients at most; fewer might end before the weights settle.
 _ROUNDS = 15
 """Most re-weightings."""
 _SMALLEST = 1e-3

@@ -20,6 +20,7 @@ from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 
 _TIME = "seconds from the beginning of the step"
+# Choices: Vega-Lite draws each pass as an SVG element of its own.
 _MOST_PASSES = 3000
 """Passes of a chart; a browser draws more of them too slowly."""
 _CROWDED = 600

@@ -21,6 +21,7 @@ from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import PackedEpoch
 from trials.data.metrics import Balance
 
+# A choice: cells of some pixels, each with enough packs for a colour.
 _CELLS = 40
 """In each direction, at most."""
 _SIDES = {"before": COLOURS["before"], "after": COLOURS["after"]}

@@ -18,6 +18,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import seconds_text
 from autotune.report.sides import ComparedPlan
 
+# A choice: rows that fit a screen.
 _MOST_RANKS = 24
 """Ranks that get a row each; of more, the means of each stage are shown."""
 _SPENT = {

@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 # A choice: the least odd number with which a median leaves out two disturbed rounds.
 _REPEATS = 5
 _LEAST_UNITS, _LEAST_TOKENS = 24, 1024
+# A choice: twice the samples of OmniBal's micro-batch. The cost of larger packs is extrapolated by the fit.
 _SAMPLES = 8
 """Mean samples of the largest profiled pack, about."""
 _CURVE_SIZES = 16

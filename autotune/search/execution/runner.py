@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 StepCallback = Callable[[float], bool]
 """Called with the estimate of the epoch's seconds by each timed step; returns whether the trial shall go on."""
+# A choice: with three steps the error of their mean has two degrees of freedom.
 _LEAST_STEPS = 3
 """Timed steps that a trial runs at least, since fewer may agree by chance."""
 

@@ -16,6 +16,7 @@ from storage.records import FinishedTrial
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan
 
+# A choice: each explanation simulates several plans, and people compare two or three.
 _MOST_TIES = 3
 """Ties whose time is explained."""
 

@@ -24,6 +24,7 @@ from trials.job import Job, SearchSection
 from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
 from trials.plan import Layout, Packing, Plan
 
+# A choice: 0.6 GB at most, for what would take seconds to pack again.
 _KEPT_SAMPLES = 6_000_000
 """Samples of all excerpts that are kept together: their packs take less than 0.1 GB for a million."""
 _KEPT_WHOLE = 8

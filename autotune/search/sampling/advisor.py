@@ -30,24 +30,31 @@ from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Packing, Plan
 
+# A choice: each of these plans needs the derivatives of its step by all factors.
 _COMPARED = 32
 """Plans predicted fastest whose posterior is computed."""
+# With 24 solved packings in place of 8, and an error that plans of similar packs share, it lowered the regret after 12
+# trials from 1.3 to 0.2 % (median of 20 held-out machines of benchmarks/search.py).
 _COMPARED_OF_PACKS = 3
 """Most of them with the same packing and layout: their variants are alike, but other packs may be predicted wrongly."""
 _SOLVED = 24
 """Packings and layouts, predicted fastest, for which splits are solved with corrected costs."""
 _SOLVED_OF_LAYOUT = 6
 """Further ones of each layout."""
+# Choices: each step of a climb predicts dozens of neighbours.
 _AROUND = 8
 """Packings and layouts around whose best plan others are looked for."""
 _CLIMBS = 8
 """Most steps of a climb to ever better predicted neighbours."""
 _CLIMB_GAIN = 1.07
 """Most by which a climb is expected to be faster than its start; on 20 simulated workloads it was at most 1.06."""
+# With one climb from one packing the first plan was 1.1 % behind the best known (median of ten changed jobs).
 _INFORMED_CLIMBS = 8
 """Climbs from different packings, of all pipeline degrees, where an earlier search has corrected the predictions."""
 # Keeps quotients and logarithms finite where a plan cannot fit.
 _LEAST_CHANCE = 1e-9
+# On twelve simulated machines with noise of memory 0.92 trials of a search ran out of it with the 90 %, and 1.08 with
+# 80 %.
 _CHANCES = (0.025, 0.9, 0.95)
 """Least probability that a plan fits the memory, of those that are tried: at first, after one trial that ran out of
 memory, and after more."""

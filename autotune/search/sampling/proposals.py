@@ -238,6 +238,7 @@ TO_BEAT = "to_beat_seconds"
 """Attribute with what the best plan would take now: the values in the study may be from when the machine was faster."""
 # A standard deviation needs two.
 _LEAST_STEPS = 2
+# Choices: a plan that might win is worth more than the rest of its steps, so only 3 standard errors end a trial.
 _CLEARLY = 3.0
 """Standard errors by which a trial has to be worse."""
 _LEAST_ERROR = 0.03

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from autotune.prediction.memory import StageBytes
 from trials.workload import Workload
 
+# A choice: with less, plans at the limit run out of memory in trials; with more, layers are recomputed for nothing.
 HEADROOM = 0.97
 """Share of the memory that solved plans may use, since predictions err by a few per cent."""
+# A choice: rounding may double it, and half of the memory is left for the rest.
 _HOST_SHARE = 0.25
 """Share of the host's memory for what layers offload: torch rounds each page-locked block up to a power of two, and
 ranks, loading processes and files need memory as well."""

@@ -18,8 +18,10 @@ from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.plan import Layout
 
+# A choice: small ratios find most counts that are never worth it; the search passes over the others itself.
 _EXCHANGES = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2))
 """Numbers of layers of one kind that may be recomputed for less in place of others of the other kind."""
+# A choice: thin ranges hold few mixtures, and each range has a fixed cost in numpy.
 _SLICES = 64
 """Number of ranges of cost that are searched one after the other, until one has a mixture that fits."""
 # Mixtures that are checked at a time; their bytes for some dozens of windows then take tens of MB.

@@ -28,6 +28,8 @@ from trials.costs.coefficients import KINDS
 from trials.errors import InvalidPlan
 from trials.plan import Layout, Packing, Plan, Recomputed, Stage
 
+# Choices: a bound that is too low repeats the pruned problem, one that is too high keeps stages that are in no best
+# split.
 _FIRST_BOUND = 1.15
 """First bound on the slowest stage, as a multiple of its time with unlimited memory."""
 _NEXT_BOUND = 1.6
@@ -36,6 +38,7 @@ _OUTER_PACKS = 0.6
 """Size of the first and the last pack of a step over that of the mean pack: on 15 simulated workloads at least 0.67."""
 # Bounds come from sums and quotients of many times: widened by far more than float64 rounds, so that none is lost.
 _ROUNDING = 1 + 1e-9
+# A choice: 128 KiB for each column of float64.
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
 _EACH_LAYER = Parts(

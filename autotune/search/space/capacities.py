@@ -13,10 +13,12 @@ from trials.data.packers.best_fit import Sizes, patterns
 from trials.plan import OMNIBAL_PACKER, Packed
 from trials.workload import DataProfile
 
+# A choice, in factors of 1.2 to 1.5: each is compared with every layout.
 _PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 """Mean samples per pack for which capacities are proposed."""
 _NEIGHBOURHOOD = (0.65, 1.35)
 """Range around the mean units of a pack in which the qv is searched that the data fills best."""
+# Choices: the histogram is packed for each, 5 to 10 ms with at most 256 sizes.
 _LOOKED_AT = 16
 """Values of qv that are compared in this range."""
 _NEARLY = 0.01

@@ -14,6 +14,7 @@ from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder
 from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded
 from trials.workload import DataProfile, Workload
 
+# A choice: ranks that share packs exchange in every layer, so a smaller gain is soon lost.
 _WORTH_WAITING = 0.05
 """Share of the time that ranks may wait for the slowest one before smaller parts of long packs are worth a search."""
 _USUAL_SAMPLES = 4

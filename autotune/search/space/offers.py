@@ -11,6 +11,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from trials.plan import Layout, Packed
 
+# A choice: predictions of layouts that no trial corrected err by some per cent.
 _WORTH = 1.05
 """Most that the best plan of such a layout may be predicted to take, as a multiple of the best plan without."""
 _SOLVED = 4

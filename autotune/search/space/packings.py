@@ -26,6 +26,7 @@ _OTHER_LADDER = 10.0
 """Distance between packings of different ladders: more than any change of capacities."""
 _SHARES = (1.0, 0.5, 1.5, 0.7, 0.35, 2.2)
 """Tokens of a rank in packs of the first level, as shares of what `Ladders.tokens` says."""
+# A choice: packs of capacities further away are others altogether, and have starts of their own.
 _STEPS = 2
 """Capacities on either side that are neighbours."""
 _ROOM_FOR_UNITS, _OF_UNITS = 1.5, 0.5

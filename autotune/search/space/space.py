@@ -18,6 +18,7 @@ from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Sta
 
 Point: TypeAlias = dict[str, Any]
 
+# A choice: ladders multiply packings, and those of one are alike.
 _OF_LADDER = 4
 """Most starts of one ladder in a layout."""
 _BOUNDARY, _VISION, _LANGUAGE = "boundary_{}", "recompute_vision_{}", "recompute_language_{}"

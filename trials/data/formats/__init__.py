@@ -25,6 +25,7 @@ from trials.job import Source
 
 __all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "records", "resolve"]
 
+# A choice: some data sets begin with records that are empty or broken.
 _LOOKED_AT = 64
 """Records that are tried before a file's format counts as unknown."""
 # A choice: keys of a message, which stays one line; records of known formats have fewer.

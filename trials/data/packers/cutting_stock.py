@@ -17,6 +17,7 @@ from trials.plan import Packed
 
 RELAXES = False
 
+# Choices: powers of two, as long as there are at most `_CLASSES` classes.
 _SPLITS = (1, 2, 4, 8)
 """Into how many classes of like tokens the items of a number of units are split, in turn."""
 # Choices: the time grows with the classes and with the cells of a pack, units times tokens, in each iteration.

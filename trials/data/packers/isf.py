@@ -14,6 +14,7 @@ RELAXES = True
 
 MAX_ROUNDS = 50
 """The paper sees no change after about 5; few and odd lengths need more."""
+# A choice; the early exit of the published code never fires (docs/methods.md).
 _WORTHWHILE = 0.001
 """A round that fills a smaller share of its packs is the last."""
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from trials.errors import in_one_line
 
+# A choice: a chat with several inline images has some MB.
 MAX_RECORD_BYTES = 16 << 20
 """A longer record is not read into memory, and is reported."""
 

@@ -10,6 +10,7 @@ from trials.data.records.references import is_unicode, named_file, picture_of
 from trials.data.records.sample import Image, Video
 from trials.data.records.watched import is_nothing
 
+# A choice, above the 768 frames that Qwen's processors take at most.
 MOST_FRAMES = 4096
 """Most frames of one video that is given as images, and most entries of a folder of frames."""
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")

@@ -12,12 +12,14 @@ from trials.data.steps.traits import sums_of_steps, variance_ratios
 
 ARRANGEMENT_VERSION = 3
 """Of packs and their steps: a training cannot go on with those of another version."""
+# Measured in docs/benchmarks/packing.md.
 _WINDOW_ROWS = 64
 """Rows in which packs are matched at most; with more, waiting is below the noise."""
 _NARROWER = 2
 """Times by which a window is narrowed while its steps are not mixed enough."""
 _MARGIN = 0.6
 """Share of the allowed variance at which steps are mixed enough: other measures of a length differ a little."""
+# A choice: 1.2 % of normally distributed steps are outside, about the share that a certificate allows.
 _SPREADS = 2.5
 """Standard deviations of the samples of a step within what is allowed."""
 

@@ -11,6 +11,7 @@ _ITERATIONS = 4
 _SWAPS = 64
 _LOOKED_AT = 4
 """Items of a taker that are looked at for a swap."""
+# So that rounding, which differs between machines, decides no swap.
 _GAIN = 1e-6
 """Least gain of a swap, far above rounding."""
 

@@ -9,6 +9,7 @@ from trials.arrays import Floats, Ints
 
 _NEGLIGIBLE = 0.005
 """Share of an epoch's time that is not worth less even tokens, nor, between levels, less even attention."""
+# Choices: powers of two. The cube root of the number of rows is tried as well.
 _STRIPS = (1, 2, 4, 8)
 """Numbers of strips of like tokens that are tried between levels."""
 

@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 from trials.arrays import Floats, Ints
 from trials.data.index import DatasetIndex
 
+# A choice: the time of dealing grows with the square of the traits.
 _SOURCES = 32
 """Maximum number of sources that are compared. The largest are compared alone, and all others as one source."""
+# A choice: logarithms as whole numbers add up to the same on every machine, to 0.1 % of a length.
 _PARTS = 1 << 10
 """Of a logarithm's unit."""
 

@@ -13,6 +13,7 @@ from torch import distributed
 
 from trials.grid import Grid
 
+# A choice: 32 MiB of float32, long enough for full bandwidth.
 _SHARE = 8 << 20
 """Most elements of a share: the parts that a rank receives take room besides the gradients."""
 

@@ -24,6 +24,7 @@ from trials.model.inputs.videos import VideoCount, VideoInputs
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
+# A choice: some MB. Data sets repeat sizes, so most counts are found here.
 _COUNTED = 1 << 16
 """Sizes of the images of a sample whose counts are kept."""
 

@@ -47,6 +47,7 @@ _SETTINGS = (
 )
 _BOUNDED = (CONFIG, "preprocessor_config.json", "processor_config.json")
 """The numbers of a tokenizer's settings cost nothing; `model_max_length` is often 10^30."""
+# Choices above all published models: larger numbers would fill the memory or take minutes.
 _MOST = (
     (re.compile(r"(layers?|depths?|blocks|stages)$"), MOST_LAYERS),
     (re.compile(r"^(max|min)_patches$"), 4_096),

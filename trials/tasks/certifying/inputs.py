@@ -14,6 +14,7 @@ from trials.model.skeleton import load_config
 
 _log = logging.getLogger(__name__)
 
+# A choice: a fault of a template or a processor shows in most records.
 _MOST = 16
 """Records that each rank compares: their images are prepared three times."""
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
+# A choice: float64 copies of 8 MiB in place of copies of a whole weight.
 _PART = 1 << 20
 """Values at once."""
 

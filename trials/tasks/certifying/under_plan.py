@@ -35,6 +35,7 @@ _FEW = 2.0**-26
 """A quarter of a rounding of each float32 number: few are rounded otherwise than in torch's own update."""
 _SOME = 4 * 2.0**-23
 """Four numbers of a small parameter that are rounded otherwise by one unit in the last place."""
+# A choice far above float64's rounding, and far below any difference between two schedules.
 _RATE_ERROR = 1e-9
 """Relative: both are computed in float64."""
 

@@ -40,6 +40,7 @@ from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import ProbeSizes, Profile, Request
 
 _COMPILED: tuple[LayerKind, ...] = ("vision", "language")
+# A choice: a machine that is still disturbed in the third round is marked as noisy instead.
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
 _QUICK_UNITS, _QUICK_TOKENS = 4, 512

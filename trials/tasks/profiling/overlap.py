@@ -15,8 +15,10 @@ _ALL_BYTES = 8 << 20
 _LEAST_BYTES = 64 << 10
 _GROWTH = 2
 """Place in the ladder of one bucket that is timed to the next: each has four times the bytes."""
+# A choice: smaller buckets begin earlier in the backward pass, which is worth a little of their own time.
 _COSTS_LITTLE = 1.05
 """Time of averaging in small buckets, as a multiple of the least time."""
+# A choice: a product of some milliseconds on a CPU core, so that their number can be fitted to the averages.
 _WIDTH = 512
 """Rows and columns of the matrices that are multiplied meanwhile."""
 

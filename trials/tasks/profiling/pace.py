@@ -15,6 +15,7 @@ Slowest: TypeAlias = Callable[[Sequence[float]], Sequence[float]]
 
 LEAST_BYTES = 32 << 10
 """From about here on the time of an exchange depends on its size."""
+# A choice: of 90 s for all exchanges (`_EXCHANGE_SECONDS`) one may take a second.
 _SHARE = 1 / 90
 """Share of the time left that one exchange may take. A kind takes several of these, and time is always left."""
 _REPEATED = 2

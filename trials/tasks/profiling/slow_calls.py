@@ -25,6 +25,7 @@ Options: TypeAlias = Mapping[str, Any]
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _OF_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+# A choice: above the spread at which repeats count as noisy (`NOISE_LIMIT`).
 _CLEARLY_FASTER = 1.25
 """Times by which a call must be slower than the other way: below that, repeats of one and the same differ."""
 # A choice: the least of three, after a warm-up, leaves out a disturbed one; a profile tries many calls.

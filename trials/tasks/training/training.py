@@ -197,6 +197,7 @@ def run_steps(
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
 
 
+# Microseconds: the clocks of ranks tell no more, and the lines of a log stay short.
 _DIGITS = 6
 """Decimal places of the seconds."""
 
