@@ -19,7 +19,7 @@ class Subject:
     kind: Literal["study", "plan"]
     id: str
     name: str
-    """For messages; of a plan its id."""
+    """Name in messages; for a plan its id."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

@@ -41,7 +41,7 @@ class PlanTime:
     steps: int
     """Steps of an epoch."""
     parts: tuple[TimePart, ...]
-    """They sum to `epoch_seconds`."""
+    """Parts of the epoch's time, which sum to `epoch_seconds`."""
     stage_peak_bytes: tuple[int, ...]
     """Measured on the fullest rank of each stage."""
     runs: int
@@ -84,7 +84,7 @@ class ChangeEffect:
     gain_error: float
     """Standard error."""
     peak_bytes: int
-    """Of the fullest rank."""
+    """Peak bytes of the fullest rank."""
     fits: bool
     """Whether the memory limit allows it."""
     measured: bool

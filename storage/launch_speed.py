@@ -11,11 +11,11 @@ class Growth:
     """A part of a step that takes longer than it did."""
 
     part: str
-    """In words: loading, a stage, a rank, all ranks, or communication."""
+    """Name of the part: loading, a stage, a rank, all ranks, or communication."""
     usual_seconds: float
-    """Of a step."""
+    """Usual seconds of the part in a step."""
     seconds: float
-    """Of a step."""
+    """Present seconds of the part in a step."""
 
     def __str__(self) -> str:
         return f"{self.part}: {self.seconds:.3g} s a step instead of {self.usual_seconds:.3g} s"
@@ -48,7 +48,7 @@ class LaunchWindow:
     training_samples_per_second: float
     tokens_per_second: float
     promised_samples_per_second: float | None
-    """As the search found it for the plan, for samples of as many tokens; None for a plan that was never measured."""
+    """Speed by the search, for samples of as many tokens; None for a plan that was never measured."""
     parts: StepParts
 
     def __post_init__(self) -> None:

@@ -25,7 +25,7 @@ class Difference:
     then: object
     now: object
     weight: float
-    """Of a whole difference: another text, or a doubling."""
+    """Distance for a whole difference: another text, or a doubling of a number."""
     why: str
     """Consequence for a plan."""
     distance: float

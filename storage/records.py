@@ -36,7 +36,7 @@ class CompileDecision:
     """Whether layers are compiled in trainings of one length, of jobs that leave it to the agent."""
 
     workload_fingerprint: str
-    """Of the workload with layers as they are."""
+    """Fingerprint of the workload without compiled layers."""
     steps: int
     """Optimizer steps of the whole training."""
     compiler: str | None
@@ -263,7 +263,7 @@ class ParetoPlan:
     estimated_samples_per_second: float
     """Estimated: samples of an epoch over the time that trials give it."""
     peak_bytes: int
-    """Of the fullest rank."""
+    """Peak bytes of the fullest rank."""
     joules_per_sample: float | None
     """None where the devices do not count it."""
 
@@ -317,7 +317,7 @@ class TriedPlan:
     winner: BestPlan | None
     """Winner of the study: this plan or another; None while there is none."""
     trials: tuple[TrialRecord, ...]
-    """Those of the plan in the study, in order of number."""
+    """Trials of the plan in the study, in order of number."""
 
     @property
     def won(self) -> BestPlan | None:
@@ -345,7 +345,7 @@ class LaunchResult:
     steps: int
     """Optimizer steps done."""
     training_samples_per_second: float | None
-    """Of the training: samples of this launch's steps but the first, which warms up, over their time; None for none."""
+    """Samples over seconds of this launch's steps but the first, which warms up; None where there are none."""
     finished: datetime
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ _LEAST_NEAR = 0.99
 _LEAST_SAMPLES = 2.0
 """Samples by which steps of a small batch may differ: packs cannot be cut."""
 _CHANCE = 0.001
-"""Of a random order to vary by more than is allowed, where there are few steps."""
+"""Probability that steps in random order vary by more than is allowed, where there are few steps."""
 Reference: TypeAlias = Literal["transformers", "stages", "recomputed-stages"]
 """What gradients are compared with.
 
@@ -150,7 +150,7 @@ class StepReport:
     gradients: GradientComparison | None
     """After clipping; None for a step of which only the update is compared."""
     before_clipping: GradientComparison | None
-    """Of the first step, where gradients are clipped: clipped ones have lost their length."""
+    """Before clipping, for the first step where gradients are clipped: clipped ones have lost their length."""
     updates: tuple[UpdateComparison, ...]
     """Of the trained parameters of this rank's stage, as `GradientComparison.parameters`."""
 
@@ -160,11 +160,11 @@ class InputCount:
     """The records of the first step that were compared with what the family's own processor makes of them."""
 
     records: int
-    """Those whose token ids were compared."""
+    """Records whose token ids were compared."""
     labelled: int
-    """Those of which the labels were compared, too."""
+    """Records whose labels were compared as well."""
     uncompared: int
-    """Those that the processor cannot be asked for: with videos, or refused by it."""
+    """Records with videos, and records that the processor refuses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class EpochCount:
     """The samples of the first epoch as a rank builds its steps."""
 
     samples: int
-    """In all steps, repeats included."""
+    """Samples in all steps, repeats included."""
     wrong: int
     """Samples of the data that are there more or less often than their repeat says; skipped ones do not count."""
     skipped: int

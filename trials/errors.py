@@ -22,7 +22,7 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
 import re
 
 _LONGEST_WORD, _WORD_BEGIN, _WORD_END = 160, 90, 40
-"""Of a name, or of a text without white space, in characters, and what is kept of a longer one."""
+"""Characters of the longest word that is shown whole, and those kept of both ends of a longer one."""
 _LONGEST_LINE, _LINE_BEGIN, _LINE_END = 1_500, 900, 400
 _LONG = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 

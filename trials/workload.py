@@ -118,7 +118,7 @@ class ModelShape:
     trained: str | None = None
     """Parts of the model that train; None for the whole model."""
     compiler: str | None = None
-    """What compiles the layers; None for layers as they are."""
+    """What compiles the layers; None for uncompiled layers."""
     target_flops: float = 0.0
     """Forward operations of one target in the head."""
 
@@ -188,5 +188,5 @@ class Workload:
         return wire.digest(self, never=_FOR_PEOPLE)
 
     def with_layers(self, *, compiled: bool) -> "Workload":
-        """Return the workload with compiled layers, or with layers as they are."""
+        """Return the workload with compiled or with uncompiled layers."""
         return replace(self, model=replace(self.model, compiler=COMPILER if compiled else None))

@@ -57,7 +57,7 @@ class PartComparison:
     """Norm of the difference, relative to the norm of the reference."""
     allowed_difference: float
     largest_difference: float
-    """The same for the single parameter where it is largest, relative to 1 % of the part's norm at least."""
+    """Largest relative difference of a single parameter; a norm below 1 % of the part's counts as 1 % of it."""
     largest_parameter: str
     allowed_largest: float
 

@@ -87,7 +87,7 @@ class OffloadDimension(Dimension):
 def _offloads(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:
     """Return whether layers of the best plan offload, and the host has the memory for it.
 
-    They do so of each kind that recomputes in more time, so that one of the three layouts is solved.
+    A kind of layer offloads where its recomputation takes more time, so only one of the three layouts is solved.
     """
     usual = replace(layout, offload="none")
     if not solver.keeps_batch(packing, layout):
@@ -96,7 +96,7 @@ def _offloads(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:
     offloading, recomputing = (solver.freeing_seconds(packing, each) for each in (every, usual))
     if any(layout.offloads(tower) != (offloading[tower] < recomputing[tower]) for tower in TOWERS):
         return False
-    # Most of these were solved before.
+    # The solver caches its solutions, and usual layouts were mostly solved before, so this call costs little.
     without = solver.solve(packing, usual)
     if without is not None and not any(any(astuple(each)) for stage in without.stages for each in stage.recomputed):
         return False

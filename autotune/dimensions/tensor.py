@@ -91,7 +91,7 @@ class TensorDimension(Dimension):
         around = costs.exchange("tensor", degree, "language")
         if around is None and not _knows(costs, degree):
             raise ValueError(f"the profile has no times of what {degree} ranks exchange that hold layers together")
-        # As if they were data ranks.
+        # The sum over tensor ranks takes the time of an average over as many data ranks.
         alike = replace(layout, data=degree, tensor=1, reduce_within=1)
         replicas = Exchange.of_bytes("replicas", degree, 0.0, average_seconds(costs, alike))
         return *others, *([around] if around else []), replicas

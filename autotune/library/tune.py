@@ -23,9 +23,9 @@ class Tuned:
 
     best: BestPlan
     certificate: Certificate
-    """Of the winner, whether it holds or not."""
+    """Certificate of the winner, whether it holds or not."""
     trials: Sequence[TrialSummary]
-    """On which the winner's figures rest."""
+    """Trials on which the winner's figures rest."""
 
 
 def tune(

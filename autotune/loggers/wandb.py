@@ -21,7 +21,7 @@ def start(run: LoggedRun) -> RunLog:
 
 class _WandbRun:
     def __init__(self, run: LoggedRun) -> None:
-        # Without its folder it is new to this training: earlier launches have logged elsewhere.
+        # Where the folder is missing, earlier launches have logged elsewhere: all steps are new to wandb.
         is_known = (run.output / "wandb").exists()
         self._logged = run.logged if is_known else frozenset()
         try:

@@ -90,7 +90,7 @@ def _occupancy(uuid: str, handle: object) -> Occupancy | None:
         uuid=uuid,
         name=pynvml.nvmlDeviceGetName(handle),
         memory_bytes=int(memory.total),
-        # Without what the driver keeps for itself.
+        # NVML's `used` leaves out what the driver keeps for itself.
         held_bytes=_rounded(int(memory.used)),
         pids=tuple(sorted({process.pid for process in (*processes, *of_mps)} - {os.getpid()})),
         mode=_MODES.get(ask(pynvml.nvmlDeviceGetComputeMode, handle), "default"),

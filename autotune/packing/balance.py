@@ -44,7 +44,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Balanced:
-    """The same samples unpacked and packed."""
+    """Balance of the same samples as unpacked micro-batches and as packs."""
 
     material: Material
     number: int

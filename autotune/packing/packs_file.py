@@ -30,7 +30,7 @@ class _Batch:
     """Some packs in the order of the file."""
 
     samples: Ints
-    """Of one pack after the other."""
+    """Record numbers of the samples, pack after pack."""
     starts: Ints
     """[packs + 1]"""
     columns: Mapping[str, Ints]
@@ -66,7 +66,7 @@ def _batches(epoch: Epoch) -> Iterator[_Batch]:
     packs = epoch.assignment.ravel()
     # The last key of `lexsort` counts most.
     order = np.lexsort([part.ravel() for part in (micro_batches, ranks, steps)])
-    # A pack that ranks share is that of the first of them.
+    # A pack that several ranks share is written once, for the first of its ranks.
     order = order[(ranks.ravel() % epoch.degrees[packs] == 0)[order]]
     columns = {
         "vision_units": epoch.packs.sums(epoch.index.vision_units)[packs],

@@ -20,7 +20,7 @@ class Charges:
     forward: Floats
     """Seconds as coefficients of the sizes of a rank's part of a pack, without targets."""
     backward: Floats
-    """Without recomputation; 0 for layers without a backward pass."""
+    """Seconds of the backward pass without recomputation; 0 for layers that have none."""
     again: Floats
     """Seconds that recomputation adds; 0 for layers that offload in its place."""
     in_pass: float

@@ -10,7 +10,7 @@ from trials.costs.coefficients import KINDS, Coefficients, LayerKind
 UNITS, TOKENS, SQUARES, CONSTANT, TARGETS = range(5)
 EVERY = (UNITS, TOKENS, SQUARES, CONSTANT, TARGETS)
 WITHOUT_TARGETS = slice(TARGETS)
-"""Those on which all but layers depends: loading, exchanges and links."""
+"""Columns on which loading, exchanges and links depend; only layers depend on targets."""
 
 
 def of_kind(kind: LayerKind, coefficients: Coefficients) -> Floats:

@@ -94,7 +94,7 @@ class StageMemory:
     def intervals_of_levels(
         self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
     ) -> tuple[StageBytes, ...]:
-        """Return the intervals of the stages of one plan, given as they are for packs of each level."""
+        """Return the intervals of one plan's stages, which `of_levels` has as packs of each level recompute them."""
         whole = of_levels[0]
         if len(of_levels) == 1:
             return self.intervals(whole, layout, np.arange(len(whole)), sizes)

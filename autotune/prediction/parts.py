@@ -31,7 +31,7 @@ class Parts:
 
     @classmethod
     def of_levels(cls, plan: Plan) -> tuple["Parts", ...]:
-        """Return the stages of the plan as they are for packs of each level."""
+        """Return the plan's stages for each level, with the layers that packs of the level recompute."""
         cuts = cut(plan)
         return tuple(cls.of(cuts, level) for level in range(len(plan.packing.degrees)))
 

@@ -136,7 +136,7 @@ class EpochSizes:
 
     @property
     def timed_blocks(self) -> tuple[Ints, ...]:
-        """Those `blocks` of which the mean step takes as long as that of the epoch."""
+        """Blocks whose mean step takes as long as the mean step of the epoch."""
         return self.blocks
 
     @cached_property

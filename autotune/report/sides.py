@@ -22,7 +22,7 @@ class ComparedPlan:
     roles: tuple[str, ...]
     """Why it was tried."""
     speed: Speed | None
-    """None for a plan that no run measured to its end."""
+    """Measured speed; None for a plan that no run measured to its end."""
     epoch_seconds: float | None
     """Seconds of an epoch at that speed."""
     run: FinishedTrial | None
@@ -41,7 +41,7 @@ class ComparedPlan:
 
 
 def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]:
-    """Return the fastest baseline and the best plan, as far as they are known; one where they are the same plan."""
+    """Return the fastest baseline and the best plan, where known; one entry where both are the same plan."""
     before, after = source.usual, source.best
     found = []
     if before is not None and before != after:

@@ -52,14 +52,14 @@ class Evidence:
     """Trials of the study with a measurement."""
     disturbed_runs: int
     winner_runs: int
-    """Those of the winner."""
+    """Trials of the winner with a measurement."""
     disturbed_winner_runs: int
     disturbance: str | None
     """Reason of the winner's last disturbed run, or of the last one where none of its runs was."""
     tried_plans: int
     """Plans other than the baselines that ran, whatever their outcome."""
     searched_plans: int
-    """Those of them that were measured."""
+    """Tried plans that were measured."""
     corrected: tuple[Corrected, ...]
     faster: tuple[str, ...] = ()
     """Roles of the baselines that were faster than the winner in their own runs."""
@@ -76,7 +76,7 @@ class Evidence:
 
     @property
     def doubts(self) -> Sequence[Doubt]:
-        """Those warnings that may make another plan the better one."""
+        """Warnings after which another plan may be the better one."""
         return tuple(self._doubts())
 
     def _doubts(self) -> Iterator[Doubt]:

@@ -24,7 +24,7 @@ class Headline:
     gain_error: float
     """Standard error."""
     text: str
-    """The same in words."""
+    """The gain in words."""
 
 
 def is_sure(gain: float, error: float) -> bool:

@@ -42,9 +42,9 @@ class StageMeans:
     optimizer_seconds: float
     idle_seconds: float
     peak_bytes: int
-    """Of the fullest rank."""
+    """Peak bytes of the stage's fullest rank."""
     static_bytes: int
-    """Of the fullest rank."""
+    """Static bytes of the stage's fullest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)

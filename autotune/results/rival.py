@@ -52,7 +52,7 @@ def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
             may_win=baseline.may_win,
         )
         for baseline in best.baselines
-        # Of logarithms of seconds, as the search compares plans.
+        # The search compares logarithms of seconds, so the error is a share of the gain.
         if baseline.plan_id is not None
         and baseline.plan_id in ran
         and -math.log(baseline.gain) > baseline.gain_error / baseline.gain

@@ -45,7 +45,7 @@ _NO_ANNOTATION = Annotation()
 _ANNOTATION = ("tags", "note")
 """Columns of a table that are left out where they are empty."""
 _OPTIONAL = ("job", "doubts", *_ANNOTATION)
-"""The same of a table of plans."""
+"""Columns of a table of plans that are left out where they are empty."""
 _UNFINISHED = (
     "An unfinished search goes on with its `autotune tune JOB`, and `autotune studies delete STUDY` removes its study."
 )
@@ -151,11 +151,11 @@ class Known:
     """Differences from the given workload, the most important first; None when none was given."""
     distance: float | None = None
     annotation: Annotation = _NO_ANNOTATION
-    """Of the plan."""
+    """Tags and note of the plan."""
     is_archived: bool = False
     """Whether its study is."""
     trials: Sequence[TrialSummary] = ()
-    """Those behind the plan's figures."""
+    """Trials on which the plan's figures rest."""
 
     @property
     def gain(self) -> float:
@@ -292,7 +292,7 @@ def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[T
             state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
             lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
     winner = best_text(best, behind) if best else "This study has no winner yet."
-    # Without tags and note, which follow in full.
+    # The row has no tags and note: both follow in full.
     head = studies_text([replace(listed, annotation=Annotation())], 1)
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
 

@@ -28,7 +28,7 @@ class _Timed:
 
     level: Packed
     seconds_per_token: float
-    """Of all ranks together."""
+    """Seconds per token of all ranks together."""
 
 
 def hbp_plan(workload: Workload, predictor: Predictor, solver: Solver) -> Plan | None:
@@ -92,7 +92,7 @@ class _Recipe:
             if not levels or level.qt > levels[-1].qt:
                 levels.append(level)
         packing = _joined(levels)
-        # Those whose samples all fill up longer packs have none.
+        # A level whose samples all fill up packs of longer levels has no packs of its own.
         present = np.unique(self._predictor.sizes(packing, self._layout).levels)
         return packing if len(present) == len(levels) else _joined([levels[level] for level in present])
 

@@ -55,7 +55,7 @@ class Trap:
 
     name: str
     seconds: float | None
-    """Of a step; None for what shows only in a training."""
+    """Seconds of a step; None for a trap that shows only in a training."""
     remedy: str
 
 

@@ -88,7 +88,7 @@ class Tuner:
                     pools,
                     optuna,
                     current_plan=self._current_plan,
-                    # Other trials of this workload say more than similar workloads, and began with what those say.
+                    # Earlier trials of this workload say more than similar workloads, from which they began themselves.
                     warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
                     listener=self._listener,
                 )

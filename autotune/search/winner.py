@@ -78,9 +78,9 @@ class Standings:
 
     entries: tuple[Standing, ...]
     posterior: Posterior
-    """In the same order: predictions, corrected by all trials. It decides which plans are compared, and which wins."""
+    """Corrected by all trials, in the order of `entries`. It decides which plans are compared, and which wins."""
     measured: Posterior
-    """In the same order, from the plans' own trials alone. It gives the figures that are stated."""
+    """From the plans' own trials alone, in the order of `entries`. It gives the figures that are stated."""
 
     @property
     def compared(self) -> Sequence[int]:
@@ -112,7 +112,7 @@ class Standings:
         able = self._able
         if not able:
             return []
-        # Not those of the best means: plans that are alike share their errors, and one of them stands for all.
+        # By the probability to win, not by the mean: plans that are alike share their errors, and one stands for all.
         wins = np.bincount(_drawn(self.posterior, able).argmin(axis=1), minlength=len(able))
         probable = np.argsort(-wins, kind="stable")[:most]
         return [
@@ -187,7 +187,7 @@ class Standings:
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.entries[number]
         speed = samples / standing.epoch_seconds
-        # Of logarithms of seconds, so that the difference is that of a ratio.
+        # The posterior is of logarithms of seconds, so this difference is the logarithm of a ratio.
         slower, error = self.measured.difference(number, winner)
         return Baseline(
             role=str(role),

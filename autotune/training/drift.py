@@ -66,7 +66,7 @@ class Promise:
 
     tokens_per_second: float
     step_times: StepTimes | None
-    """Of a trial of the plan; None where no trial of it is stored."""
+    """Step times of a trial of the plan; None where no trial of it is stored."""
 
 
 def growth_of(layout: Layout, promise: Promise, window: SpeedWindow) -> Growth | None:
@@ -90,9 +90,9 @@ class Drift:
     steps: int
     """Slow steps until then."""
     training_samples_per_second: float
-    """Over these steps."""
+    """Speed over these steps."""
     promised_samples_per_second: float
-    """For samples of as many tokens."""
+    """Promised speed for samples of as many tokens."""
     growth: Growth | None
     """None where the parts of the promised speed are not known."""
 
@@ -121,7 +121,7 @@ class SpeedWatch:
         on_window: Callable[[LaunchWindow], None],
         last_step: int | None = None,
     ) -> None:
-        """Compare with the `promise`; without one, with the first windows of the launch.
+        """Compare with the `promise`, or without a promise with the first windows of the launch.
 
         `on_drift` is called with the last step of the drift, and `on_window` with each window to be stored. The launch
         stops after `last_step`, if that is before the end of the training.
@@ -134,9 +134,9 @@ class SpeedWatch:
         self._launch = ""
         self._first_step = 0
         self._steps: list[Progress] = []
-        """Of the present window."""
+        """Steps of the present window."""
         self._windows: list[SpeedWindow] = []
-        """Those that count, oldest first."""
+        """Windows that are compared with the promise, oldest first."""
         self._joiner = WindowJoiner()
         self.is_slow = False
         """Whether the last windows are a drift, which is reported."""

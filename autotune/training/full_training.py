@@ -70,7 +70,7 @@ class Launched:
     blank_samples: int
     """Samples of this launch that could not be read; blank ones took their place."""
     evaluations: tuple[Evaluated, ...] = ()
-    """Of the whole training, in order of steps."""
+    """Evaluations of the whole training, in order of steps."""
     disturbance: str | None = None
     """What slowed this launch down, by the rules for trials; None when nothing did."""
     drift: Drift | None = None

@@ -49,7 +49,7 @@ class Retune:
     failure: str | None = None
     """Why the launch of the winner failed, after which the training went on with the plan before; else None."""
     training_samples_per_second: float | None = None
-    """Of the training's own steps since then, without the first one; None where there were none."""
+    """Speed of the training's steps since the search, without the first one; None where there were none."""
 
     @property
     def text(self) -> str:
@@ -97,7 +97,7 @@ def refusal(job: Job, drift: Drift, step: Progress, last_step: int | None, retun
     # What each sample lost against the promise: about what a search can win back.
     seconds_of_sample = 1 / drift.training_samples_per_second - 1 / drift.promised_samples_per_second
     lost = left * job.training.global_batch_samples * seconds_of_sample
-    # The limit is that of the trials: the profile and the certificate come on top.
+    # `search.time_limit` bounds the trials alone: the profile and the certificate come on top.
     limit, took = job.search.time_limit, max((each.search_seconds for each in retunes), default=0.0)
     if lost > max(limit, took):
         return None

@@ -73,7 +73,7 @@ class TrainingLog:
 
     def add(self, line: Line) -> None:
         values = metrics(line)
-        # Of a copy, since a logger that fails is removed.
+        # Over a copy, since a logger that fails is removed from the dictionary meanwhile.
         for name, (logger, log) in tuple(self._logs.items()):
             with self._guarded(name, logger):
                 log.log(line.step, values)

@@ -65,9 +65,9 @@ class WatchedTraining:
 
     bench: Workbench
     chosen: KnownPlan
-    """The plan; after a search that of its winner."""
+    """The plan; after a search the plan of its winner."""
     certificate: Certificate | None
-    """Of the plan. Where there is one, later plans must have one, too."""
+    """Certificate of the plan. Where the first plan has one, later plans must have one as well."""
     options: TrainingOptions
     listener: Listener
     stopping: Stopping

@@ -108,6 +108,6 @@ def queries(connection: Connection, ids: Sequence[str]) -> dict[Table, Select[An
 
 
 def _with_layers_as_they_are(connection: Connection, fingerprints: Select[Any]) -> set[str]:
-    """Return the keys of the workloads, which may be of compiled layers, with layers as they are."""
+    """Return the keys of the same workloads without compiled layers."""
     found = connection.execute(rows.whole(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(fingerprints))).mappings()
     return {each.with_layers(compiled=False).fingerprint for each in rows.readable(WORKLOAD, found, codec.workload)}

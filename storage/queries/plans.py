@@ -212,6 +212,6 @@ def _winners() -> Select[Any]:
 
 
 def _read(connection: Connection, query: Select[Any]) -> tuple[BestPlan, ...]:
-    """Return the readable ones; `rows.readable` logs the others."""
+    """Return the readable plans; `rows.readable` logs rows that cannot be read."""
     found = connection.execute(provenance.with_source(query, BEST_PLAN.c.study_id)).mappings()
     return tuple(rows.readable(BEST_PLAN, found, codec.best_plan))

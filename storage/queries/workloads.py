@@ -77,7 +77,7 @@ def save_layer_profile(
 
 
 def compile_decisions(connection: Connection, workload_fingerprint: str) -> tuple[CompileDecision, ...]:
-    """Return the decisions for trainings on a workload with layers as they are, newest first."""
+    """Return the decisions for trainings on a workload without compiled layers, newest first."""
     query = select(COMPILE_DECISION).where(COMPILE_DECISION.c.workload_fingerprint == workload_fingerprint)
     found = connection.execute(query.order_by(COMPILE_DECISION.c.decided.desc())).mappings()
     return tuple(rows.readable(COMPILE_DECISION, found, codec.compile_decision))

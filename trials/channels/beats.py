@@ -21,7 +21,7 @@ class Heart:
         self._missed: dict[str, int] = {}
 
     def beat(self, others: Iterable[str]) -> dict[str, int]:
-        """Give a sign of life, and return for each of the others how many looks ago it has given a new one."""
+        """Give a sign of life, and return for each other process how many looks ago it gave its last one."""
         self._count += 1
         self._store.set(beat_key(self._name), str(self._count))
         for name in others:

@@ -29,7 +29,7 @@ class Exchange(MeasuredCost):
     """Neighbours among the ranks that average gradients before their groups do; 1 where all do at once."""
     forward_seconds: Coefficients = NOTHING
     backward_seconds: Coefficients = NOTHING
-    """Without recomputation."""
+    """Seconds of the backward pass without recomputation."""
     recompute_seconds: Coefficients = NOTHING
     """Seconds that recomputation of the layer adds."""
     kept_bytes: Coefficients | None = None

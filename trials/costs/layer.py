@@ -35,15 +35,15 @@ class LayerCost:
     noise: Measured = 0.0
     """Upper quartile, over the sizes, of the spread of the repeats as a share of their median, after repetition."""
     frozen_parameters: int = 0
-    """Those of `parameters` that do not train: they have neither gradient nor optimizer states."""
+    """Parameters that do not train, and have neither gradient nor optimizer states."""
     tensor_parallel_parameters: int = 0
-    """Those of `parameters` of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
+    """Parameters of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
     tied_parameters: int = 0
-    """Those of the head's `parameters` that are the word embedding's too, which a stage with both ends holds once."""
+    """Parameters of the head that are the word embedding's too; a stage with both ends holds them once."""
     gathered_parameters: int = 0
     """Most of `parameters` that ZeRO 3 gathers at once."""
     lingering_parameters: int = 0
-    """Those of `parameters` that ZeRO 3 gathers in the backward pass and frees at its end."""
+    """Parameters that ZeRO 3 gathers in the backward pass and frees at its end."""
     curve_sizes: tuple[Measured, ...] = ()
     """Ascending sizes of packs at which `curve` is given: units for vision kinds, targets for the head, or tokens."""
     curve: tuple[Measured, ...] = ()

@@ -28,9 +28,9 @@ class CommunicationCost(MeasuredCost):
     pipeline: int
     data: int
     link: LinkCost
-    """Of the slowest stage to the next one, inside a node where there is such a stage; 0 with one stage."""
+    """Link of the slowest stage to the next one, inside a node where both are on one; 0 with one stage."""
     between: LinkCost | None = None
-    """Of the slowest stage to the next one on another node; None where all are on one."""
+    """Link of the slowest stage to the next one on another node; None where all stages are on one node."""
     bucket_bytes: int = 0
     """Least bytes of gradients to average at once during a computation; 0 where that was not timed."""
     hidden_share: Annotated[Measured, Field(le=1)] = 0.0
@@ -77,9 +77,9 @@ class LayerCosts:
     of_node: int = 0
     """Ranks on each of several nodes; 0 where all were on one."""
     compile_seconds: Measured | None = None
-    """Seconds in which a rank compiles layers of all kinds; None for layers as they are."""
+    """Seconds in which a rank compiles layers of all kinds; None where layers were not compiled."""
     compiled_shares: tuple[tuple[LayerKind, Measured, Measured], ...] = ()
-    """(kind, time of a compiled layer over that of one as it is, spread of that share), timed in turns."""
+    """(kind, time of a compiled layer over an uncompiled one's, spread of this ratio), both timed in turns."""
     slow_calls: tuple[SlowCall, ...] = ()
 
     def __post_init__(self) -> None:

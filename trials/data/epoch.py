@@ -48,7 +48,7 @@ class EpochSettings:
 
     global_batch_samples: int
     weights: CostWeights
-    """By which packs are matched across ranks."""
+    """Weights of a pack's sizes in its cost, by which packs are matched across ranks."""
     seed: int = 0
     oversize: Oversize = "own-pack"
     batch_tolerance: float = 0.1
@@ -113,8 +113,8 @@ class Step:
     """One optimizer step; the totals are over all data ranks, without padding."""
 
     packs: tuple[tuple[Ints, ...], ...]
-    """For each data rank its micro-batches, each the rows of its samples in the index. A pack that ranks share is that
-    of the first of them: every pack is here once."""
+    """For each data rank its micro-batches, each the rows of its samples in the index. A pack that several ranks share
+    stands at the first of its ranks alone."""
     micro_batches: int
     """Micro-batches of each rank, shared ones included."""
     samples: int
@@ -134,7 +134,7 @@ class Epoch:
 
     index: DatasetIndex
     packing: Packing
-    """With the packer that was chosen, where the job asks for the best."""
+    """Packing of the epoch; where the job asks for the best packer, with the one that was chosen."""
     packs: Packs
     data_parallel: int
     micro_batches: int

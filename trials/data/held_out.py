@@ -31,7 +31,7 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
             f"evaluation.samples: {wanted:g} of the {number_of(len(shown), 'sample')} of data.sources leave none to "
             "train on; lower it, or name other files in evaluation.sources"
         )
-    # Another stream than those of the order and of the repeats.
+    # The 2 gives another random stream than the order's [seed, epoch] and the repeats' [seed, file, 1].
     chosen = np.random.default_rng([evaluation.seed, 0, 2]).permutation(shown)[:count]
     is_held_out = np.zeros(len(index), dtype=np.bool_)
     is_held_out[chosen] = True

@@ -86,7 +86,7 @@ class DatasetIndex:
 
     @property
     def each_once(self) -> "DatasetIndex":
-        """The same samples, each of which an epoch shows once."""
+        """The index with no repeats: an epoch shows each sample once."""
         return replace(self, files=tuple(replace(file, repeat=1.0) for file in self.files))
 
     def where(self, row: int) -> str:

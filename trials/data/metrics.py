@@ -42,9 +42,9 @@ class Balance:
     """Share of vision units that ranks could have computed while they wait: sum_i (T_max - T_i) / (T_max N) over the N
     data ranks of a row of micro-batches, T_i being rank i's vision units; mean over rows (OmniBal)."""
     dist_ratio_language: float
-    """The same with T_i the rank's text tokens (OmniBal)."""
+    """The ratio above with T_i the rank's text tokens (OmniBal)."""
     dist_ratio_targets: float
-    """The same with T_i the rank's targets, on which alone the head runs."""
+    """The ratio above with T_i the rank's targets, on which alone the head runs."""
     attention_balance_ratio: float
     """The same with A_i, the sum of squared sample lengths, in place of T_i (HBP); 0 is even."""
     cost_efficiency: float
@@ -62,7 +62,7 @@ class Balance:
     vision_fill: float | None
     """Mean share of Qv that a pack uses, over the packs without an over-size sample; None for padded, or a Qv of 0."""
     text_fill: float | None
-    """The same of Qt."""
+    """Mean share of Qt that a pack uses, over the same packs."""
     samples_per_step: SampleSpread
     """Samples of full steps; of all steps when none is full."""
     steps_near: float

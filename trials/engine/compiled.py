@@ -13,7 +13,7 @@ from trials.model.stage import StageModule
 
 # A choice: these causes multiply to some dozens.
 _MOST_GRAPHS = 64
-"""Of one function. Recomputation, evaluation, types of layers and ranks that share packs multiply."""
+"""Most graphs of one function. Recomputation, evaluation, types of layers and sequence degrees multiply."""
 
 
 def compile_layers(stage: StageModule) -> None:
@@ -24,9 +24,9 @@ def compile_layers(stage: StageModule) -> None:
     check_compiler(next(stage.parameters()).device.type)
     # The lengths of samples are numbers of the host, which each graph would take for constants.
     AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))
-    # Else a pack with one vision unit, such as one of text alone, has graphs of its own.
+    # By default torch specialises graphs to sizes of 1, such as the one vision unit of a pack of text alone.
     symbolic_shapes.backed_size_oblivious = True
-    # Beyond its limit of 8, torch runs a function as it is.
+    # Beyond its limit of 8 graphs, torch runs a function uncompiled.
     dynamo.recompile_limit = _MOST_GRAPHS
     # Else a rank holds threads that compile, and for GPUs processes.
     inductor.compile_threads = 1

@@ -114,7 +114,7 @@ class OptimizerState:
 
     def _connect(self) -> None:
         """Connect parameters with their moments, which must exist, under ZeRO 1 and 2."""
-        # DeepSpeed does so after the first update of the optimizer's first group, when the others have no moments.
+        # DeepSpeed connects them after the first group's first update, when other groups have no moments yet.
         if not self._is_connected and hasattr(self._wrapper, "_hp_optimizer_states_linked"):
             self._wrapper._hp_optimizer_states_linked = False
             self._wrapper._lazy_init_hp_params_optimizer_state()

@@ -39,7 +39,7 @@ class WeightShards:
         self._shard = self._own.to(torch.float32, copy=True)
         self._optimizer = optimizer
         self._parts = dict[nn.Parameter, tuple[slice, torch.Tensor]]()
-        """For each parameter in the shard, the elements of it that are there, and they themselves."""
+        """For each parameter in the shard, the range of its elements that the shard holds, and their values."""
         for parameter, start in zip(parameters, starts, strict=True):
             begin, end = max(start, first), min(start + parameter.numel(), first + size)
             if begin < end:

@@ -66,7 +66,7 @@ class _Present:
     lost: str | None = None
     """Why it takes part no longer."""
     states: dict[str, RanksState] = field(default_factory=dict)
-    """By group."""
+    """States of the node's ranks, by the name of their group."""
     ended: dict[str, RanksEnded] = field(default_factory=dict)
 
 

@@ -101,7 +101,7 @@ class _Gather:
     """The hooks of a block that gather the states in front of it."""
 
     current: _Gathered | None = None
-    """Those of the pass that runs."""
+    """Gathered states of the pass that runs."""
 
     def __init__(self, group: SharingGroup) -> None:
         self._group = group

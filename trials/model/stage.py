@@ -41,7 +41,7 @@ class StageModule(nn.Module):
         self.sharing: tuple[SharingGroup, ...] = (SharingGroup(),)
         """The ranks that compute a pack together, for each level of packs; the session of a rank sets them."""
         self.attending: tuple[SharingGroup, ...] = (SharingGroup(),)
-        """Those of them that have the same slices of the language layers: the heads of these are dealt among them."""
+        """Ranks of `sharing` with the same slices of the language layers: their heads are dealt among these ranks."""
         self.tensor = SharingGroup()
         """The ranks that hold this copy of the stage together."""
         self.offloading: Offloading | None = None
@@ -64,7 +64,7 @@ class StageModule(nn.Module):
         return self.cut.paths(self.chain)
 
     def tie(self) -> None:
-        """Tie the output projection to the word embedding, where the model does so and this stage holds both."""
+        """Tie the output projection to the word embedding, where the model ties them and this stage holds both."""
         if self.tied and self.cut.projects and self.cut.heads:
             self.model.get_output_embeddings().weight = self.model.get_input_embeddings().weight
 

@@ -43,7 +43,7 @@ class Offloading:
     def run(self, module: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:
         """Return the states after a layer, which has its backward pass later; its weights stay on the device."""
         layer = _Layer(before=self._last)
-        # As they are when it runs: DeepSpeed moves weights into storages of its own.
+        # Asked when the layer runs, since DeepSpeed moves weights into storages of its own.
         weights = {each.untyped_storage()._cdata for each in chain(module.parameters(), module.buffers())}
 
         def saved(tensor: torch.Tensor) -> "torch.Tensor | _Saved":

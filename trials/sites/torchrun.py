@@ -61,7 +61,7 @@ class Torchrun:
             "static": (f"--node-rank={spot.node}",),
             "c10d": (
                 *("--rdzv-id=autotune", f"--rdzv-conf=is_host={int(spot.node == 0 and not spot.is_served)}"),
-                # Else ranks look for the first one under the name of its machine, which may have no address elsewhere.
+                # Without an address, ranks look for rank 0 by its machine's name, which other nodes may not resolve.
                 *((f"--local-addr={spot.address}",) if spot.address else ()),
             ),
         }

@@ -57,7 +57,7 @@ class LayerTiming:
     spread: float
     """Interquartile range of the repeats, as a share of their median."""
     host_seconds: float = 0.0
-    """In which the host enqueues both passes of a further such layer for a device; 0 where it computes them, and for
+    """Seconds in which the host enqueues both passes of a further layer of this kind for a device; 0 on a CPU, and for
     kinds of which a stage has one."""
 
 
@@ -152,7 +152,7 @@ class ProfileReport:
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""
     compile_seconds: float | None = None
-    """Seconds in which the layers were compiled, at first passes of each kind; None for layers as they are."""
+    """Seconds in which the layers were compiled, at first passes of each kind; None where they are not."""
     compiled_shares: tuple[tuple[LayerKind, float, float], ...] = ()
     """As in `LayerCosts`, on this rank."""
     slow_calls: tuple[SlowCall, ...] = ()

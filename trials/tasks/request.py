@@ -47,9 +47,9 @@ class Profile:
 
     sizes: ProbeSizes
     curve_sizes: ProbeSizes
-    """Further sizes, timed where the repeats of the others agree: noise would hide what these add."""
+    """Further sizes for curves, timed where repeats of `sizes` agree; noise would hide what a curve adds."""
     curve_spread: float
-    """Largest median spread of the repeats for which they agree."""
+    """Largest median spread of repeats that agree."""
     zero_stages: tuple[ZeroStage, ...]
     """ZeRO stages for which the update of data-parallel ranks is timed, when there are several ranks."""
     exchange_seconds: float | None

@@ -70,7 +70,7 @@ class Session:
     def build(self, number: int, plan: Plan, order: Ints | None) -> Epoch:
         """Build epoch `number` under a plan, of the samples in `order` where it is given."""
         settings = EpochSettings.of_job(self.request.job, self.request.weights)
-        # Without an order, the packs of every epoch of a training would be kept.
+        # The order is given to `build_epoch`, whose cache would otherwise keep the packs of every epoch of a training.
         shown = self.order(number) if order is None else order
         data = plan.layout.data
         return build_epoch(self.index, plan.packing, settings, data_parallel=data, number=number, order=shown)
@@ -149,7 +149,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     torch.manual_seed(request.job.training.seed)
     degrees, grid = request.plan.packing.degrees, request.plan.layout.grid
     where = grid.coordinates(rank)
-    # Of one data rank: those that hold a copy of the stage together.
+    # Tensor ranks of one data rank, which hold a copy of the stage together.
     sharing = {degree: join_groups(grid.sharing_ranks(degree), rank) for degree in sorted({1, *degrees})}
     attending = sharing
     if grid.tensor > 1:
@@ -195,7 +195,7 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
     stage = StageModule(skeleton, cut(request.plan)[number])
     layout, training = request.plan.layout, request.job.training
     settings = configuration(layout, training, stage.model.dtype)
-    # One after the other, since all of them whole may need more memory than what a rank keeps.
+    # Part by part: all parts whole may need more memory than the slices that a rank keeps.
     for path in stage.paths:
         fill((path,), device)
         stage.keep_slices(path, tensor)

@@ -103,7 +103,7 @@ def _slowest_calls(reports: Sequence[ProfileReport]) -> dict[tuple[LayerKind, Sl
 
 
 def _slowest_compile(reports: Sequence[ProfileReport]) -> float | None:
-    """Return the seconds of the rank that compiled longest; None where layers ran as they are."""
+    """Return the seconds of the rank that compiled longest; None where layers were not compiled."""
     return max((report.compile_seconds for report in reports if report.compile_seconds is not None), default=None)
 
 

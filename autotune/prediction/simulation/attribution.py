@@ -35,7 +35,7 @@ class PackSeconds:
     exchange: Floats
     """Exchanges of ranks that share the pack, in the forward pass."""
     exchange_back: Floats
-    """The same in the backward pass, recomputation included."""
+    """Exchanges of ranks that share the pack, in the backward pass and in recomputation."""
 
     @classmethod
     def by_level(cls, several: "Sequence[PackSeconds]", levels: Ints) -> "PackSeconds":
@@ -55,7 +55,7 @@ class PackSeconds:
 
     @property
     def shared_forward(self) -> Floats:
-        """The same with the exchanges of ranks that share the pack."""
+        """Loading and the forward pass, with the exchanges of ranks that share the pack."""
         return self.loaded_forward + self.exchange
 
     @property
@@ -85,7 +85,7 @@ class UpdateSeconds:
 
     @property
     def seconds(self) -> Floats:
-        """Both together."""
+        """Reduction of gradients and optimizer together."""
         return self.reduction + self.optimizer
 
 

@@ -63,11 +63,11 @@ class _Slot(NamedTuple):
     """Stages that exchange states or gradients with their successor."""
     successors: slice
     sending: slice
-    """Those of `meet` that send states, by their position in it."""
+    """Positions in `meet` of the stages that send states."""
     states: slice
     """Rows of the links of these states."""
     returning: slice
-    """Those of `meet` that receive a gradient, by their position in it."""
+    """Positions in `meet` of the stages that receive a gradient."""
     gradients: slice
     """Rows of the links of these gradients."""
     forward: slice

@@ -47,7 +47,7 @@ class _Part:
     error: float | None
     """Standard error; None if unknown."""
     share: float
-    """Of the epoch."""
+    """Share of the epoch's time."""
     basis: str
 
     @property

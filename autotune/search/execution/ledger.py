@@ -24,7 +24,7 @@ class Ledger(Protocol):
 
     agent_id: str | None
     trials: list[FinishedTrial]
-    """In the order in which they became known here."""
+    """Finished trials, in the order in which this process learnt of them."""
     open: tuple[RunningTrial, ...]
     """Running trials of every agent."""
     is_closing: bool
@@ -46,7 +46,7 @@ class Ledger(Protocol):
         """Return the known trials of other studies, then those of this one."""
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        """Return the trial that answers the plan. A failure that may be transient does so when it came twice here."""
+        """Return the trial that answers the plan. A failure that may be transient answers it the second time."""
 
     def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial | None:
         """Open a trial; return None when the plan is answered or another agent tries it, unless it is a repeat."""
@@ -119,7 +119,7 @@ class StudyLedger(KnownTrials):
         gone = [trial for trial in running if self._agent.is_gone(trial.agent_id)]
         for trial in gone:
             self._store.abandon_trial(trial.id)
-        # Of this agent's trials memory is right: the store has a result only after `finish`.
+        # For this agent's trials the list in memory is right: the store has a result only after `finish`.
         ours = [trial for trial in self.open if trial.agent_id == self.agent_id]
         self.open = (*ours, *(trial for trial in running if trial not in gone))
         news = [trial for trial in theirs if isinstance(trial, FinishedTrial)]

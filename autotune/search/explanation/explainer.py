@@ -39,7 +39,7 @@ class Explainer:
         times = {time.role: (plan, time) for plan, time in found if time is not None}
         if BEST not in times:
             return None
-        # One that ended early was clearly slower than others.
+        # A trial that ended early was clearly slower than others, so complete ones come first.
         measured_roles = [str(role) for role in BASELINES if role in times]
         usual = min(
             measured_roles, key=lambda role: (times[role][1].shortened, times[role][1].epoch_seconds), default=None

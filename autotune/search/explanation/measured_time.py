@@ -181,7 +181,7 @@ def _measured(run: Measurement, plan: Plan) -> _Ranks:
     work, load, optimizer = (np.zeros((plan.layout.data, plan.layout.pipeline)) for _ in range(3))
     for rank in run.stages:
         where = rank.data_rank, rank.stage
-        # Of the tensor ranks, which compute the parts of the same packs, the mean.
+        # The mean over tensor ranks, which compute parts of the same packs.
         work[where] += (rank.forward_seconds + rank.backward_seconds) / plan.layout.tensor
         load[where] += rank.load_seconds / plan.layout.tensor
         optimizer[where] += rank.optimizer_seconds / plan.layout.tensor

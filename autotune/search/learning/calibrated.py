@@ -53,7 +53,7 @@ class CalibratedPredictor:
         self.profiled = excerpt or base
         """Predictor from the profile alone, of the excerpt."""
         self.corrected = self.profiled
-        """With corrected layer costs and bytes, but without what a step takes besides its schedule."""
+        """Predictor with corrected layer costs and bytes, but without the factor `schedule`."""
         self._share = share
         self.learning_faults: Callable[[Plan], tuple[str, ...]] = cache(self._learning_faults)
         """Return in what the steps of a plan learn otherwise than the job asks for, in words."""

@@ -149,7 +149,7 @@ class Surrogate:
         """Learn from a trial that was measured; others are ignored."""
         if trial.result.epoch_seconds is not None:
             self._trials.append(trial)
-        # For every trial: one that ran out of memory corrects the predictions, too.
+        # After every trial, since one that ran out of memory corrects the predictions as well.
         self._fitted.clear()
 
     @property
@@ -279,7 +279,7 @@ def _shrinkage(trials: Sequence[FinishedTrial]) -> Floats:
 
 
 def _same(values: Sequence[Hashable], others: Sequence[Hashable]) -> Floats:
-    """Return 1 where a value is one of the others, [values, others]."""
+    """Return 1 where a value equals another one, else 0, [values, others]."""
     numbers: dict[Hashable, int] = {}
     one, other = ([numbers.setdefault(value, len(numbers)) for value in each] for each in (values, others))
     same = np.array(one)[:, None] == np.array(other, dtype=int)

@@ -31,7 +31,7 @@ class Holdings:
     def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "Holdings":
         """Build the parts with layers starts[i] to ends[i] of the chain, in which vision layers come first."""
         vision = np.minimum(ends, vision_layers) - np.minimum(starts, vision_layers)
-        # With the last vision layer, or the first language layer where there is none.
+        # The projector is on the stage of the last vision layer; without vision layers, of the first language layer.
         projecting = max(vision_layers - 1, 0)
         return cls(
             numbers=numbers,

@@ -27,7 +27,7 @@ class Limits:
     host_limit_bytes: float = math.inf
     """Most bytes that a rank may offload to the host's memory."""
     usable_share: float = HEADROOM
-    """Of the memory, by a solved plan."""
+    """Share of the memory limit that a solved plan may use."""
 
     @classmethod
     def of(cls, workload: Workload) -> "Limits":

@@ -150,7 +150,7 @@ class Windows:
         self._layers = layers
         self._running, self._level = sizes.table[packs], sizes.levels[packs]
         self._behind = np.concatenate(behind, axis=1)
-        # Those with most of a kind of layer, by level of the pack that runs.
+        # Windows that keep most of one kind of layer, for each level of the pack that runs.
         kept = np.sum(
             [
                 (after + (self._level == level)[:, None] * self._running) @ each.kept.T

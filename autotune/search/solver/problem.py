@@ -79,7 +79,7 @@ class Problem:
 
     @cached_property
     def _seconds(self) -> LayerSeconds:
-        """Those of the mean row, when the same layers are recomputed at every level."""
+        """Seconds of the mean row, where every level recomputes the same layers."""
         return mean_seconds(self._of_levels, [sizes.row_share for sizes in self.sizes.of_levels])
 
     @property
@@ -362,7 +362,7 @@ def _raised(stage: _Fitting, rows: Sequence[int], mixtures: Mixtures) -> bool:
         seconds[alike & (held.projects == held.projects[row])] = np.inf if solved is None else solved[1]
     raised = bool((seconds[rows] > _ROUNDING * before).any())
     if raised:
-        # By what decided these, the others may be known to take longer, too.
+        # The windows that decided these parts may raise the lower bounds of the other parts as well.
         np.maximum(seconds, mixtures.least_seconds(held), out=seconds)
     return raised
 

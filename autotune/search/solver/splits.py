@@ -109,7 +109,7 @@ class _Bounds:
         self._least = least
         self._behind = [np.zeros(layers + 1)] * len(stages)
         """Least total of the stages behind each, from each layer, for each stage [layers + 1]."""
-        # One split bounds the time of those that are wanted.
+        # The time of the best split bounds the times of the further splits that are wanted.
         for count in (1, wanted.count):
             self._try(least, count)
             self._drop_hopeless()

@@ -98,7 +98,7 @@ class _Lattice:
         self._shown = _chosen(self._sizes, self._sizes.units > 0)
         """Samples with images."""
         self._images = Sizes.of(self._shown.units, np.zeros_like(self._shown.units), self._shown.counts)
-        """The same without their text."""
+        """The samples with images, without their text."""
 
     def pairs(self, samples: float) -> Iterator[Capacity]:
         """Yield capacities for packs of about this many mean samples."""

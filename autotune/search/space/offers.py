@@ -13,11 +13,11 @@ from trials.plan import Layout, Packed
 
 # A choice: predictions of layouts that no trial corrected err by some per cent.
 _WORTH = 1.05
-"""Most that the best plan of such a layout may be predicted to take, as a multiple of the best plan without."""
+"""Largest predicted time of a further layout's best plan, as a multiple of the best plan of the usual layouts."""
 _SOLVED = 4
 """Plans of each layout that are solved."""
 _MOST = 4
-"""Layouts that are searched, so that they take no more time than those without."""
+"""Most further layouts that are searched, so that they take no more time than the usual ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class LayoutOffer:
 
     layouts: tuple[Layout, ...]
     reason: str | None
-    """None where there are no such layouts."""
+    """Why layouts are offered or not, in words; None where there are no further layouts."""
 
 
 def offered_layouts(further: FurtherLayouts, solver: Solver, usual: Sequence[Packed], without: float) -> LayoutOffer:

@@ -111,7 +111,7 @@ def patterns(sizes: Sizes, packing: Packed) -> list[Pattern]:
     found = []
     while shelves.by_units:
         taken = _fullest(shelves, packing)
-        # As often as its scarcest size lasts.
+        # A pattern repeats until its scarcest size is used up.
         packs = min(shelves.left[size] // times for size, times in taken.items())
         found.append(Pattern(packs=packs, sizes=tuple(chain.from_iterable(starmap(repeat, taken.items())))))
         shelves.remove(taken, packs)
@@ -161,7 +161,7 @@ def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
             # The longest size that fits and is left.
             while place >= 0 and (number := numbers[place]) in taken and taken[number] >= left[number]:
                 place -= 1
-            # Of equal shares the fewest units.
+            # Of samples with equal shares, the one with fewest units is taken.
             if place >= 0 and (share := units / most_units + tokens[place] / packing.qt) >= most:
                 best, most = (units, tokens[place], numbers[place]), share
         if best is None:

@@ -77,7 +77,7 @@ class Pairs(_Shared):
 Columns: TypeAlias = Annotated[Chat | Pairs, Field(discriminator="kind")]
 
 FROM_VALUE = Chat(turns="conversations", role="from", text="value", users=("human",), assistants=("gpt",))
-"""Of InternVL, LLaVA and Qwen-VL."""
+"""Columns of InternVL, LLaVA and Qwen-VL."""
 TOOL_RESULTS = ("tool", "observation", "tool_response", "function")
 TOOL_CALLS = ("tool_call", "function_call")
 """Answers of tools are read as user turns, and calls of tools as assistant turns, which are targets."""

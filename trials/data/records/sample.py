@@ -12,7 +12,7 @@ from trials.data.records.file_chunk import Place, where
 from trials.errors import DataError
 
 NO_GRIDS: Ints = np.zeros((0, 0), dtype=np.int64)
-"""Of images of which a family says nothing, [0, 0]."""
+"""Grids of images where a family has none, [0, 0]."""
 Image: TypeAlias = Path | bytes
 """A file, or the content of one."""
 

@@ -11,7 +11,7 @@ from trials.data.steps.rows import evened, matched
 from trials.data.steps.traits import sums_of_steps, variance_ratios
 
 ARRANGEMENT_VERSION = 3
-"""Of packs and their steps: a training cannot go on with those of another version."""
+"""Version of this arrangement of packs into steps: a training cannot go on with steps of another version."""
 # Measured in docs/benchmarks/packing.md.
 _WINDOW_ROWS = 64
 """Rows in which packs are matched at most; with more, waiting is below the noise."""

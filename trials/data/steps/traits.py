@@ -13,7 +13,7 @@ _SOURCES = 32
 """Maximum number of sources that are compared. The largest are compared alone, and all others as one source."""
 # A choice: logarithms as whole numbers add up to the same on every machine, to 0.1 % of a length.
 _PARTS = 1 << 10
-"""Of a logarithm's unit."""
+"""Parts into which the unit of a logarithm is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +51,7 @@ class Traits:
         count, sizes = len(self.values), np.diff(starts)
         before = np.concatenate([np.zeros_like(self.values[:1]), np.cumsum(self.values, axis=0)])
         sums = before[starts[1:]] - before[starts[:-1]]
-        # Of whole numbers, so that all ranks find the same.
+        # Sums of whole numbers do not depend on their order, so all ranks find the same variance.
         totals = [int(total) for total in before[-1]]
         squares = [int((column**2).sum()) for column in self.values.T]
         means = np.array([total / count for total in totals])

@@ -33,7 +33,7 @@ class FlatGradients:
 
     def norm(self) -> torch.Tensor:
         """Return the norm over all of them, []."""
-        # Of each parameter by itself: over a whole buffer, torch's float32 sum on a CPU is off by some 1e-4.
+        # By way of each parameter's norm: over a whole buffer, torch's float32 sum on a CPU is off by some 1e-4.
         return get_total_norm([each.grad for each in self._parameters if each.grad is not None])
 
     def clip(self, most: float) -> torch.Tensor:

@@ -25,7 +25,7 @@ class OverlappedAverages:
         self._missing: list[set[nn.Parameter]] = []
         """Parameters of each bucket whose gradient is not complete; empty but in the last pass of a step."""
         self._sums: list[tuple[torch.Tensor, distributed.Work]] = []
-        """Those of the first buckets, which have begun."""
+        """Averages that have begun, of the first buckets."""
         self._hooks = [each.register_post_accumulate_grad_hook(self._take) for each in self._bucket_of]
 
     def begin(self) -> None:

@@ -55,7 +55,7 @@ _OWN_FORM = (
     "it is LLaVA in the form of its own code; give the Hugging Face form, of model_type 'llava' or 'llava_next', which "
     "is published under names that begin with llava-hf, such as llava-hf/llava-1.5-7b-hf"
 )
-# In that of LLaVA-1.5 the model_type is `llava`, too.
+# LLaVA's own form of version 1.5 has the model_type `llava` as well, so its class is looked at.
 OTHER_FORMS = {"llava_llama": _OWN_FORM, "LlavaLlamaForCausalLM": _OWN_FORM}
 
 

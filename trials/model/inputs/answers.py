@@ -33,7 +33,7 @@ class LearntAnswer:
     """An answer to learn."""
 
     start: int
-    """Of what an answer adds to the prompt that asks for it, in the text of the whole conversation."""
+    """Start of what the answer adds to its prompt, in characters of the whole conversation's text."""
     said: int
     """End of its own text. What the template writes behind it is learnt in whole tokens."""
     end: int

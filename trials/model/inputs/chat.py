@@ -70,7 +70,7 @@ class Shown:
     """What one token stands for: an image, or a video at one time."""
 
     number: int
-    """Of the image among the sample's images, or of the video among its videos."""
+    """Number of the image among the sample's images, or of the video among its videos."""
     is_video: bool
     width: int
     """Tokens that it stands for."""

@@ -19,7 +19,7 @@ class TextProcessor:
 
     tokenizer: Any
     chat_template: str | None = None
-    """None for that of the tokenizer."""
+    """Chat template; None for the template of the tokenizer."""
     image_token: str | None = None
     image_token_id: int | None = None
     image_token_ids: tuple[int, ...] = ()

@@ -49,9 +49,9 @@ class _Share:
 
     samples: list[Encoded]
     shares: list[float]
-    """Of the samples' mean losses in the loss of the step."""
+    """Weights of the samples' mean losses in the loss of the step."""
     total_weight: float
-    """Of all samples of the step."""
+    """Sum of the weights of all samples of the step."""
     unreadable: int
     """Samples of the step, over all ranks."""
 
@@ -61,9 +61,9 @@ class _Reference:
     """A step under the reference, on this rank."""
 
     exact: Results
-    """In float32, unless the reference is the plan's stages."""
+    """Results in float32, or in the type of the weights where the reference is the plan's stages."""
     rounded: Results | None
-    """In the type of the weights."""
+    """Results in the type of the weights."""
     unreadable: int
     """Samples of the step that could not be read, over all ranks."""
 

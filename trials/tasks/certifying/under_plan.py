@@ -47,14 +47,14 @@ class PlanStep:
     number: int
     """In the training, from 0."""
     factor: float
-    """Of the learning rates, by the definition of the schedule."""
+    """Factor of the learning rates, by the definition of the schedule."""
     loss: float
     step: Step
     index: DatasetIndex
     gradients: dict[str, torch.Tensor]
     """After clipping, float32 on the CPU: of the stage on the first of its ranks, on others none."""
     weights: dict[str, torch.Tensor]
-    """Those of the reference after the step, of the same ranks: float32 on the CPU."""
+    """Weights of the reference after the step, on the same ranks: float32 on the CPU."""
     updates: tuple[UpdateComparison, ...]
 
 

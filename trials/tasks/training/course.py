@@ -62,7 +62,7 @@ class Curriculum:
     """The first steps of a training, of some samples alone."""
 
     steps: int
-    """Fewer where a changed plan fills fewer with these samples: all of them are then trained on."""
+    """Steps of these samples alone. With a plan that needs fewer for all of them, the curriculum ends sooner."""
     samples: NDArray[np.bool_]
     """Whether a sample is one of them, by its row in the index."""
 

@@ -27,7 +27,7 @@ class RankTimes:
     passes: tuple[Spread, ...]
     """Forward and backward passes, of the ranks of each stage."""
     busy_seconds: float
-    """Both, of the rank with the most. The rest of a step is communication and the update."""
+    """Loading and passes of the rank where they sum to most. The rest of a step is communication and the update."""
 
     @classmethod
     def of(cls, stages: Sequence[int], loads: Sequence[float], passes: Sequence[float]) -> Self:

@@ -42,14 +42,14 @@ class Settings:
     """Samples of the data that are held out: others would have been trained on before."""
     evaluation_seed: int = 0
     freeze: tuple[str, ...] = ()
-    """Parts whose weights stay as they are: no checkpoint holds them."""
+    """Frozen parts, whose weights no checkpoint holds."""
     lora: dict[str, Any] | None = None
     loss_weighting: str = "token"
     """What the losses of the steps mean, which stand in one file."""
     curriculum: dict[str, Any] | None = None
     """The samples of the first steps."""
     arrangement_version: int = 1
-    """Of the packs of plans and their steps."""
+    """Version of the arrangement of packs into steps, `ARRANGEMENT_VERSION`."""
     batch_tolerance: float = 0.1
     step_variance: float = 2.0
 

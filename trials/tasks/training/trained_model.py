@@ -14,7 +14,7 @@ from trials.units import number_of
 
 
 def check_writing(session: Session, output: Path, record: TrainingRecord) -> None:
-    """Write all of the model but its weights, and remove it, before the first step; only rank 0 does so.
+    """Write all of the model but its weights, and remove it, before the first step; only rank 0 writes.
 
     Raise Unwritable where that fails, as it would at the end.
     """
