@@ -68,6 +68,7 @@ class Grid:
         `degree` divides the data ranks. All tensor ranks of these data ranks belong to the group.
         """
         size = degree * self.tensor
+        # `size` divides the ranks of a stage, so no group reaches into the next stage.
         return tuple(range(first, first + size) for first in range(0, self.world_size, size))
 
     @staticmethod
@@ -90,6 +91,7 @@ class Grid:
         there are none, and where all data ranks of a stage are on one node.
         """
         on_node = of_node // self.tensor
+        # Where tensor ranks cross nodes, or one node has all data ranks, a first average on each node saves nothing.
         if of_node % self.tensor or self.data <= on_node:
             return 1
         return math.gcd(self.data, on_node)

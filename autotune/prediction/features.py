@@ -128,7 +128,7 @@ def stage_features(
             # Costs of communication alone do not say which layers have a backward pass.
             exchanges = predictor.times.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
             passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
-        # `update_parts` gets no seconds of passes here, so none hide averages of gradients.
+        # The reduction comes from all costs together: `alone` may have no passes that hide averages of gradients.
         update = alone.times.update_parts(plan.layout, of_levels[0][0], sizes).optimizer[stage]
         update += one[_COMMUNICATION] * reduction
         found.append((*(passes / len(steps)).tolist(), float(update)))

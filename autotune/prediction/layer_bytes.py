@@ -124,6 +124,7 @@ class LayerBytes:
         """
         kept, inputs = self.split(parts, kind + 1)
         before, inputs_before = self.split(parts, kind)
+        # The layer that runs again keeps all of its activations, the other recomputed ones their inputs.
         others = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
         again = inputs_before + others + self.kept[kind] + self.shared[kind]
         recomputed = recomputes_all(parts, kind)[:, None] & ~self.offloaded[kind]

@@ -74,6 +74,7 @@ class Load:
         squares = sum(tokens**2 * samples for _, tokens, samples in data.histogram)
         targets = data.target_share * data.text_tokens
         sizes = share * np.array((data.vision_units, data.text_tokens, squares, 0.0, targets))
+        # All samples count as one pack: how many packs a plan makes of them is not known here.
         sizes[CONSTANT] = 1.0
         counts = (1, model.vision_layers, 1, model.language_layers, 1)
         return cls(sizes=sizes, layers=dict(zip(KINDS, counts, strict=True)))
@@ -146,6 +147,7 @@ def _of_loading(hardware: Hardware, load: Load, costs: LayerCosts, workers: int)
     computing = load.computing(costs)
     # CPU ranks compute on the cores on which they load, so that loading is a part of their work.
     spare = 0 if hardware.accelerator == "cpu" else hardware.cpu_cores // hardware.of_node - 1
+    # Workers load while the rank computes, so it waits only for what takes longer.
     waits = loading if workers == 0 else loading / workers - computing
     if waits <= 0 or (spare == 0 and loading <= computing):
         return

@@ -121,6 +121,7 @@ class WindowJoiner:
         self._steps += window.steps
         if self._steps < self._length:
             return None
+        # A multiple of the windows that come in, so that none is split.
         longest = math.ceil(launch_steps / MOST_WINDOWS / window.steps) * window.steps
         self._length = min(2 * self._length, max(longest, window.steps))
         return self.rest()

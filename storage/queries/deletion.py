@@ -114,6 +114,7 @@ def _archived(ids: Collection[str]) -> Any:
 def _hold(connection: Connection, ids: Collection[str]) -> None:
     """Lock the studies, and their workloads so that no agent joins them. Raise UnknownRecord."""
     workloads = {rows.get(connection, STUDY, key)["workload_fingerprint"] for key in ids}
+    # In order, so that two processes never wait for rows of each other.
     for key in sorted(workloads):
         rows.get(connection, WORKLOAD, key, lock=True)
     for key in sorted(ids):

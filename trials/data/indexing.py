@@ -120,8 +120,10 @@ def build_index(
     missing = [(part.file, part.chunk) for part in parts if part.known is None]
     tally = _Tally(is_strict=data.on_error == "fail", records=0)
     known_records = sum(part.known.records for part in parts if part.known)
+    # Closed on errors as well, which ends the processes that measure.
     with closing(measured(missing, measurer, max_tokens, workers or cores())) as fresh:
         for done, part in enumerate(parts, 1):
+            # In order of the chunks, so that the index does not depend on what the cache holds.
             lengths = part.known or store.keep(part.key, next(fresh))
             if not part.known:
                 tally.measured += lengths.records

@@ -100,6 +100,7 @@ class NodeRanks(ChannelRanks):
 
     def answers(self) -> dict[int, Answer]:
         known = set(self._answers)
+        # New answers alone: the log of a failed rank is fetched once.
         for rank in [rank for rank in super().answers() if rank not in known]:
             report = self._answers[rank].report
             if isinstance(report, FailureReport):
@@ -114,6 +115,7 @@ class NodeRanks(ChannelRanks):
         self._nodes.look()
         found: dict[int, Crash] = {}
         for node, ranks in enumerate(self._places):
+            # Its machine ended these ranks, so the failure is the machine's and the plan may be tried again.
             if reason := self._nodes.lost(node):
                 found |= {rank: Crash(rank=rank, detail=reason, of_machine=True) for rank in ranks}
             elif state := self._nodes.state(node, self._name):

@@ -111,8 +111,10 @@ class Nodes:
 
     def _start(self) -> None:
         self._store = serve_store(self._address, self._token)
+        # A connection of its own: signs of life must not wait behind a file on the other one.
         heart = Heart(join_store(self._store.address, self._token), AGENT_NAME)
         heart.beat(())
+        # Callbacks run in reverse: nodes are dismissed while the thread still listens, and their starter ends last.
         self._open.callback(self.starter.end)
         thread = threading.Thread(target=self._listen, args=(heart,), name="nodes", daemon=True)
         thread.start()
@@ -192,6 +194,7 @@ class Nodes:
         known, coming = self._present.get(number), self._seen[number] + 1
         if known and not known.lost:
             return  # one that comes in place of a node that is there has to wait
+        # Keys of each coming, so that messages of a lost process are never taken for those of its successor.
         name = node_name(number, coming)
         try:
             text = self._store.get(f"{name}/facts")

@@ -54,6 +54,7 @@ def cut_layer(layer: nn.Module, plan: Mapping[str, str], group: SharingGroup) ->
         matrix: Any = layer.get_submodule(name)
         matrix.weight = _sliced(matrix.weight, dimension, group)
         cut[matrix.weight] = dimension
+        # Behind a matrix cut by columns the bias is added once, to the sum, so every rank keeps it whole.
         if dimension == 0 and matrix.bias is not None:
             matrix.bias = _sliced(matrix.bias, 0, group)
             cut[matrix.bias] = 0
@@ -67,6 +68,7 @@ def cut_layer(layer: nn.Module, plan: Mapping[str, str], group: SharingGroup) ->
 
 
 def _sliced(parameter: Any, dimension: int, group: SharingGroup) -> nn.Parameter:
+    # `slice_of` copies: a view would keep the whole weight in memory.
     part = group.slice_of(parameter.detach(), dimension)
     return nn.Parameter(part, requires_grad=parameter.requires_grad)
 
@@ -129,6 +131,7 @@ class _LinearOfGathered(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.save_for_backward(gathered.part, weight)
         ctx.gathered = gathered
+        # A frozen matrix needs no input in the backward pass, so nothing is gathered for it.
         if ctx.needs_input_grad[1]:
             gathered.expect_reader()
         return linear(states, weight, bias)

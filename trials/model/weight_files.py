@@ -127,6 +127,7 @@ def _source(folder: Path) -> Path:
     if (named := _named(folder)) is not None:
         return folder / named
     single, index = folder / _SINGLE, folder / _INDEX
+    # transformers takes the single file even where an index stands next to it.
     if not single.is_file() and index.exists():
         return index
     if single.exists():

@@ -113,7 +113,7 @@ class WarmPool:
             ranks = self._running()
             ranks.send(_steered(request, on_step is not None))
             outcome = self._wait(ranks, timeout_seconds, on_wait, on_step or (lambda _: True), stops)
-        except BaseException:
+        except BaseException:  # Ctrl-C as well: ranks in the middle of a request can serve no other one
             self._end()
             raise
         if not isinstance(outcome, tuple):
@@ -124,6 +124,7 @@ class WarmPool:
 
     def _running(self) -> RankGroup:
         """Return the ranks of the last request, or new ones."""
+        # Warm ranks may have been killed between two requests.
         if self._ranks is not None and self._ranks.ended():
             self._end()
         if self._ranks is None:
@@ -207,12 +208,14 @@ def _cause(ranks: RankGroup, world_size: int) -> Cause:
         answers, ended = ranks.answers(), ranks.ended()
         causes = [each.report.cause for each in answers.values() if isinstance(each.report, FailureReport)]
         for cause in causes:
+            # A rank that ran out of memory is the cause: its neighbours fail because it is gone.
             if isinstance(cause, OutOfMemory):
                 return cause
         if len(answers.keys() | ended.keys()) == world_size or time.monotonic() > deadline:
             break
         time.sleep(_POLL_SECONDS)
     reported = {cause.rank for cause in causes}
+    # A rank that died without a word comes first: what its neighbours report is the consequence.
     return next((crash for rank, crash in ended.items() if rank not in reported), None) or causes[0]
 
 

@@ -25,6 +25,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        # The reverse exchange: each rank gives what it took.
         return _exchanged(gradients[0], *ctx.back), None, None, None
 
 
@@ -78,8 +79,10 @@ class SharingGroup:
         tensors may have different d and travel as one message (DeepSpeed-Ulysses, arXiv 2309.14509, section 3).
         """
         degree = self.share.degree
+        # Grouped-query attention has fewer heads of keys: ranks with queries of one group get a copy each.
         whole = [each.repeat_interleave(max(1, degree // each.shape[1]), dim=1) for each in tensors]
         parts = [each.reshape(degree, -1, *each.shape[2:]) for each in whole]
+        # Joined, since one message has the latency of one.
         received = self._exchange_evenly(torch.cat([part.flatten(1) for part in parts], dim=1))
         columns = received.split([part[0].numel() for part in parts], dim=1)
         # [ranks, heads, t, d]: the tokens of a head come from the ranks in order.
@@ -104,6 +107,7 @@ class SharingGroup:
         count = held[0].new_full((1,), len(held[0]), dtype=torch.int64)
         owned = count.new_empty(self.share.degree)
         dist.all_gather_into_tensor(owned, count, group=self.group)
+        # `all_to_all_single` takes its sizes from the host, so `tolist` has to wait for the device.
         owns, wants = owned.tolist(), wanted.view(self.share.degree, -1).sum(dim=1).tolist()
         give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
@@ -149,6 +153,7 @@ def join_groups(blocks: Iterable[range], rank: int) -> SharingGroup:
     """Create the group of each block of ranks, and return that of `rank`. Every rank must call it."""
     found = SharingGroup()
     for ranks in blocks:
+        # torch wants every rank to create every group, in the same order, its own or not.
         group = dist.new_group([*ranks]) if len(ranks) > 1 else None
         if group is not None and rank in ranks:
             found = SharingGroup(share=Share(index=ranks.index(rank), degree=len(ranks)), group=group)

@@ -158,6 +158,7 @@ def attribute(
     own = _slowed(seconds, of_ranks, steps, slowness)
     stages = own.forward.shape[2]
     alone = simulate(own.forward, own.backward)
+    # A single stage waits for no neighbour, whatever its packs.
     even = simulate(_evened(own.forward), _evened(own.backward)) if stages > 1 else alone
     meetings = None if sharing is None else sharing.meetings(packs)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
@@ -181,6 +182,7 @@ def attribute(
     bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
     # Data ranks reduce when all of them are there; a stage need not wait for the others.
     ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
+    # Each entry has one effect more than the one before, so the differences are parts that sum to the step.
     reached = (
         np.zeros(steps),
         spread(own.samples),

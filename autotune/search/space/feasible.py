@@ -234,6 +234,7 @@ def _least(workload: Workload, solver: Solver, layout: Layout) -> tuple[float, i
     if alone[0] <= HEADROOM * workload.memory_limit_bytes or not degrees:
         return alone
     qv, qt = workload.data.most_vision_units, workload.data.longest_text_tokens
+    # The largest degree leaves each rank the least of the sample.
     shared = Packed(qv=qv, qt=qt, qv_min=0, qt_min=0, packer=SIMPLE_PACKER, sequence=degrees[-1])
     return min(alone, solver.fullest(solver.leanest(shared, layout)))
 

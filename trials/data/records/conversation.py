@@ -61,6 +61,7 @@ def _check_whole(record: Record, columns: Columns) -> None:
         value = record.get(key)
         if not is_nothing(value) and not (key.startswith(("mask_", "train_")) and _state(value) is False):
             raise RecordError(f"`{key}` is not supported; {_REMEDIES.get(key, 'remove it, or leave the record out')}")
+    # `dict.get` is no look at the key for `Watched`: a label of another type stays among the unused keys.
     if isinstance(dict.get(record, "label"), bool):
         raise RecordError(
             "`label` says whether the completion is liked, which is not supported; leave out the records that are not, "
@@ -205,6 +206,7 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
                 raise RecordError(f"{what} is {repr(kind)[:40]}; expected a text, an image or a video")
     whole = "".join(texts)
     if role == "user":
+        # Two texts may join to a mark that neither of them has, which would move all images behind it.
         if (whole.count(IMAGE), whole.count(VIDEO)) != (len(images), len(videos)):
             raise RecordError(f"parts of {where} make {IMAGE} or {VIDEO} of their texts together; write it in one part")
         has_video = any("text" not in part["type"] and text == VIDEO for part, text in zip(parts, texts, strict=True))

@@ -30,6 +30,7 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
     """
     with _opened(path) as (container, stream):
         frames, rate = stream.frames, stream.average_rate or stream.guessed_rate
+        # Headers of Matroska and WebM state no number of frames, so packets are counted.
         if not frames:
             frames = sum(
                 1 for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False) if packet.size
@@ -123,6 +124,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
             "or give the video as a folder or list of frames"
         ) from error
     try:
+        # An opened file in a known format: FFmpeg's playlists could name other files and addresses.
         with path.open("rb") as file, av.open(file, options={"format_whitelist": _FORMATS}) as container:
             if not container.streams.video:
                 raise DataError(f"{shown_name(path)} holds no video")

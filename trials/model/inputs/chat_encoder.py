@@ -89,6 +89,7 @@ def _check_images(processor: Any, inputs: ImageInputs) -> None:
                 f"{inputs.unit_shape} numbers by their sizes, but {made} of {units.shape[1:]}, or some that are not "
                 "finite, by their pixels; correct preprocessor_config.json"
             )
+        # With a wrong rescaling all images may look the same, which no other check shows.
         if np.array_equal(units, inputs.pixels([picture + np.uint8(255) for picture in black])[0]):
             raise ModelError("the image processor makes the same of black and white; correct preprocessor_config.json")
         for size, count in zip(sizes, counts, strict=True):
@@ -118,6 +119,7 @@ class ChatEncoder:
                 "correct the image token's id in config.json, or take the tokenizer that the model was saved with"
             )
         check_vocabulary(config, tokenizer)
+        # Pad tokens have no label, so any token will do where the tokenizer has none for padding.
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self._pad_token_id = next(int(each) for each in ids if each is not None)
 
@@ -195,6 +197,7 @@ class ChatEncoder:
             pixels, rows = self._pixels(pictures, text)
             pieces = np.split(pixels, np.cumsum([count.units for count in text.counts[:-1]]))
         units, grids, seconds = list[NDArray[np.float32]](), list[Ints](), list[float]()
+        # A video has a mark for each of its times, but its pixels come once.
         for number, is_video in dict.fromkeys((each.number, each.is_video) for each in text.shown):
             video = prepared[number] if is_video else None
             units.append(video.pixels if video else pieces[number])

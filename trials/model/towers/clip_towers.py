@@ -97,6 +97,7 @@ def tile_features(config: PretrainedConfig) -> int:
 def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
     """Count 2 operations for each parameter and token, and those of attention (Megatron-LM, appendix)."""
     inside = tower_tokens(config)
+    # Layers behind the last state that is taken do not run.
     attention = 4 * max(feature_layers(config)) * inside**2 * config.vision_config.hidden_size
     return float(2 * tower * inside + attention + 2 * projector * tile_features(config))
 
@@ -105,6 +106,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     """Return the tower in parts, and the projector with the parameter of line ends where the model has one."""
     tower, numbers = model.model.vision_tower, feature_layers(model.config)
     last = max(numbers)
+    # `pre_layrnorm` is CLIP's, spelled as in transformers; SigLIP has no norm there.
     before = [part for name in ("embeddings", "pre_layrnorm") if (part := getattr(tower, name, None)) is not None]
     behind = [part for part in tower.children() if part not in before and part is not tower.encoder]
     newline = getattr(model.model, "image_newline", None)
@@ -152,6 +154,7 @@ def shrink_tower(settings: dict[str, Any], layers: int, side: int) -> None:
     """
     vision, given = settings["vision_config"], settings["vision_feature_layer"]
     before = vision["num_hidden_layers"]
+    # Negative numbers count back from the last state, and there is one more state than layers.
     numbers = [number % (before + 1) for number in ([given] if isinstance(given, int) else given)]
     places = sorted(set(numbers))
     last = max(layers, len(places))

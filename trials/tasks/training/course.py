@@ -99,10 +99,12 @@ def set_course(
             if curriculum and number == 0 and before < curriculum.steps:
                 every = source.order(number) if left is None else left
                 chosen = every[curriculum.samples[every]]
+                # A curriculum of no samples, or of all, changes nothing.
                 if 0 < len(chosen) < len(every):
                     order, end = chosen, curriculum.steps if end is None else min(curriculum.steps, end)
             epoch = source.build(number, current, order)
             steps = epoch.steps if end is None else min(epoch.steps, end - before)
+            # A curriculum never ends its epoch: the other samples are left.
             ends = steps == epoch.steps and order is left
             stretches.append(
                 Stretch(epoch=number, plan=current, order=order, before=before, steps=steps, ends_epoch=ends)
@@ -125,6 +127,7 @@ def _packs(plan: Plan) -> tuple[Packing, int]:
     packing, data = plan.packing, plan.layout.data
     if not isinstance(packing, Packed):
         return packing, data
+    # Groups of ranks that share packs take as many packs in a row as so many single ranks do.
     return replace(packing, sequence=1), data // packing.sequence
 
 

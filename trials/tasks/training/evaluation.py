@@ -34,6 +34,7 @@ class Evaluator:
         """Evaluate a training that resumes after `step` if an earlier launch ended before it could; see `run`."""
         if self._epoch is None:
             return True
+        # Rank 0 reads the file for all: a shared folder may show others an older state, and all must agree.
         found = torch.zeros(1, device=self._session.device)
         if self._session.coordinates.rank == 0:
             found += any(isinstance(line, Evaluated) and line.step == step for line in read_lines(self._progress))
@@ -115,6 +116,7 @@ def check_weights(session: Session, epoch: Epoch) -> None:
     Weights that have diverged can themselves be finite. A sample that can no longer be read is blank here: it must not
     prevent a checkpoint.
     """
+    # Without workers, whose start takes longer than loading one pack.
     with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, on_error="skip")) as batches:
         loss, _ = session.engine.evaluate(batches, 1)
     if not math.isfinite(loss):

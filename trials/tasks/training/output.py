@@ -136,6 +136,7 @@ def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: 
         check_unclaimed(folder)
         return
     _check_rows(folder, record, [plan, *([instead_of] if instead_of else [])], settings)
+    # The arrangement matters for packs alone, which `_check_rows` has looked at.
     then = replace(record.settings, arrangement_version=settings.arrangement_version)
     _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
 
@@ -245,6 +246,7 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
 def _read(kind: type[wire.T], path: Path) -> wire.T | None:
     """Return the value in a regular file, or None where there is none that can be decoded."""
     try:
+        # Opening a pipe would block, and a large file is none of this program.
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
             return None
         return wire.decode(kind, path.read_bytes())
@@ -325,7 +327,9 @@ def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -
     aside = next(name for name in names if not os.path.lexists(name))
     if os.path.lexists(final):  # also a symbolic link that leads nowhere
         final.rename(aside)
+    # A rename is atomic: a process that dies leaves the whole folder or none under this name.
     partial.replace(final)
+    # The rename itself survives a power cut once the parent folder is on the disk.
     sync(final.parent)
     before = None if aside.is_symlink() else _read(TrainingState, aside / state_file)
     if before is not None and before.training == state.training and before.steps < state.steps:

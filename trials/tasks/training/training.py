@@ -63,6 +63,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         load_checkpoint(session, checkpoint_folder(task.output, done), done)
     evaluator = Evaluator(session, task.output / PROGRESS_FILE, course.epoch_ends, total, schedule)
     last = min(total, task.max_steps or total)
+    # A folder that cannot be written would otherwise show after hours, at the end.
     check_writing(session, task.output, opened.record)
     every = training.checkpoint_every
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
@@ -72,6 +73,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
             done = record.step
             asked = _agreed(session, asked_to_stop) if done < last else None
             is_saved = ends_epoch or done == last or asked is Stop.NOW or bool(every and done % every == 0)
+            # AT_CHECKPOINT waits for the next save; NOW makes one.
             stopped = asked if is_saved else None
             window = clock.add(times, is_last=done == last or stopped is not None)
             if session.coordinates.rank == 0:
@@ -133,6 +135,7 @@ def _open(session: Session, output: Path) -> OpenedOutput:
         found += torch.tensor((opened.steps, opened.has_model), device=found.device)
     comm.broadcast(found, src=0)
     steps, has_model = found.tolist()
+    # Each rank reads it, which shows whether all of them see the same folder.
     record = read_record(output / RECORD_FILE)
     if record is None:
         raise OutputTaken(f"{output / RECORD_FILE} is gone; all ranks need access to the same folder")
