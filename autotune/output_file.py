@@ -27,7 +27,7 @@ def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
 
 
 def check_no_input(path: Path, inputs: Iterable[Path]) -> None:
-    """Raise PackError when the file to write is one of those that are read."""
+    """Raise PackError when the file to write is also read."""
     if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
         raise PackError(f"{path} is an input of this command and is not overwritten; name another file")
 

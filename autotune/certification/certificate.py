@@ -264,7 +264,7 @@ def _share(difference: float, expected: float, of_part: float) -> float:
 
 
 def _ratio(difference: float, expected: float) -> float:
-    """Return the difference relative to what is expected: 1 where nothing is expected and something found."""
+    """Return the difference relative to the expected value: 1 where 0 is expected and something else found."""
     if expected:
         return difference / expected
     return float(difference != 0)

@@ -42,7 +42,7 @@ def average_of_all(costs: LayerCosts) -> float:
 
 
 def _alike(costs: LayerCosts, layout: Layout) -> Exchange | None:
-    """Return what was timed with as many data ranks that lie on as many nodes; None where nothing was."""
+    """Return the timing with as many data ranks on as many nodes; None where there is none."""
     place = layout.grid.data_place(costs.of_node)
     for each in costs.exchanges:
         if each.name == "average" and (each.ranks, each.within) == (layout.data, 1):

@@ -21,7 +21,7 @@ class PlanSolver(Protocol):
         """Tensor degrees above 1 that the profile timed."""
 
     def untimed(self, layout: Layout) -> str | None:
-        """Return what the profile has not timed for plans with this layout."""
+        """Return the exchanges that plans with this layout need and the profile has not timed, in words."""
 
     def overlapped(self, layout: Layout) -> Layout:
         """Return the layout with averages during the last backward pass, where that helps."""

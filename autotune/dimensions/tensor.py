@@ -98,7 +98,7 @@ class TensorDimension(Dimension):
 
     @override
     def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts:
-        """Return those with each degree that was timed, is a power of two and fits a node."""
+        """Return layouts with each tensor degree that was timed, is a power of two and fits a node."""
         hardware = workload.hardware
         return FurtherLayouts(
             possible=tuple(

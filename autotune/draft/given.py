@@ -23,7 +23,7 @@ class Given:
         """Names of the values that the script does not set."""
 
     def take(self, name: str, read: Callable[[Any], _Value]) -> _Value | None:
-        """Return a value; None where it is absent, empty, unknown or `auto`. Raise JobError for one of another kind."""
+        """Return a value; None for an absent, empty, unknown or `auto` one. Raise JobError for another kind of it."""
         self.left.pop(name, None)
         return self.look(name, read)
 

@@ -195,7 +195,7 @@ def _general(name: str) -> str:
 
 
 def _is_usual(name: str, value: object) -> bool:
-    """Return whether the value is that of a training which needs nothing for it."""
+    """Return whether the value turns the argument off, so that the job needs nothing for it."""
     text = str(value).lower()
     if name in ("assistant_only_loss", "completion_only_loss"):
         return text in ("true", "1", "yes")

@@ -131,7 +131,7 @@ class PackSampler(Sampler[list[int]]):
         self._is_loaded = True
 
     def _identity(self) -> dict[str, Any]:
-        """Return what decides the packs."""
+        """Return the values that decide the packs, such as the seed and the packing."""
         training = self._samples.job.training
         return {
             "data": self._samples.index.digest,
@@ -185,7 +185,7 @@ class EvenPackSampler(Sampler[list[int]]):
         self.micro_batches = max(step.packs for step in self.steps)
 
     def __len__(self) -> int:
-        """Return the number of packs, those that are added included."""
+        """Return the number of packs, with the empty ones that give all steps equally many."""
         return len(self.steps) * self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -164,7 +164,7 @@ def _is_hidden(number: int) -> bool:
 
 
 def machine() -> str:
-    """Return a name for this boot of the host and this container: processes with the same one can see each other."""
+    """Return a name for this boot of the host and this container: processes with equal names can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{platform.node()} {boot} {Path('/proc/self/ns/pid').readlink()}"

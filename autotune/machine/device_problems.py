@@ -247,6 +247,7 @@ def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Finding]:
                 remedy=f"set it back with `sudo nvidia-smi -i {device.uuid} -c DEFAULT`, or choose other devices",
                 prevents=True,
             )
+        # Under MPS the one process is its server, through which others compute.
         if device.mode == "exclusive" and device.pids and not device.has_mps:
             yield Finding(
                 what=f"{_named(device)} is in exclusive mode, for one process at a time, and another one has "

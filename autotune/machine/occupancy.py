@@ -68,7 +68,7 @@ def driver() -> Driver:
 
 
 def occupancies(uuids: Sequence[str]) -> tuple[Occupancy, ...]:
-    """Return what others do on the accelerators with these UUIDs, in this order; none of those that do not answer."""
+    """Return the occupancy of the accelerators with these UUIDs, in this order, without any that does not answer."""
     if not uuids:
         return ()
     pynvml.nvmlInit()

@@ -49,7 +49,7 @@ class TypicalPack:
         return np.array((self.units, self.tokens, self.squares, 1.0, self.targets))
 
     def cost(self, coefficients: Coefficients, kind: LayerKind | None = None) -> float:
-        """Return the cost of a layer of this kind, or of what is no layer."""
+        """Return the cost of a layer of this kind, or of loading and other work outside of layers."""
         return float(self.columns @ (of_kind(kind, coefficients) if kind else (*coefficients, 0.0)))
 
     def seconds(self, costs: LayerCosts, kind: LayerKind) -> tuple[float, float, float]:

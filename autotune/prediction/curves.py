@@ -74,6 +74,6 @@ def with_floor(curve: Curve, kind: LayerKind, sizes: Floats, floors: Floats) -> 
 
 
 def _nearest_half(logarithms: Floats) -> float:
-    """Return the one of the ranks' logarithms that half of them are nearer to 0 than: one rank may be wrong."""
+    """Return the logarithm of median magnitude among the ranks, since one rank may be wrong."""
     ordered = logarithms[np.argsort(np.abs(logarithms))]
     return float(ordered[(len(ordered) - 1) // 2])

@@ -10,7 +10,7 @@ from trials.plan import TOWERS, Layout
 
 
 def offloaded_kinds(layout: Layout) -> list[int]:
-    """Return the kinds, by their place in KINDS, that offload what other plans recompute."""
+    """Return the kinds of layers that offload, by their place in KINDS; under other plans they recompute."""
     return [KINDS.index(tower) for tower in TOWERS if layout.offloads(tower)]
 
 

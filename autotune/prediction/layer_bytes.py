@@ -30,7 +30,7 @@ class LayerBytes:
     inputs: Floats
     """Bytes of the inputs, which are all that layers keep that are recomputed."""
     offloaded: NDArray[np.bool_]
-    """Whether layers of each kind offload what others recompute, [kinds]."""
+    """Whether layers of each kind offload instead of being recomputed, [kinds]."""
 
     @classmethod
     def of(cls, costs: LayerCosts, degree: int, layout: Layout, factor: float, element_bytes: int) -> "LayerBytes":
@@ -64,7 +64,7 @@ class LayerBytes:
         return tuple(column for column in EVERY if column == CONSTANT or every[:, column].any())
 
     def of_packs(self, parts: Parts, kinds: int) -> Floats:
-        """Return what a pack keeps in layers of the first `kinds` kinds, [stages, 5]."""
+        """Return the bytes that a pack keeps in layers of the first `kinds` kinds, [stages, 5]."""
         whole, inputs = self.split(parts, kinds)
         kept: Floats = whole + inputs
         return kept
@@ -92,7 +92,7 @@ class LayerBytes:
         return transient
 
     def on_host(self, parts: Parts) -> Floats:
-        """Return what a pack keeps in the host's memory, [stages, 5]."""
+        """Return the bytes that a pack keeps in the host's memory, [stages, 5]."""
         kept: Floats = (self.offloaded * parts.recomputed) @ self.kept
         return kept
 

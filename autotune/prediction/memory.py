@@ -131,7 +131,7 @@ class StageMemory:
         return kept
 
     def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
-        """Return what packs in flight keep in the host's memory, [stages], as if all were the heaviest one."""
+        """Return the bytes of packs in flight in the host's memory, [stages], as if each were the heaviest pack."""
         if layout.offload == "none":
             return np.zeros(len(of_levels[0]))
         heaviest = [

@@ -19,19 +19,19 @@ class Parameters:
         self._tied = costs["head"].tied_parameters
 
     def held(self, parts: Parts, tensor: int = 1) -> Floats:
-        """Return all that one of `tensor` ranks holds."""
+        """Return the parameters that each of `tensor` ranks holds."""
         return self._of_stages(parts, self._every, 1 - 1 / tensor)
 
     def frozen(self, parts: Parts, tensor: int = 1) -> Floats:
-        """Return those of `held` that do not train."""
+        """Return the parameters of `held` that do not train."""
         return self._of_stages(parts, self._frozen, 1 - 1 / tensor)
 
     def trained(self, parts: Parts, tensor: int = 1) -> Floats:
-        """Return those of `held` that train."""
+        """Return the parameters of `held` that train."""
         return self._of_stages(parts, self._every - self._frozen, 1 - 1 / tensor)
 
     def replicated(self, parts: Parts) -> Floats:
-        """Return those that train and that each tensor rank holds whole."""
+        """Return the trained parameters that each tensor rank holds whole."""
         return self._of_stages(parts, self._every - self._frozen, 1.0)
 
     def _of_stages(self, parts: Parts, of_kinds: Floats, elsewhere: float) -> Floats:

@@ -37,7 +37,7 @@ class Parts:
 
     @classmethod
     def of_plans(cls, plans: Sequence[Plan]) -> tuple["Parts", Ints]:
-        """Return the different stages of plans, last stages behind the others; and which each is, [plans, stages]."""
+        """Return (distinct stages of plans, last stages at the end; numbers of each plan's stages [plans, stages])."""
         stages = [[_counts(each) for each in cut(plan)] for plan in plans]
         # Column 4 is the head, which only last stages have.
         different = sorted(set(chain.from_iterable(stages)), key=lambda counts: (counts[4], counts))

@@ -129,11 +129,11 @@ class Predictor:
         return seconds
 
     def epoch_seconds(self, plan: Plan) -> float:
-        """Return the same as `predict(plan).epoch_seconds`, in less time."""
+        """Return `predict(plan).epoch_seconds` in less time."""
         return self.plans_epoch_seconds((plan,))[0]
 
     def plans_epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
-        """Return the epoch seconds of each plan, in less time than one by one; they are kept."""
+        """Return the epoch seconds of each plan, which are cached; plans together take less time than one by one."""
         kept = self._epoch_seconds
         for group in _sharing_packs(plan for plan in dict.fromkeys(plans) if plan not in kept):
             sizes = self.sizes(group[0].packing, group[0].layout)

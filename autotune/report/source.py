@@ -49,7 +49,7 @@ class StudySource:
         return tuple(trial for trial in self.finished if is_whole(trial))
 
     def runs(self, plan: Plan) -> tuple[FinishedTrial, ...]:
-        """Return the complete runs of a plan; disturbed ones only where there are no others."""
+        """Return the complete runs of a plan; disturbed runs only where it has no undisturbed one."""
         return self.runs_by_plan.get(plan, ())
 
     @property

@@ -115,7 +115,7 @@ def trials_behind(best: BestPlan, store: Store) -> Sequence[TrialSummary]:
 
 
 def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequence[TrialSummary]]:
-    """Return what `trials_behind` does for each winner, with as many queries as for one."""
+    """Return `trials_behind` of each winner, with as many queries as for one winner."""
     studies = {study.id: study for study in store.studies(archived=True)}
     # Raises for a study that cannot be read.
     of_winners = [studies.get(best.study_id) or store.study(best.study_id) for best in several]
@@ -140,7 +140,7 @@ def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequen
 
 
 def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
-    """Return what the winner's figures rest on, from `trials_behind` it."""
+    """Return the evidence for the winner's figures, from its `trials_behind`."""
     runs = [trial for trial in trials if trial.kind == "completed"]
     disturbed = [trial for trial in runs if trial.disturbance is not None]
     of_baselines = {trial.plan_id for trial in trials if trial.role in BASELINES}

@@ -87,7 +87,7 @@ def _evidence(tried: TriedPlan) -> str:
 
 
 def counted_runs(tried: TriedPlan) -> Sequence[FinishedTrial]:
-    """Return the completed runs; disturbed ones only where there are no others."""
+    """Return the completed runs; disturbed runs only where there is no undisturbed one."""
     finished = [(trial, trial.result.outcome) for trial in tried.trials if isinstance(trial, FinishedTrial)]
     whole = [trial for trial, outcome in finished if isinstance(outcome, Completed) and not outcome.shortened]
     return [trial for trial in whole if trial.result.disturbance is None] or whole

@@ -266,7 +266,7 @@ def _end_text(study: StudyRecord) -> str:
 def _table_of_used(
     header: Sequence[str], rows: Sequence[Sequence[str]], optional: int, width: int | None = None
 ) -> str:
-    """Return a table without those of its last `optional` columns that are empty."""
+    """Return a table without the empty ones of its last `optional` columns."""
     first = len(header) - optional
     kept = [number for number in range(len(header)) if number < first or any(row[number] for row in rows)]
     return table([header[number] for number in kept], [[row[number] for number in kept] for row in rows], width)

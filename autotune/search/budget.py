@@ -59,7 +59,7 @@ class Budget:
         return self._allow(seconds, plan.layout.world_size * seconds)
 
     def _affords(self, runs: Sequence[Role | None]) -> bool:
-        """Return whether the budgets allow trials of these baselines, and one of another plan for each None."""
+        """Return whether the budgets allow trials of these baselines; each None stands for a trial of another plan."""
         counted = (trial for trial in self.ledger.trials if trial.role not in CONFIRMATION)
         completed = sorted((t for t in counted if isinstance(t.result.outcome, Completed)), key=duration_seconds)
         seconds = device_seconds = 0.0

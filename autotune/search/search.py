@@ -170,7 +170,7 @@ class Search:
         yield from self._compared()
 
     def _compared(self) -> Iterator[Candidate]:
-        """Yield the first plan of each kind of baseline: those that are needed, others while there is time."""
+        """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time."""
         needed, left_out = self._needed(), dict[Role, Plan]()
         for role, plans in self._to_compare.items():
             plan = plans.pop(0)

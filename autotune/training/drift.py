@@ -187,6 +187,7 @@ class SpeedWatch:
         self._on_window(stored)
 
     def _is_slow(self, window: SpeedWindow, usual: Promise) -> bool:
+        # By tokens, since steps with longer samples take longer on a machine that is as fast as before.
         return window.tokens_per_second < (1 - self._patience.slowdown) * usual.tokens_per_second
 
     def _judge(self, window: SpeedWindow, step: Progress) -> None:
@@ -203,6 +204,7 @@ class SpeedWatch:
                 _log.warning("the training is no longer slower, since step %d", window.first_step)
             self._windows, self.is_slow = [], False
             return
+        # One slow window may be an accident; several in a row are a drift.
         if len(self._windows) < self._patience.windows:
             return
         # Moves on by one window, so that the next one decides with those before it.

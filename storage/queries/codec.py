@@ -133,6 +133,7 @@ def study(row: Row) -> StudyRecord:
 
 
 def plan_row(value: Plan) -> dict[str, Any]:
+    # Copies of fields for queries alone: a plan is read from its document.
     layout, packed = value.layout, value.packing if isinstance(value.packing, Packed) else None
     return {
         "id": value.id,

@@ -135,6 +135,7 @@ def _problems_of_file(connection: Connection) -> Iterator[Damage]:
         if line != "ok":
             yield Damage(table="the file", key="", what=str(line))
     for table, row, parent, _ in connection.execute(text("PRAGMA foreign_key_check")):
+        # Optuna keeps its own tables in the same file.
         if table.startswith("autotune_"):
             yield Damage(table=table, key=f"row {row}", what=f"refers to a row of {parent} that is not there")
 

@@ -52,7 +52,7 @@ class SignedStore:
         return None if found is None else found.partition(" ")[2]
 
     def written(self, keys: Iterable[str]) -> list[str]:
-        """Return those of the keys that have a message, in the order in which these were written."""
+        """Return the keys that have a message, in the order in which the messages were written."""
         numbers = {key: int(text.partition(" ")[0]) for key in keys if (text := self.read(key)) is not None}
         return sorted(numbers, key=numbers.__getitem__)
 
@@ -64,6 +64,7 @@ class SignedStore:
     def read(self, key: str) -> str | None:
         """Return the text that `set` wrote; None while there is none. Raise NotSigned as `get` does."""
         with _connected():
+            # `get` waits for a key that is not there.
             if not self._tcp.check([key]):
                 return None
             found = self._tcp.get(key)
@@ -88,6 +89,7 @@ class SignedStore:
                 for half in (chunk[: _CHUNK_BYTES // 2], chunk[_CHUNK_BYTES // 2 :]):
                     self.set(f"files/{path.name}/{chunks}", half.hex())
                     chunks += 1
+        # Last of all: whoever reads the number of chunks finds all of them.
         self.set(f"files/{path.name}", str(chunks))
 
     def take_file(self, name: str, folder: Path) -> Path:
@@ -110,6 +112,7 @@ class SignedStore:
                     self._tcp.delete_key(key)
 
     def _code(self, key: str, text: str) -> str:
+        # The key is signed too, so that nobody can copy a message to another key.
         return hmac.new(self._token, f"{key}\n{text}".encode(), hashlib.sha256).hexdigest()
 
 

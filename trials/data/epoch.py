@@ -245,7 +245,7 @@ def build_epoch(
     """Return the steps of epoch `number`. Equal arguments give equal steps, on every rank and after every restart.
 
     `order` has the samples to pack, as rows of the index: by default all of the epoch, in its random order. Packs of
-    that order are kept, for other numbers of data ranks.
+    the whole epoch are cached, for other numbers of data ranks.
 
     Raise DataError like `build_packs`.
     """

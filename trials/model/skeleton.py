@@ -95,6 +95,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
     with refusing(f"cannot read the configuration of model {path}", remedy):
         if is_folder:
             check_folder(Path(path))
+        # Before transformers reads them: with some wrong values it would fill the memory.
         settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
         check_form(settings)
         check_code(settings)
@@ -132,6 +133,7 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
         embed_by_matrix(model)
         chain = _find_chain(model, family)
     claimed = {name for path in (*chain.parts, *chain.unused) for name, _ in parameters_at(model, path)}
+    # A parameter that no stage holds would never train, and no checkpoint would have it.
     unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed
     if unclaimed:
         raise ModelError(f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}")

@@ -247,6 +247,7 @@ class _HeartBeat:
 
     def _watch(self) -> None:
         while not self._stopped.wait(BEAT_SECONDS):
+            # Counted in a thread that never calls the store, where it would wait as well.
             self._missed += 1
             if self._missed > MISSED_BEATS:
                 self._give_up()
@@ -257,6 +258,7 @@ class _HeartBeat:
             self.ranks.end()
         if _TORCHRUN in os.environ:  # while the network is cut, torchrun would wait for the others for minutes
             os.kill(os.getppid(), signal.SIGKILL)
+        # Not `sys.exit`: the main thread may wait in a call of the store for as long as the network is cut.
         os._exit(os.EX_UNAVAILABLE)
 
 

@@ -63,6 +63,7 @@ def _timed_steps(session: Session, task: Trial) -> Generator[_Timed, None, None]
         with closing(session.batches(epoch, (*task.warmup_steps, *left))) as batches:
             for number in task.warmup_steps:
                 session.step(batches, epoch.step(number))
+            # Reading resets the stopwatch: warm-up steps do not count.
             session.engine.stopwatch.read()
             for number in tuple(left):
                 graphs = compiled_graphs()

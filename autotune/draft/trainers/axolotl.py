@@ -102,7 +102,7 @@ def _adapters(given: Given) -> dict[str, Any]:
 
 
 def _data(values: Mapping[str, Any], key: str, section: str) -> dict[str, Any]:
-    """Return the sources under a key, and what these do not say. Raise JobError for what is no list of data sets."""
+    """Return the sources under a key, and notes on what they leave open. Raise JobError for no list of data sets."""
     entries = values.get(key) or []
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in entries):
         raise JobError(f"{key} is {entries!r:.60}; write a list of data sets, each with a path")

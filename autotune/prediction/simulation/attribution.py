@@ -39,7 +39,7 @@ class PackSeconds:
 
     @classmethod
     def by_level(cls, several: "Sequence[PackSeconds]", levels: Ints) -> "PackSeconds":
-        """Take the seconds of each pack from those of its level, [packs]."""
+        """Take the seconds of each pack from the `PackSeconds` of its level, [packs]."""
         packs = np.arange(len(levels))
         return cls(
             **{
@@ -136,7 +136,7 @@ def attribute_all(
     slowness: Slowness | None = None,
     sharing: Sharing | None = None,
 ) -> tuple[Breakdown, Floats]:
-    """Return what `attribute` does, for the steps of all blocks in their order."""
+    """Return the results of `attribute` for the steps of all blocks, in their order."""
     breakdowns, works = zip(*(attribute(block, seconds, update, slowness, sharing) for block in blocks), strict=True)
     return Breakdown.joined(breakdowns), np.concatenate(works)
 

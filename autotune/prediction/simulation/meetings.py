@@ -25,7 +25,7 @@ class Meetings:
     backward: Bools
 
     def of_steps(self, steps: slice) -> "Meetings":
-        """Return those of some of the steps."""
+        """Return the meetings of some of the steps."""
         return replace(self, degrees=self.degrees[steps])
 
     def await_others(self, clock: Floats, stage: int, micro_batch: int, *, backward: bool) -> None:

@@ -74,7 +74,7 @@ def number(field: str, title: str | None, **more: Any) -> Spec:
 
 
 def category(field: str, *, order: Sequence[str] | None = None, **more: Any) -> Spec:
-    """Return a channel of categories in this order; by default in that of the rows."""
+    """Return a channel of categories in this order, by default in the order of the rows."""
     return {"field": field, "type": "nominal", "title": None, "sort": None if order is None else list(order), **more}
 
 

@@ -105,7 +105,7 @@ def _row(trial: FinishedTrial) -> Row:
 
 
 def _baselines(source: StudySource) -> list[Row]:
-    """Return the seconds of the fastest run of each kind of baseline; those of an earlier study as stated."""
+    """Return the seconds of each kind of baseline's fastest run; for runs of an earlier study, the stated seconds."""
     found: dict[str, float] = {}
     for trial in source.timed:
         if trial.role in BASELINES:

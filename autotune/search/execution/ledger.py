@@ -37,7 +37,7 @@ class Ledger(Protocol):
         """Return a context that one agent at a time can enter."""
 
     def is_left(self, agent_id: str | None) -> bool:
-        """Return whether an agent is gone; an unnamed one is when this agent is alone."""
+        """Return whether an agent is gone; an unnamed agent counts as gone when this agent is alone."""
 
     def left(self) -> list[FinishedTrial]:
         """Return trials that no living agent adds to Optuna's study."""

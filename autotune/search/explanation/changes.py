@@ -50,7 +50,7 @@ class Changes:
         return (self._effect("no-recompute", winner, replace(winner, stages=stages), time),)
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
-        """Yield those variants that differ from the fastest baseline and keep the global batch."""
+        """Yield the variants that differ from the fastest baseline and keep the global batch."""
         solver = Solver(self._predictor.corrected, self._limits)
         # Some data have too few samples for the packs of a variant.
         with suppress(InvalidPlan, DataError):
@@ -99,7 +99,7 @@ class Changes:
 
 
 def repacked(usual: Plan, packing: Packing) -> Plan:
-    """Return the fastest baseline with other packs, all of which recompute what those of the first level did."""
+    """Return the fastest baseline with other packs; every level recomputes as the baseline's first level does."""
     stages = (stage.recomputing(stage.recomputed[:1] * len(packing.degrees)) for stage in usual.stages)
     return replace(usual, packing=packing, stages=tuple(stages))
 

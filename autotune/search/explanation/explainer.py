@@ -102,7 +102,7 @@ class Explainer:
         )
 
     def _runs(self, plan: Plan) -> list[tuple[FinishedTrial, Completed]]:
-        """Return the study's runs that rank the plan; those that ended early only where there are no others."""
+        """Return the study's runs that rank the plan; runs that ended early only where it has no complete one."""
         of_plan = [trial for trial in self._own if trial.plan == plan]
         found = [(trial, trial.result.outcome) for trial in ranked(of_plan) or of_plan]
         return [(trial, outcome) for trial, outcome in found if isinstance(outcome, Completed)]

@@ -154,7 +154,7 @@ class MeasuredTime:
         )
 
     def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
-        """Return what is predicted for the ranks in a mean step of these."""
+        """Return the predicted seconds of the ranks in the mean of these steps."""
         seconds = predictor.times.pack_seconds(self._parts, self._plan.layout, sizes)
 
         def mean(side: Floats, *, together: bool = False) -> Floats:

@@ -67,7 +67,7 @@ class CalibratedPredictor:
         self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
         self._shares: dict[Plan, Floats] = {}
         self._heavier: dict[tuple[Packing, Layout], float] = {}
-        """What packs of the whole epoch keep over what those of the excerpt do, of the plans that came to a trial."""
+        """Kept bytes of the whole epoch's packs over the excerpt's, for plans that came to a trial."""
         self._fit()
 
     def _learning_faults(self, plan: Plan) -> tuple[str, ...]:
@@ -294,12 +294,12 @@ class CalibratedPredictor:
 
 
 def _observations(measured: Iterable[tuple[Features, float]]) -> list[Observation]:
-    """Return what was measured of parts that are predicted to take any time."""
+    """Return observations of the parts whose predicted time is not 0."""
     return [Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0]
 
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:
-    """Return the measured bytes of each stage with those predicted for the steps that the trial ran."""
+    """Return each stage's measured peak with the predicted one, of the steps that the trial ran."""
     # The steps that `trial_steps` chose, which the measurement does not name.
     costliest = np.argsort(-predictor.predict(plan).step_seconds, kind="stable")[:warmup_steps].tolist()
     return [

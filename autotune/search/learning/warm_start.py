@@ -32,7 +32,7 @@ def inherited_calibration(store: Store, workload: Workload) -> CalibrationState 
 
 
 def inherited_plans(store: Store, workload: Workload, space: Space, solver: Solver) -> list[Plan]:
-    """Return winners on such devices of the workloads that differ least, adapted to this model, the nearest first."""
+    """Return the winners of the nearest workloads on this kind of devices, adapted to this model, nearest first."""
     nearest = store.nearest_plans(fields_of(workload), hardware_name=workload.hardware.device_name, limit=_LOOKED_AT)
     found = (moved(near.best.plan, workload, solver) for near in nearest)
     return list(dict.fromkeys(plan for plan in found if plan is not None and space.holds(plan)))[:_PLANS]

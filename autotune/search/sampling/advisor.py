@@ -40,7 +40,7 @@ _COMPARED_OF_PACKS = 3
 _SOLVED = 24
 """Packings and layouts, predicted fastest, for which splits are solved with corrected costs."""
 _SOLVED_OF_LAYOUT = 6
-"""Further ones of each layout."""
+"""Further packings of each layout, predicted fastest, that are solved as well."""
 # Choices: each step of a climb predicts dozens of neighbours.
 _AROUND = 8
 """Packings and layouts around whose best plan others are looked for."""
@@ -371,7 +371,7 @@ def _at_most_of_packs(plans: Iterable[Plan], count: int) -> Iterator[Plan]:
 
 
 def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
-    """Return whether a stage surely needs as much memory as that of the failed plan: it is no smaller in any way."""
+    """Return whether a stage surely needs as much memory as the failed plan's stage: it is no smaller in any way."""
     one, other = plan.packing, failed.packing
     if isinstance(one, Packed) and isinstance(other, Packed) and one.sequence == other.sequence:
         sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
@@ -384,7 +384,7 @@ def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
 
 
 def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Return the layers of a stage, those that keep everything at each level, and whether it holds the projector."""
+    """Return a stage's layers, its layers that keep everything at each level, and whether it holds the projector."""
     stage = plan.stages[number]
     kept = ((stage.vision - level.vision, stage.language - level.language) for level in stage.recomputed)
     return stage.vision, stage.language, *chain.from_iterable(kept), cut(plan)[number].projects

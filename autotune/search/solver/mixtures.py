@@ -318,7 +318,7 @@ def _within(
     usable: float,
     bounds: tuple[float, float],
 ) -> tuple[list[int], float] | None:
-    """Return the cheapest choice that fits of those between these costs; costs of a level ascend."""
+    """Return the cheapest choice that fits, among choices between these costs; costs of a level ascend."""
     least, most = bounds
     after = [sum((float(each[0]) for each in costs[level + 1 :]), 0.0) for level in range(len(costs))]
     room = [usable - reduce(np.add, leanest[level + 1 :], np.zeros(len(leanest[0]))) for level in range(len(costs))]

@@ -378,7 +378,7 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
 
 
 def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
-    """Return the time of one layer of each kind alone for the mean pack; that of a stage is their sum."""
+    """Return the time of one layer of each kind for the mean pack; a stage takes the sum over its layers."""
     mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
     forward, backward = predictor.times.pass_seconds(_EACH_LAYER, layout, mean)
     exchange, exchange_back = predictor.times.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))

@@ -127,7 +127,7 @@ class _Waiting:
 
     @classmethod
     def of(cls, holdings: Holdings, which: Ints, excess: Floats, level: Level, bounds: Floats) -> "_Waiting":
-        """Return all numbers within the bounds, for those of the holdings that do not fit with nothing recomputed."""
+        """Return all numbers within the bounds, for holdings that do not fit with nothing recomputed."""
         counts = holdings.vision[which] + 1
         holding = np.repeat(which, counts)
         # 0, 1, ... up to the vision layers of each holding.

@@ -132,6 +132,7 @@ class _Bounds:
     def _try(self, bound: float, count: int) -> float:
         """Consider the `count` splits of least total under the bound; return the least total."""
         found = {split.rows: split for split in self._best}
+        # A split with a larger total is too slow even with the least possible slowest stage.
         hopeful = min((self._worst - (self._micro_batches - 1) * self._least) * _ROUNDING, _NEVER)
         most = [hopeful - behind for behind in self._behind]
         least_total, splits = _least_totals(self._stages, self._layers, bound, count, most)

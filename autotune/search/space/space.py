@@ -99,7 +99,7 @@ class Space:
     def renew(self, solver: Solver) -> None:
         """Use another solver to decide which plans can be trained, and for the starts."""
         self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)
-        # Forgets the cached property, whose plans are those of the solver before.
+        # Forgets the cached property, whose plans the earlier solver made.
         self.__dict__.pop("starts", None)
         self._pairs.clear()
 

@@ -91,6 +91,7 @@ class _Tiles:
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
         """Return context tokens between the tokens that begin and end an image."""
         start, end = self._around
+        # The count of an image's tokens includes both marks.
         return [start, *[self._context] * (count - 2), end]
 
     def pixels(
@@ -232,6 +233,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     vision, ratio = settings["vision_config"], settings["downsample_ratio"]
     shorten(vision, layers)
     narrow(vision)
+    # At least two features in a row, so that a wrong order of them shows.
     side = next(side for side in range(2, _LARGEST_TILE) if side * ratio >= 2 and side * ratio % 1 == 0)
     vision["image_size"] = [side * size for size in vision["patch_size"]]
     settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)

@@ -89,6 +89,7 @@ def positions(
     seconds: Sequence[float] | None = None,  # noqa: ARG001
 ) -> Ints:
     """Implement `Family.positions`: the text between them says the time of the layers of frames."""
+    # Each layer of frames is placed as an image of its own.
     layers = np.repeat(grids, grids[:, 0], axis=0) if len(grids) else grids
     if len(layers):
         layers[:, 0] = 1

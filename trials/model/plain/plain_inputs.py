@@ -168,6 +168,7 @@ class PlainInputs:
             text, made = self._processed(messages, images, given)
             (ids,) = np.asarray(made["input_ids"]).tolist()
             mask = np.asarray(made["assistant_masks"])[0] if marked else None
+        # Whether the processor let the tokenizer add special tokens, such as one for the beginning of a text.
         adds = len(ids) > 0 and self._tokenizer(text, add_special_tokens=False)["input_ids"] != list(ids)
         spanned = self._tokenizer(text, add_special_tokens=adds, return_offsets_mapping=True)
         if spanned["input_ids"] != list(ids):
@@ -191,6 +192,7 @@ class PlainInputs:
             options["images_kwargs"] = {"crop_to_patches": True, "max_patches": most}
         recorded: list[str] = []
         tokenizer = self._own.tokenizer
+        # A processor returns no text, so the text with images in full is taken on its way to the tokenizer.
         self._own.tokenizer = _Recorder(tokenizer, recorded)
         try:
             made = self._own.apply_chat_template(list(messages), processor_kwargs=options, **given)

@@ -147,6 +147,7 @@ def check_towers(config: PretrainedConfig, *, width: str = "hidden_size", output
     for name in ("depth", "num_heads"):
         if getattr(vision, name) < 1:
             raise ModelError(f"{name} is {getattr(vision, name)}; correct it in the vision_config of config.json")
+    # Rotary embeddings cut a head in four: cosine and sine, of rows and of columns.
     if getattr(vision, width) % (4 * vision.num_heads):
         raise ModelError(
             f"the vision model has {vision.num_heads} heads for a {width} of {getattr(vision, width)}, which must be a "

@@ -166,6 +166,7 @@ def passes(exchange: Exchange, given: Tensors, device: torch.device) -> Callable
     stopwatch = Stopwatch(device)
 
     def both() -> tuple[float, float]:
+        # Without the barriers, waiting for a late rank would count as an exchange.
         distributed.barrier()
         with stopwatch.section("forward"):
             received = exchange()

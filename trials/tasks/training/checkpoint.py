@@ -39,10 +39,12 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
     Earlier checkpoints stay then.
     """
     leads = session.coordinates.leads_stage
+    # Under ZeRO reading is collective: all ranks of a stage read, and the first one keeps the copies.
     tensors = kept(_finite_parts(session), keeps=leads)
     with writing(session, checkpoint_folder(output, steps), record) as partial:
         if leads:
             save_tensors(tensors, partial / f"stage-{session.coordinates.stage}.safetensors")
+        # Rank 0 lists the files once all stages have written theirs.
         wait_for_all()
         if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, state_of(partial, record, steps))
@@ -135,6 +137,7 @@ def _weights(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield copies of the tensors of this rank's stage that belong to a model folder."""
     stage = session.engine.stage
     for name, parameter in stage.model.named_parameters():
+        # A tied weight is written once, under the name of the weight that it is tied to.
         if name not in stage.tied:
             yield name, session.engine.state.read(parameter, WEIGHT).to("cpu", parameter.dtype, copy=True)
     # Buffers, such as a router's correction bias.
@@ -150,6 +153,7 @@ def _add_index(folder: Path) -> None:
     for part in sorted(folder.glob("names-*.json")):
         names = json.loads(part.read_text())
         weight_map.update(dict.fromkeys(names["names"], names["file"]))
+        # Only the way in which stages tell rank 0 their tensors: no part of a model folder.
         part.unlink()
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True))
