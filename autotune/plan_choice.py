@@ -89,6 +89,7 @@ def choose_plan(
         return trusted(store, winner, listener, output, keeps)
     given = _given(wanted)
     try:
+        # By its id, so that a file of a plan that was tried gets what its trials say.
         tried = store.find_plan(given.id if isinstance(given, Plan) else given, now)
     except UnknownRecord:
         own = given if isinstance(given, Plan) else _trained(given, output)

@@ -110,6 +110,7 @@ class _Builder:
     def value(self, node: yaml.Node, place: Place) -> object:
         line = node.start_mark.line + 1
         self._document.lines[place] = line
+        # An alias comes as the node of its anchor once more.
         if id(node) in self._seen:
             self._refuse(line, f"{dotted(place)}: repeats this value by an alias (*); write the value out")
             return None
@@ -123,6 +124,7 @@ class _Builder:
             return [self.value(child, (*place, number)) for number, child in enumerate(node.value)]
         if "\0" in node.value:  # the system's calls raise ValueError for such a path
             self._refuse(line, f"{dotted(place)}: holds a null character (\\0); remove it")
+        # Quotes make a text of whatever stands in them.
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         return _plain(node.value) if plain else node.value
 

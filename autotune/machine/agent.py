@@ -175,6 +175,7 @@ def machine() -> str:
 def process(number: int) -> str | None:
     """Return the number and the start time of a process, in ticks since boot; None when there is none."""
     try:
+        # The start time tells a process from a later one that got its number.
         stat = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None

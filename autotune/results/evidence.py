@@ -38,7 +38,7 @@ class Doubt:
     summary: str
     """A few words, for lists of plans."""
     text: str
-    """The whole, with what to do."""
+    """The doubt in full, with the remedy."""
 
     def __str__(self) -> str:
         return self.text
@@ -173,7 +173,7 @@ def _corrected(best: BestPlan, runs: Sequence[TrialSummary]) -> Iterator[Correct
         plans = {best.plan.id} if name == "best" else {trial.plan_id for trial in runs if trial.role == name}
         found = [ranges[plan] for plan in plans if plan in ranges]
         outside = [(low, high) for low, high in found if not low * (1 - _ROUNDING) <= seconds <= high * (1 + _ROUNDING)]
-        # Of several plans of one kind of baseline, the figure is that of the fastest.
+        # A kind of baseline may have several plans: its figure is from the fastest one, unknown here.
         if found and len(outside) == len(found):
             yield Corrected(name=name, epoch_seconds=seconds, measured=min(found))
 

@@ -141,6 +141,7 @@ def listed(
 
 def is_of_model(name: str) -> ColumnElement[bool]:
     """Return whether the model's name in a study contains `name`, in any case."""
+    # `_` stands for any character in LIKE: those at the end are the id's digits, which do not count.
     escaped = re.sub(r"([/%_])", r"/\1", name)
     return STUDY.c.name.ilike(f"%{escaped}%-{'_' * STUDY_DIGITS}", escape="/")
 

@@ -83,12 +83,13 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
     sizes, ranks = epoch.pack_sizes(), epoch.assignment.shape[1]
 
     def of_ranks(column: Ints | Floats) -> Floats:
-        """Return what each rank has of its packs, [rows, data ranks]: ranks that share one have equal parts."""
+        """Return the load of each rank, [rows, data ranks]: ranks that share a pack have equal parts of it."""
         return np.asarray((column / epoch.degrees)[epoch.assignment], dtype=np.float64)
 
     cost = of_ranks(sizes.cost(weights))
     ideal, slowest = float(cost.sum()) / ranks, float(cost.max(axis=1).sum())
     samples = step_sums(epoch, of_ranks(sizes.samples)).sum(axis=1)
+    # The last step may have fewer rows. Without a full step all of them count: a slice to None is whole.
     samples = samples[: len(epoch.assignment) // epoch.micro_batches or None]
     missed, vision_fill, text_fill = _fullness(epoch)
     skipped, tokens = epoch.packs.skipped, epoch.index.text_tokens
@@ -150,6 +151,7 @@ def mixing(epoch: Epoch, following: Epoch) -> float:
     moves it a little, also above 1. Both epochs must show the same samples.
     """
     first, second = _step_of_samples(epoch), _step_of_samples(following)
+    # One number for each pair of steps, since `np.unique` of integers is much faster than of rows.
     _, both = np.unique(first * following.steps + second, return_counts=True)
     expected = _pairs(np.bincount(second)) / max(_pairs(np.array([len(second)])), 1)
     in_first = _pairs(np.bincount(first))

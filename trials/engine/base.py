@@ -68,6 +68,7 @@ class OneStage(EngineBase):
     def step(self, batches: Iterator[MicroBatch], count: int, total_weight: float) -> float:
         """Implement `TrainingEngine.step`."""
         total = torch.zeros((), device=self._device)
+        # Averages over data ranks divide by their number, which this factor takes back.
         packs = self._copied(batches, self._plan.layout.data / total_weight)
         for number in range(count):
             with self.stopwatch.section(LOAD):

@@ -25,6 +25,7 @@ class ReplicaEngine(OneStage):
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         super().__init__(plan, stage, device, training)
         for parameter in stage.parameters():
+            # As DeepSpeed does: ranks whose weights differ at the start would differ for ever.
             comm.broadcast(parameter.data, src=0)
         size = plan.layout.bucket_bytes
         # In the order of the buckets, so that each is a part of a buffer.

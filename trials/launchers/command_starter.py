@@ -200,6 +200,7 @@ class CommandStarter:
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Wait for the end of a process that has been asked to end, then end it."""
     assert process.stdin is not None
+    # From the gentlest on: the end of its input ends `autotune node`, behind ssh as well.
     ends: tuple[Callable[[], object], ...] = (process.poll, process.stdin.close, process.terminate, process.kill)
     for end in ends:
         with suppress(BrokenPipeError):

@@ -69,6 +69,7 @@ class Processes:
     def end(self) -> None:
         """End every rank and its children, by SIGTERM and then SIGKILL. Return when they have ended, or cannot be."""
         pids = [rank.pid for rank in self._ranks if rank.pid]
+        # Listed first: once a rank has ended, its children are no longer found as such.
         everyone = [member for pid in pids for member in _family(pid)]
         for pid in pids:
             _signal_group(pid, signal.SIGTERM)

@@ -58,6 +58,7 @@ def _fork_ranks(agent: socket.socket) -> bool:
     ended, interrupt = socket.socketpair()
     for each in (ended, interrupt):
         each.setblocking(False)
+    # Any handler will do: Python writes to the wake-up descriptor only for signals that have one.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in _NOT_FOR_SERVER:
         signal.signal(number, signal.SIG_IGN)

@@ -39,6 +39,7 @@ class Excerpt:
         weights, units, tokens = settings.weights, index.vision_units, index.text_tokens.astype(np.float64)
         cost = weights.unit * units + weights.token * tokens + weights.square * tokens**2
         cost += weights.target * index.target_tokens
+        # The standard error of a mean falls with the root of the number of samples.
         enough = math.ceil((cost[shown].std() / cost[shown].mean() / _ERROR) ** 2)
         count = max(_SAMPLES, settings.global_batch_samples, min(enough, _MOST_SAMPLES))
         if count >= len(shown):

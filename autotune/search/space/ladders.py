@@ -106,6 +106,7 @@ class _Needs:
         self.layout = layout
         self._data, self._solver, self._usual = workload.data, solver, usual
         self._usable = HEADROOM * workload.memory_limit_bytes
+        # Powers of two alone: each further degree multiplies the ladders.
         timed = [degree for degree in solver.sequence_degrees if degree & (degree - 1) == 0]
         self._degrees = [1, *(degree for degree in timed if layout.data % degree == 0)]
 
@@ -114,7 +115,7 @@ class _Needs:
         yield from _ladders(self._degrees, self._degrees)
 
     def helpful(self) -> Iterator[Degrees]:
-        """Yield those that may be faster."""
+        """Yield the ladders that may be faster than usual packs."""
         least, most = self._recomputing, 1 if self.waiting <= _WORTH_WAITING else self._evening
         if least is None:
             return
@@ -168,7 +169,7 @@ class _Needs:
 
     @cached_property
     def _keeping(self) -> int | None:
-        """The same with nothing recomputed."""
+        """Least number of ranks on which the longest sample fits with nothing recomputed."""
         return self._least_degree(recompute=False)
 
     def _least_degree(self, *, recompute: bool) -> int | None:

@@ -220,7 +220,7 @@ class Packings:
         return {"packer": self._packers[0], "qv_slack": self._qv_slacks[0], "qt_slack": self._qt_slacks[0]}
 
     def _of(self, layout: Layout) -> tuple[Degrees, ...]:
-        """Return the ladders of a layout, that of packs on single ranks first."""
+        """Return the ladders of a layout, first the one level of packs on single ranks."""
         return (ALONE, *(() if self._ladders is None else self._ladders.of_layouts.get(layout, ())))
 
     def _degrees(self, point: Mapping[str, Any]) -> Degrees:

@@ -167,7 +167,7 @@ class ProgressReader:
         self.steps = 0
         """Number of the last step, 0 before the first."""
         self._samples = 0
-        # Of all steps but the first, which warms up.
+        # Sums over all steps but the first, which warms up.
         self._seconds = self._waited_seconds = 0.0
 
     def look(self) -> None:
@@ -177,6 +177,7 @@ class ProgressReader:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
+                # Rank 0 is in the middle of it: the next look reads the whole line.
                 if not line.endswith(b"\n"):
                     return
                 self._offset += len(line)
