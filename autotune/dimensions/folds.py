@@ -58,6 +58,7 @@ def named_layout(name: str, workload: Workload) -> Layout | None:
     for dimension in DIMENSIONS:
         fields = {field: found[field] for field in re.compile(dimension.pattern).groupindex}
         values |= {field: dimension.value(code) for field, code in fields.items() if code is not None}
+    # A usual layout, which callers know without this.
     if values.keys() == {"pipeline", "data", "zero"} and values["zero"] not in SHARDING:
         return None
     try:

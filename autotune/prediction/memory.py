@@ -87,6 +87,7 @@ class StageMemory:
         pack lie that ranks share.
         """
         waiting, most = self._most(parts, layout, numbers, sizes)
+        # The low end has the targets of shared packs dealt evenly over the ranks.
         if sizes.evenly is not sizes:
             waiting, _ = self._most(parts, layout, numbers, sizes.evenly)
         return self._intervals(parts, layout, waiting, most, self._on_host((parts,), layout, numbers, sizes))
@@ -118,7 +119,7 @@ class StageMemory:
     def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
 
-        `of_levels` are the stages as they are for packs of each level.
+        `of_levels` are the stages with what packs of each level recompute.
         """
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
@@ -156,7 +157,7 @@ class StageMemory:
         return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
-        """Return what the heaviest pack keeps (until its backward pass, while that runs) at most, both [stages]."""
+        """Return the bytes of the heaviest pack (until its backward pass, while that runs), both [stages]."""
         of_layers = self.of_layers(sizes.degree, layout)
         columns = of_layers.columns
         of_packs = of_layers.of_packs(parts, len(KINDS))
@@ -212,7 +213,7 @@ class StageMemory:
     def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
-        The first is that of all packs in flight as a backward pass begins, each further one that of a kind of layer.
+        The first case has all packs in flight as a backward pass begins, each further case the last layer of a kind.
         They are exact: packs in flight are those of the epoch, and each keeps what is kept at its level.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)

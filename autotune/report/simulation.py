@@ -141,6 +141,7 @@ class Simulator:
 
 _BIN_TOKENS = 64
 """Width of the histogram's bins: stored tokens are rounded up to a multiple of it."""
+# Lengths are kept as 32-bit integers (`DatasetIndex`).
 _MOST = (1 << 31) - 1
 
 

@@ -179,7 +179,7 @@ class Search:
             else:
                 left_out[role] = plan
         for role, plan in sorted(left_out.items(), key=lambda each: self.predictor.epoch_seconds(each[1])):
-            # Where those that are needed were rejected, the search would end without a plan.
+            # Where all needed baselines were rejected, the search would end without a plan.
             if self.ledger.open or any(map(ran, self.ledger.everything())):
                 break
             del left_out[role]
@@ -292,6 +292,7 @@ class Search:
                 idle += 1
                 yield None
                 continue
+            # A plan that is rejected before it runs is as idle as one that is known.
             idle = 0 if self.runners[0].rejection(plan) is None else idle + 1
             yield Candidate(plan=plan, role=Role.SAMPLED, suggestion=suggestion)
             if self._budget.allows_trial():

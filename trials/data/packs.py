@@ -121,6 +121,7 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
         found = own[packed], np.diff(starts)
         if len(shorter := np.flatnonzero(level < number)):
             found = filled(*found, Shelf(shorter, units, tokens), capacity)
+            # Samples that fill longer packs are no longer there for the packs of their own level.
             level[found[0]] = number
         members[number], counts[number] = found
     # What is above the last level's capacity is a pack of its own, behind the others.

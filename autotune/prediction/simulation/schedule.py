@@ -153,7 +153,7 @@ def trace(
     returns: Floats | None = None,
     meetings: Meetings | None = None,
 ) -> Passes:
-    """Return when the passes of the same steps end."""
+    """Return when the passes of steps end, for the arguments of `simulate`."""
     count, stages = forward.shape[1:]
     clock = np.zeros((stages, 1, len(forward)))
     forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))

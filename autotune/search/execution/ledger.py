@@ -151,6 +151,7 @@ class StudyLedger(KnownTrials):
             result = run_result.result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)
         except (ValueError, WireError) as error:
+            # A failure in its place, so that the trial does not stay open.
             failed = Failed(cause=Crash(rank=0, detail=f"results cannot be stored: {error}"))
             result = RunResult(outcome=failed).result(trial.id, datetime.now(UTC))
             self._spool.keep(result, self._store)

@@ -129,7 +129,7 @@ class Runner:
             disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, disturbance=reason),)
         self._was_undisturbed = reason is None
         counted = [each for each in joules if each is not None]
-        # The energy of some of the runs would be taken for that of all.
+        # A sum over some of the runs would be taken for the energy of all.
         energy = sum(counted) if len(counted) == len(joules) else None
         return replace(result, seconds=self._clock() - began, energy_joules=energy)
 
@@ -158,7 +158,7 @@ class _Steering:
 def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[float, float]:
     """Return (seconds of an epoch, standard error): the measured time, scaled by the predictions of both.
 
-    The error is that of the mean ratio of measured to predicted step times.
+    The error comes from the mean ratio of measured to predicted step times.
     """
     measured = np.array(measurement.step_seconds)
     predicted = prediction.step_seconds[list(measurement.steps)]

@@ -124,6 +124,7 @@ def detect(path: Path, container: str) -> str:
     found: list[str] = []
     looked_at = list(islice(_records(path, container), _LOOKED_AT))
     for record in looked_at:
+        # The first record that a format recognises decides; others may be blank or broken.
         if not found and not isinstance(record, RecordError):
             found = [name for name, module in plugins.each(FORMATS) if module.recognises(record, container)]
     if len(found) == 1:
