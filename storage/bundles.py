@@ -233,7 +233,7 @@ def _differs(table: Table, stored: Row, row: Row) -> bool:
 
 
 def _document(table: Table, row: Row) -> dict[str, Any]:
-    """Return the row as JSON values without those of this database alone; a running trial counts as abandoned."""
+    """Return the row as JSON values, without columns for this database alone; a running trial counts as abandoned."""
     values = {name: value for name, value in row.items() if not _is_local(table.c[name])}
     if table is TRIAL and row["status"] == RUNNING:
         values |= {"status": ABANDONED, "finished": row["started"]}

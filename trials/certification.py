@@ -1,4 +1,4 @@
-"""What ranks report of a certified plan: steps and those of a reference, inputs, saved weights, samples of an epoch."""
+"""What ranks report of a certified plan: its steps and the reference's, inputs, saved weights, samples of an epoch."""
 
 from dataclasses import dataclass
 from statistics import NormalDist

@@ -20,7 +20,7 @@ class RankCoordinates:
 
     @property
     def leads_stage(self) -> bool:
-        """Whether the rank is the first of those that hold its stage."""
+        """Whether the rank is the first one that holds its stage."""
         return self.data_rank == self.tensor_rank == 0
 
 

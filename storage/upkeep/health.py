@@ -256,7 +256,7 @@ ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
 
 
 def problems_of_studies(connection: Connection, ids: Collection[str] | None = None) -> Iterator[Damage]:
-    """Yield the contradictions between rows of all studies, or of those with the given ids."""
+    """Yield the contradictions between rows of all studies, or of the studies with the given ids."""
     these = () if ids is None else (STUDY.c.id.in_(ids),)
     counted = select(STUDY.c.id, func.count(), func.min(TRIAL.c.number), func.max(TRIAL.c.number))
     counted = counted.join(TRIAL, TRIAL.c.study_id == STUDY.c.id).where(*these).group_by(STUDY.c.id)

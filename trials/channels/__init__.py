@@ -24,7 +24,7 @@ class Channel(Protocol):
         """Return a message; None while there is none."""
 
     def written(self, names: Iterable[str]) -> list[str]:
-        """Return those of the messages that are there, in the order in which they were written."""
+        """Return the names of the messages that are there, in the order in which they were written."""
 
     def file(self, path: Path) -> Path:
         """Return where a rank finds a file that the agent has at `path`."""

@@ -55,7 +55,7 @@ class MicroBatch:
                 tensor.share_memory_()
 
     def pin_memory(self) -> "MicroBatch":
-        """Return the same with pixels, labels and weights in page-locked memory; `DataLoader` calls it."""
+        """Return the micro-batch with pixels, labels and weights in page-locked memory; `DataLoader` calls it."""
         pixels, weights = self.pixel_values, self.weights
         return replace(
             self,

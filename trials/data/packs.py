@@ -48,7 +48,7 @@ class Packs:
         return np.flatnonzero(self.level_of_pack == level)
 
     def with_starts(self, more: Ints, level: int) -> "Packs":
-        """Return packs with `more` starts, each that of a new pack of a level."""
+        """Return packs with `more` starts, at each of which a new pack of the level begins."""
         starts = np.concatenate([self.starts[:-1], more])
         order = np.argsort(starts, kind="stable")
         levels = np.concatenate([self.level_of_pack, np.full(len(more), level)])[order]

@@ -45,7 +45,7 @@ class EngineBase:
         scale_learning_rates(self._optimizer, factor)
 
     def _copied(self, batches: Iterable[MicroBatch], scale: float) -> Iterator[Inputs]:
-        """Yield packs on the device, each copied when it is asked for, while the device computes with those before."""
+        """Yield packs on the device, each copied when it is asked for, while the device computes with earlier packs."""
         for batch in batches:
             yield self._copies.copied(partial(tensors, batch, scale, self._device))
 
@@ -59,7 +59,7 @@ class OneStage(EngineBase):
 
     @abstractmethod
     def _backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of a loss to those of the packs before; it may be of the `last` pack of a step."""
+        """Add the gradients of a pack's loss to the step's sums; `last` marks the last pack of a step."""
 
     @abstractmethod
     def _update(self) -> None:

@@ -11,7 +11,7 @@ from trials.plan import Layout
 
 
 def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the settings that DeepSpeed's engines have in common; `dtype` is that of the weights."""
+    """Return the settings that DeepSpeed's engines have in common; `dtype` is the type of the weights."""
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

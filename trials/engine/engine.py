@@ -186,7 +186,7 @@ class PipelineEngine(_DeepSpeedEngine):
         self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
 
     def _reduce_copies(self, engine: Any) -> None:
-        """Add up the gradients of what tensor ranks hold whole, and those of both copies of a tied weight."""
+        """Add up gradients of weights that tensor ranks hold whole, and of both copies of a tied weight."""
         sum_gradients(engine, self.stage)
         engine._exec_reduce_tied_grads()
 

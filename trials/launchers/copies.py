@@ -14,7 +14,7 @@ _MOST_BYTES = 64 << 20
 
 
 def check_copy(settings: ModelSection, digest: str) -> None:
-    """Raise ModelError when the model's folder here has another digest than that of the agent's node."""
+    """Raise ModelError when the model's folder has another digest here than on the agent's node."""
     if copy_digest(settings) != digest:
         raise ModelError(
             f"model.path {settings.path} holds other files here than on the node of the agent; copy the folder from "

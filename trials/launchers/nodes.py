@@ -183,7 +183,7 @@ class Nodes:
         return self._present[node].ended.get(group)
 
     def look(self) -> None:
-        """Let in those who have come, and read what the nodes have said."""
+        """Let in nodes that have come, and read the messages of all nodes."""
         with self._lock:
             for number in self._seen:
                 self._let_in(number)

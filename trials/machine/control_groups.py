@@ -10,7 +10,7 @@ _MOUNT = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may keep busy: those it may run on, or whole ones of a quota below that."""
+    """Return how many cores this process may keep busy: its affinity, or the whole cores of a lower quota."""
     # `os.cpu_count()` would also count cores that taskset, Slurm or a container forbid.
     allowed = len(os.sched_getaffinity(0))
     return max(1, int(min((allowed, *core_quotas(_memberships())))))

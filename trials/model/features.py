@@ -36,7 +36,7 @@ def join_text(
 def add_features(
     model: PreTrainedModel, states: torch.Tensor, features: torch.Tensor, tokens: PackTokens, sharing: SharingGroup
 ) -> torch.Tensor:
-    """Return language states [1, t, hidden] with features [features, hidden] added to those of the image tokens."""
+    """Return language states [1, t, hidden] with features [features, hidden] added at the image tokens."""
     part = sharing.share.part(len(tokens.input_ids))
     images = _places(_is_shown(model, tokens)[part], states.device)
     # Out of place: the backward pass may need the states as the layer returned them.

@@ -100,7 +100,7 @@ class StageModule(nn.Module):
         return states[0] if targets is None else self.loss(states[0], targets)
 
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
-        """Return the states after this stage's vision layers, then those of earlier layers that the projector takes."""
+        """Return the states after this stage's vision layers, then earlier layers' states that the projector takes."""
         current, *kept = states
         freed, offloading = self.cut.recomputed(tokens.level).vision, self._offloading(self.cut.offload_vision)
         runner = self.family.vision_runner(self.model, current, tokens)

@@ -113,7 +113,7 @@ class SharingGroup:
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
 
     def states_of_all(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the states of all tokens [1, T, hidden] for those of this rank's tokens [1, t, hidden]."""
+        """Return the states of all tokens [1, T, hidden]; `states` [1, t, hidden] are of this rank's tokens."""
         joined: torch.Tensor = _Join.apply(states[0], self._joined)  # type: ignore[no-untyped-call]
         return joined.unsqueeze(0)
 

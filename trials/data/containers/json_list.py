@@ -79,7 +79,7 @@ def read(path: Path, place: Place) -> Record:
 
 
 def _opening(path: Path) -> tuple[Place, str | None]:
-    """Return where the first element begins, and what precedes the others; None without lines of their own."""
+    """Return where the first element begins, and what precedes the others; None where they have no own lines."""
     with open_annotations(path) as stream:
         opening = _OPENING.match(stream.read(BLOCK_BYTES).decode("latin-1"))
     if opening is None:

@@ -82,11 +82,11 @@ class KeptTokens:
         return tuple(accumulate((file.size for file in self.files), initial=0))
 
     def keep(self, rows: Ints | NDArray[np.bool_]) -> "KeptTokens":
-        """Return those of these rows alone."""
+        """Return the kept tokens of these rows alone."""
         return replace(self, places=self.places[rows])
 
     def sealed(self, row: int) -> bytes:
-        """Return those of a sample, empty where there are none."""
+        """Return the sealed tokens of a sample, empty where none are kept."""
         place = int(self.places[row])
         if place < 0:
             return b""

@@ -100,7 +100,7 @@ class MixtureKind(Protocol):
         """Return the entries by name; None for any other document."""
 
     def entry(self, listing: Listing) -> Entry:
-        """Return what one of them says. Raise DataError for a faulty one."""
+        """Return the entry of a listing. Raise DataError for a faulty one."""
 
 
 MIXTURES: plugins.Plugins[MixtureKind] = plugins.Plugins(__name__)

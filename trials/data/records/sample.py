@@ -63,7 +63,7 @@ class Clip:
     size: tuple[int, int]
     """(height, width) of each frame in pixels."""
     is_file: bool
-    """Whether frames are chosen from those of a file. Frames that are given as images are all used."""
+    """Whether frames are chosen from a file. Frames that are given as images are all used."""
     fps: float | None = None
     """Frames per second; None where frames are given without."""
     wanted_fps: float | None = None

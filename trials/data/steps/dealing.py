@@ -50,7 +50,7 @@ def deal(traits: Floats, taken: Ints, random: np.random.Generator) -> Ints:
 
 
 def _turns(taken: Ints) -> Ints:
-    """Return the turn of each item of each taker: all turns for those that take most, else some, evenly."""
+    """Return the turn of each item: takers of most items have one in each turn, other takers in some, evenly."""
     place = np.arange(int(taken.sum())) - np.repeat(np.cumsum(taken) - taken, taken)
     turns: Ints = (2 * place + 1) * taken.max() // (2 * np.repeat(taken, taken))
     return turns

@@ -122,7 +122,7 @@ class ImageTokens(siglip.TileInputs):
     """Implementation of `ImageInputs`: an image is one tile."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor whose images are not those of the model."""
+        """Raise ModelError for a processor that prepares images otherwise than the model takes them."""
         images = processor.image_processor
         if images.do_pan_and_scan:
             raise ModelError(

@@ -96,7 +96,7 @@ class TileTokens(siglip.TileInputs):
     """Implementation of `ImageInputs`: an image is its tiles, row by row, and the whole image as the last one."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor whose tiles are not those of the model."""
+        """Raise ModelError for a processor whose tiles differ from the model's."""
         self._split = split_images(processor)
         super().__init__(config, processor.image_processor, (self._split.tile, self._split.tile))
         self._features, self._image_token = _tile_tokens(config), config.image_token_id

@@ -104,7 +104,7 @@ class _TileInputs:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor whose tiles or tokens are not those of the model."""
+        """Raise ModelError for a processor whose tiles or tokens differ from the model's."""
         check(config)
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id

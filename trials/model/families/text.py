@@ -40,7 +40,7 @@ OTHER_FORMS: dict[str, str] = {}
 
 
 def takes(config: PretrainedConfig) -> bool:
-    """Return whether this is a causal language model without parts, whose tokens see those before them only."""
+    """Return whether this is a causal language model without parts, whose tokens see earlier tokens only."""
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
     return is_causal and not config.sub_configs and reason(config) is None
 

@@ -78,7 +78,7 @@ class _Rendering:
         return LearntAnswer(start=start, said=said, end=end, unused=unused)
 
     def _start(self, number: int, prompt: str) -> int:
-        """Return where the text stops to be that of a prompt for the turn; `prompt` is one after the turns before."""
+        """Return where the text leaves the prompt for the turn; `prompt` is written of the turns before alone."""
         asked = self._content_end(number - 1, self.turns, self.text)
         asking = self._content_end(number - 1, self.turns[:number], prompt, asks=True)
         mark = self._mark

@@ -295,7 +295,7 @@ class ChatMeasurer:
         videos: tuple[VideoCount, ...],
         unused: tuple[str, ...] = (),
     ) -> "Tokenised":
-        """Return the tokens with what those of images and videos stand for."""
+        """Return the tokens, with the images and videos that some of them stand for."""
         marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
         is_image = (ids[:, None] == np.array(self._tokenizer.convert_tokens_to_ids(marks), dtype=np.int64)).any(axis=1)
         shown = tuple(self._shown(ids[is_image], counts, videos))
@@ -338,7 +338,7 @@ class ChatMeasurer:
         return (next(layers if each == video else images) for each in ids.tolist())
 
     def _written(self, turns: tuple[Turn, ...], *, asks: bool = False, videos: tuple[VideoCount, ...]) -> str:
-        """Return a conversation or its beginning as the processor expands it; `videos` are those of the whole."""
+        """Return a conversation or its beginning as the processor expands it; `videos` belong to all of it."""
         return self._filled(self.template.rendered(turns, asks=asks, videos=bool(videos)), videos)
 
     def _filled(self, text: str, videos: tuple[VideoCount, ...]) -> str:

@@ -6,7 +6,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 
 def stop_tokens(path: str, config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
-    """Return the ids at which transformers ends an answer of the model folder, and that of its tokenizer."""
+    """Return the ids at which transformers ends an answer of the model folder, and its tokenizer's end of text."""
     try:
         settings = GenerationConfig.from_pretrained(path)
     except OSError:  # where there is none, transformers makes it from the configuration

@@ -25,7 +25,7 @@ class TextProcessor:
     image_token_ids: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return no settings: those of the tokenizer are saved with it."""
+        """Return no settings: the tokenizer is saved with its own."""
         return {}
 
 

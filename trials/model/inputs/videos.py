@@ -74,7 +74,7 @@ def load_settings(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metadata_of(clip: Clip, chosen: Ints, usual_fps: float | None = None) -> VideoMetadata:
-    """Return how transformers describes the chosen frames of a video; `usual_fps` is that of frames without one."""
+    """Return how transformers describes the chosen frames of a video; `usual_fps` is for frames without a rate."""
     return VideoMetadata(total_num_frames=clip.frames, fps=clip.fps or usual_fps, frames_indices=chosen.tolist())
 
 

@@ -13,14 +13,14 @@ INSTALL = "install it, or remove training.compile from the job file"
 
 
 def check_compilable(layout: Layout) -> None:
-    """Raise InvalidPlan for a layout whose layers are not compiled as those of a profile."""
+    """Raise InvalidPlan for a layout whose layers are compiled otherwise than in a profile."""
     if (why := uncompilable(layout)) is not None:
         other = "ZeRO 2" if layout.zero == 3 else "tensor 1" if layout.tensor > 1 else "offload none"
         raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")
 
 
 def uncompilable(layout: Layout) -> str | None:
-    """Return what about a layout keeps layers from being compiled as those of a profile; None where nothing does."""
+    """Return the part of a layout that keeps layers from being compiled as in a profile; None where there is none."""
     if layout.zero == 3:
         return "ZeRO 3, whose hooks gather weights inside of a layer"
     if layout.tensor > 1:

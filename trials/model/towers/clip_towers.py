@@ -183,7 +183,7 @@ def check_preparation(images: Any) -> None:
 
 
 def check_tile(config: PretrainedConfig, made: NDArray[np.float32]) -> None:
-    """Raise ModelError unless the tiles [tiles, ...] that an image processor made are those of the tower."""
+    """Raise ModelError unless the tiles [tiles, ...] that an image processor made have the shape of the tower's."""
     side = config.vision_config.image_size
     if made.shape[1:] != (3, side, side) or not np.isfinite(made).all():
         raise ModelError(

@@ -76,7 +76,7 @@ def patches_per_side(config: PretrainedConfig) -> int:
 def shown_features(
     pack: Packer, config: PretrainedConfig, features: torch.Tensor, newline: torch.Tensor, grids: torch.Tensor
 ) -> torch.Tensor:
-    """Return the features [features, hidden] that image tokens take, from those of units [units, features, hidden]."""
+    """Return the features [features, hidden] that image tokens take, from units' features [units, features, hidden]."""
     rows: list[list[int]] = grids.tolist()
     parts = features.split([units for units, _, _ in rows])
     # A unit that no token shows stays in the graph, and the newline with it: each rank has every gradient.
@@ -165,7 +165,7 @@ class CropInputs:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that crop images."""
 
     def __init__(self, config: PretrainedConfig, processor: Any, *, pack: Packer, crops_several: bool) -> None:
-        """Raise ModelError for a processor whose crops or tokens are not those of the model."""
+        """Raise ModelError for a processor whose crops or tokens differ from the model's."""
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id
         self._crops_several = crops_several

@@ -55,7 +55,7 @@ class PatchInputs:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that flatten patches."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor whose patches are not those of the model."""
+        """Raise ModelError for a processor whose patches differ from the model's."""
         self._merge = config.vision_config.spatial_merge_size
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id
@@ -161,7 +161,7 @@ def check_towers(config: PretrainedConfig, *, width: str = "hidden_size", output
 
 
 def check_sections(config: PretrainedConfig) -> None:
-    """Raise ModelError where the frequencies of a head are not those of time, height and width together."""
+    """Raise ModelError where time, height and width together do not have the frequencies of a head."""
     text = config.get_text_config()
     half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
     sections = text.rope_parameters.get("mrope_section")
@@ -289,7 +289,7 @@ def frames(tokens: PackTokens) -> PackedSamples:
 
 
 def between(ends: torch.Tensor) -> PackedSamples:
-    """Return patches that attend to those between the same two of the ascending `ends`, on the CPU."""
+    """Return patches that attend to each other between two neighbours of the ascending `ends`, on the CPU."""
     return PackedSamples(tuple(ends.diff().tolist()), causal=False)
 
 

@@ -35,7 +35,7 @@ class PatchVideos:
     """Implementation of `VideoInputs` (trials/model/inputs/videos.py)."""
 
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: VideoRules) -> None:
-        """Raise ModelError for settings of the folder `path` that are not those of the model."""
+        """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self._rules = rules
         self._settings = _sized(load_settings(path, rules.defaults))
         _check(self._settings, config)
@@ -108,7 +108,7 @@ class PatchVideos:
 
 
 def _sized(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with bounds of `size` replaced by those that older folders have under names of their own."""
+    """Return the settings with the bounds of `size`, which older folders have under names of their own."""
     size = dict(settings["size"]) if isinstance(settings["size"], Mapping) else {}
     for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
         if settings.get(older) is not None:

@@ -16,7 +16,7 @@ class PixtralInputs:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor whose patches are not those of the model."""
+        """Raise ModelError for a processor whose patches differ from the model's."""
         self._processor = processor
         self._size, self._side = config.vision_config.patch_size, getattr(config, "spatial_merge_size", 1)
         self.unit_shape = unit_shape(config, self._side**2)

@@ -47,7 +47,7 @@ class TileVideos:
     """Implementation of `VideoInputs` (trials/model/inputs/videos.py) for videos with one newline after all frames."""
 
     def __init__(self, path: str, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for settings of the folder `path` that are not those of the model."""
+        """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self._settings = load_settings(path, _DEFAULTS)
         self._processor = copy.copy(processor)
         self._tile: int = config.vision_config.image_size

@@ -187,7 +187,7 @@ def _sample_by_sample(session: Session, each: PlanStep, total_weight: float) -> 
 
 
 def _set_stage(session: Session, weights: SharedWeights) -> None:
-    """Set the trained weights of a stage to those that the ranks hold; every rank must call it."""
+    """Copy the trained weights that the ranks hold into a stage; every rank must call it."""
     own = dict(session.engine.stage.model.named_parameters())
     for name in weights:
         value = weights.read(name)
@@ -231,7 +231,7 @@ def _saved(this: _Certifying, model: PreTrainedModel | None) -> tuple[SavedCount
 
 
 def _dropout_faults(found: Mapping[str, float], expected: Mapping[str, float]) -> Iterator[str]:
-    """Yield the first dropout of the stage that is not that of the plain model."""
+    """Yield the first dropout of the stage that differs from the plain model's."""
     for name, share in found.items():
         if share != expected.get(name, share):
             yield f"the dropout {name} is {share:g} instead of {expected[name]:g}"

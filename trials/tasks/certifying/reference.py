@@ -140,7 +140,7 @@ class SharedWeights:
 
 @torch.no_grad()
 def set_weights(model: PreTrainedModel, weights: SharedWeights) -> None:
-    """Set the weights of the model to those that the ranks hold; every rank must call it."""
+    """Copy the weights that the ranks hold into the model; every rank must call it."""
     own = dict(model.named_parameters(remove_duplicate=False))
     for name in weights:
         own[name].copy_(weights.read(name))

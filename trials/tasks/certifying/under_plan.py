@@ -259,7 +259,7 @@ def _listed(values: Sequence[float]) -> str:
 
 
 def _schedule_faults(session: Session, schedule: Schedule, total: int) -> Iterator[str]:
-    """Yield the first step whose factor of the learning rates is not that of the schedule's definition."""
+    """Yield the first step whose factor of the learning rates differs from the schedule's definition."""
     training = session.request.job.training
     if not training.curriculum.steps:  # with it, the steps of the first epoch follow from its course alone
         every = sum(session.epoch(number).steps for number in range(training.epochs))

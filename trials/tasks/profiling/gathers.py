@@ -41,7 +41,7 @@ def time_gathers(
 def gathered_parameters(
     stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]]
 ) -> Iterator[tuple[LayerKind, int, int]]:
-    """Yield (kind of layer, most parameters gathered at once, those that stay until the backward pass ends)."""
+    """Yield (kind of layer, most parameters gathered at once, parameters that stay until the backward pass ends)."""
     (embedding,) = stage.model.get_input_embeddings().parameters()
     for kind, paths in paths_by_kind.items():
         groups = gathered_together(stage, paths)

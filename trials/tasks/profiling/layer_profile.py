@@ -143,7 +143,7 @@ def _compile(stage: StageModule, profiler: "Profiler", task: Profile, device: to
 
 
 def _takes_gradient(parameters_of: Mapping[LayerKind, Sequence[nn.Parameter]]) -> dict[LayerKind, bool]:
-    """Return for each kind whether its input has a gradient: that of the first layer that trains has one too."""
+    """Return for each kind whether its input has a gradient, as the input of the first layer that trains has."""
     found, before = dict[LayerKind, bool](), False
     for kind, parameters in parameters_of.items():
         itself = any(parameter.requires_grad for parameter in parameters)

@@ -34,7 +34,7 @@ class Probe:
     states: torch.Tensor
     run: Run
     recomputed: Run | None = None
-    """The same with recomputation, for kinds that can be recomputed."""
+    """The layer with recomputation, for kinds that can be recomputed."""
     twice: Run | None = None
     """Two such layers one after the other, for kinds of which a stage can hold several."""
 

@@ -64,7 +64,7 @@ class Curriculum:
     steps: int
     """Steps of these samples alone. With a plan that needs fewer for all of them, the curriculum ends sooner."""
     samples: NDArray[np.bool_]
-    """Whether a sample is one of them, by its row in the index."""
+    """Whether the curriculum has a sample, by its row in the index."""
 
 
 def curriculum_of(training: TrainingSection, index: DatasetIndex) -> Curriculum | None:
@@ -116,7 +116,7 @@ def set_course(
 
 
 def _parts(changes: Sequence[PlanChange], plan: Plan) -> list[tuple[Plan, int | None]]:
-    """Return the plans with the steps at which each one ends; of those with equal steps only the last."""
+    """Return the plans with the steps at which each one ends; of plans with equal steps only the last."""
     every = [*((change.plan, change.steps) for change in changes), (plan, None)]
     same = [_packs(first) == _packs(second) for (first, _), (second, _) in pairwise(every)]
     return [part for part, is_same in zip(every, [*same, False], strict=True) if not is_same]

@@ -274,7 +274,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _whole_checkpoints(folder: Path, record: TrainingRecord) -> Iterator[int]:
-    """Yield the steps of the training's intact checkpoints, most first; log the others."""
+    """Yield the steps of the training's intact checkpoints, most first; log the checkpoints that cannot be used."""
     for each in _checkpoints(folder):
         state = _read(TrainingState, each / STATE_FILE)
         if state is None:

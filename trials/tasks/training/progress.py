@@ -31,7 +31,7 @@ class RankTimes:
 
     @classmethod
     def of(cls, stages: Sequence[int], loads: Sequence[float], passes: Sequence[float]) -> Self:
-        """Return those of ranks of these `stages`; all are given in order of rank."""
+        """Return the times of ranks of these `stages`; all arguments are in order of rank."""
         of_stages = [
             {rank: passes[rank] for rank, each in enumerate(stages) if each == stage} for stage in sorted(set(stages))
         ]
@@ -140,7 +140,7 @@ def _is_after(line: bytes, done: int) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of the file in their order, without those of something else; none where there is no file."""
+    """Yield the steps and evaluations of the file in order, and no other lines; none where there is no file."""
     if not path.exists():
         return
     with path.open("rb") as file:

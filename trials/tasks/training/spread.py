@@ -19,7 +19,7 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Mapping[int, float]) -> Self:
-        """Return that of times by rank."""
+        """Return the spread of times by rank."""
         rank = max(seconds, key=seconds.__getitem__)
         return cls(median=statistics.median_low(seconds.values()), greatest=seconds[rank], rank=rank)
 

@@ -143,7 +143,7 @@ def _open(session: Session, output: Path) -> OpenedOutput:
 
 
 def courses_of(session: Session, record: TrainingRecord) -> tuple[Course, Schedule]:
-    """Return the steps of the training, and its schedule: that of its first plan, at the pace of the later ones."""
+    """Return the steps of the training, and the schedule of its first plan, at the pace of the later plans."""
     training, changes = session.request.job.training, record.changes
     plans = (*(change.plan for change in changes), session.request.plan)
     curriculum = curriculum_of(training, session.index)
