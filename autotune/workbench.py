@@ -11,7 +11,7 @@ from autotune.folders import architectures_folder, lengths_folder, spool_folder,
 from autotune.machine.agent import Agent
 from autotune.machine.device_problems import check_devices
 from autotune.machine.devices import device_names, locked, make_folder, resource
-from autotune.machine.node_facts import node_facts
+from autotune.machine.node import node_facts
 from autotune.workload import Prepared, look_at, read_data
 from storage.spool import Spool
 from storage.store import Store, open_store

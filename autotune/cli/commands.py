@@ -8,7 +8,7 @@ import click
 from autotune.cli.context import Options
 from autotune.cli.database_commands import db
 from autotune.cli.jobs import inspect_job
-from autotune.cli.node_command import node
+from autotune.cli.node import node
 from autotune.cli.parameters import (
     JOB,
     JOB_PATH,

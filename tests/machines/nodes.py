@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.node_facts import node_facts
+from autotune.machine.node import node_facts
 from tests.programs.processes import WAIT_SECONDS
 from trials.launchers.commands import Command
 from trials.launchers.node_messages import TOKEN

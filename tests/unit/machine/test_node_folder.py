@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.machine.node_folder import node_folder
+from autotune.machine.node import node_folder
 
 NODE = """
 import sys
-from autotune.machine.node_folder import node_folder
+from autotune.machine.node import node_folder
 with node_folder() as folder:
     print(folder, flush=True)
     sys.stdin.read()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autotune.machine.node_facts import node_facts
+from autotune.machine.node import node_facts
 from trials.launchers.node_messages import NodeFacts, difference_of
 
 OWN = replace(node_facts(), host="node-a")

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from autotune.machine.node_facts import node_facts
+from autotune.machine.node import node_facts
 from tests.programs.processes import wait_for
 from trials.channels.beats import beat_key
 from trials.channels.store import SignedStore, join_store

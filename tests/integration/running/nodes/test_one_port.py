@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.machine.node_facts import node_facts
+from autotune.machine.node import node_facts
 from tests.machines.nodes import Cable, cable, ssh_over
 from tests.programs.processes import children, free_port, has_ended, wait_for
 from tests.values.training import plan_of, prepared_of
