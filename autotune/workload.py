@@ -3,38 +3,31 @@
 import logging
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from autotune.dimensions.folds import check_layout
-from autotune.errors import JobError, PlanNotValid
+from autotune.data_problems import check_inputs, check_sources, model_findings, warn_of_bad_data
+from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.machine.device_problems import Finding, memory_limit, warn_of
 from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
 from trials.arrays import Ints
-from trials.data import formats
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
-from trials.data.levels import check_levels
 from trials.data.records.sample import Encoder
-from trials.errors import DataError, InvalidPlan
-from trials.job import Job, ModelSection, TrainingSection
+from trials.errors import DataError, TrialsError
+from trials.job import Job, TrainingSection
 from trials.machine.shared_memory import shared_memory_bytes
-from trials.model.inputs.chat_template import template_file
 from trials.model.inputs.encoders import load_encoder
-from trials.model.refusals.heads import check_degrees
 from trials.model.shape import cost_weights, model_shape
-from trials.model.skeleton import load_config
-from trials.plan import Levelled, Packing, Plan
-from trials.tasks.certifying.inputs import compare_inputs
+from trials.plan import Packing, Plan
 from trials.tasks.request import Request, Task
+from trials.tasks.training.schedule import schedule_of
 from trials.units import number_of
 from trials.workload import Hardware, ModelShape, Part, Workload
 
@@ -93,13 +86,7 @@ def look_at(job: Job) -> Outline:
     Raise what `hardware_of` and `model_shape` raise, JobError for a setting of a part that the model does not have,
     and DataError for an annotation file that is not there or holds nothing to train on.
     """
-    for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
-        for file in (file for source in sources for file in formats.resolve(source, Path())):
-            if file.format == _LENGTHS:
-                raise DataError(
-                    f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
-                    "annotation file that they were measured from, or look at its packs with `autotune pack INPUT`"
-                )
+    check_sources(job)
     hardware = hardware_of(job)
     shape = model_shape(job.model, job.training)
     _check_parts(job, shape)
@@ -110,21 +97,6 @@ def look_at(job: Job) -> Outline:
         encoder=encoder,
         findings=tuple(model_findings(encoder, job.model)),
     )
-
-
-def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
-    """Yield what makes a trained model worse without a fault in the training."""
-    if encoder.no_template:
-        yield Finding(
-            what=f"model {model.path} has no chat template: {encoder.no_template}",
-            remedy="save the template that the model was trained with as chat_template.jinja in the model folder",
-        )
-    if encoder.no_end:
-        file = template_file(Path(model.path))
-        yield Finding(
-            what=f"answers of the trained model will not end: {encoder.no_end}",
-            remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
-        )
 
 
 def _check_parts(job: Job, shape: ModelShape) -> None:
@@ -179,15 +151,17 @@ def _read(
     index, report = build_index(job.data, outline.encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
     warn_of(outline.findings)
-    _check_inputs(job, index, outline.encoder)
+    check_inputs(job, index, outline.encoder)
     index, held_out = hold_out(index, job.evaluation)
     if job.evaluation.sources is not None:
         held_out = _read_held_out(job, index, outline.encoder, listener, cache)
     if held_out is not None and not held_out.target_tokens.any():
         raise DataError(f"evaluation: none of the {len(held_out)} samples has a target token; choose others")
     data = profile(index)
-    _check_warmup(job.training, data.samples)
-    _check_curriculum(job.training, index)
+    # Plans keep the global batch within 10 %, so none makes more steps than this.
+    most_steps = math.ceil(data.samples / (0.9 * job.training.global_batch_samples))
+    check_warmup(job.training, [most_steps] * job.training.epochs)
+    _check_curriculum_of_data(job.training, index)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
             "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "
@@ -216,17 +190,6 @@ def _read(
         held_out_file=None if held_out is None else _saved(held_out, folder),
     )
     return prepared, report
-
-
-def _check_inputs(job: Job, index: DatasetIndex, encoder: Encoder) -> None:
-    """Raise DataError where ids or labels of some records are not what transformers makes of them."""
-    rows = np.unique(np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64))
-    _, faults = compare_inputs(job.model, index, encoder, rows.tolist())
-    if faults:
-        raise DataError(
-            f"{faults[0]}. Training on this would not be what the data says; please report it with the files of the "
-            "model's tokenizer and processor"
-        )
 
 
 def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Workload, IndexReport]:
@@ -267,22 +230,29 @@ def _saved(index: DatasetIndex, folder: Path) -> Path:
     return path.absolute()
 
 
-def _check_warmup(training: TrainingSection, samples: int) -> None:
-    """Raise JobError for a warm-up that is longer than the training with any plan: with all full steps 10 % smaller."""
-    # Plans keep the global batch within 10 %, so none makes more steps than this.
-    steps = training.epochs * math.ceil(samples / (0.9 * training.global_batch_samples))
-    if training.warmup > steps:
+def check_warmup(training: TrainingSection, epochs: Sequence[int]) -> None:
+    """Raise JobError for a warm-up that is longer than a training whose epochs have these numbers of steps."""
+    try:
+        schedule_of(training, epochs)
+    except TrialsError as error:
+        raise JobError(str(error)) from error
+
+
+def check_curriculum(training: TrainingSection, samples: int, steps: int, maker: str) -> None:
+    """Raise JobError for a curriculum of more steps than its `maker`, a plan, makes of its samples in an epoch."""
+    wanted, most = training.curriculum.steps, training.curriculum.max_tokens
+    if wanted is not None and wanted > steps:
         raise JobError(
-            f"training.warmup: {training.warmup:.0f} steps are more than the training has, {steps} at most: "
-            f"{training.epochs} times {number_of(samples, 'sample')} in steps of about "
-            f"{training.global_batch_samples}; lower it, give a share below 1, or train longer"
+            f"training.curriculum.steps: {wanted} are more than the {number_of(steps, 'step')} that {maker} makes of "
+            f"the {number_of(samples, 'sample')} of an epoch with at most {most} text tokens; lower it, or raise "
+            "max_tokens"
         )
 
 
-def _check_curriculum(training: TrainingSection, index: DatasetIndex) -> None:
+def _check_curriculum_of_data(training: TrainingSection, index: DatasetIndex) -> None:
     """Raise JobError for a curriculum of no samples, of all, or of too few for its steps under any plan."""
-    steps, most, batch = training.curriculum.steps, training.curriculum.max_tokens, training.global_batch_samples
-    if steps is None or most is None:
+    most = training.curriculum.max_tokens
+    if most is None:
         return
     tokens, name = index.text_tokens, f"training.curriculum.max_tokens: {most}"
     if most < tokens.min():
@@ -294,52 +264,4 @@ def _check_curriculum(training: TrainingSection, index: DatasetIndex) -> None:
         )
     # A whole number of rows makes a step, so that it may have a third fewer samples than it should.
     short = math.ceil(index.repeats[tokens <= most].sum())
-    if steps > math.ceil(1.5 * short / batch):
-        raise JobError(
-            f"training.curriculum.steps: {steps} steps of about {batch} samples need more than the "
-            f"{number_of(short, 'sample')} of an epoch with at most {most} text tokens; lower it, or raise max_tokens"
-        )
-
-
-def warn_of_bad_data(report: IndexReport) -> None:
-    if report.bad:
-        shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
-        more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
-        _log.warning(
-            "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source:\n%s%s",
-            *(report.bad, report.records, shown, more),
-        )
-    if report.cut:
-        _log.warning(
-            "%s %d tokens: longer ones are cut to that",
-            number_of(report.cut, "sample has", "samples have"),
-            report.max_tokens,
-        )
-    if report.wrong_sizes:
-        _log.warning(
-            "%s another size than recorded; the size in the file is used",
-            number_of(report.wrong_sizes, "image has", "images have"),
-        )
-    if unused := report.unused_lines():
-        _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
-
-
-def check_plan(prepared: Prepared, plan: Plan) -> None:
-    """Raise PlanNotValid for a plan that needs more devices than the job has, or that does not fit its model."""
-    devices = prepared.workload.hardware.devices
-    if plan.layout.world_size > devices:
-        raise PlanNotValid(
-            f"plan {plan.id} needs {plan.layout.world_size} devices, the job has {devices}; raise "
-            "hardware.devices, or run `autotune tune JOB` for a plan that fits"
-        )
-    settings, shape = prepared.job.model, prepared.workload.model
-    try:
-        plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
-        check_layout(plan.layout, prepared.job, prepared.workload.hardware)
-        if max(plan.layout.tensor, *plan.packing.degrees) > 1:
-            config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-            check_degrees(config.get_text_config(), plan.packing.degrees, plan.layout.tensor)
-        if isinstance(plan.packing, Levelled):
-            check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
-    except InvalidPlan as error:
-        raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error
+    check_curriculum(training, short, math.ceil(1.5 * short / training.global_batch_samples), "any plan")

@@ -20,7 +20,8 @@ from autotune.certification.certificate import (
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
-from autotune.workload import Prepared, check_plan
+from autotune.plan_check import check_plan
+from autotune.workload import Prepared
 from trials.certification import Mixed, Reference
 from trials.errors import OutputTaken
 from trials.job import PARTS, LossWeighting, TrainingSection

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.cli.context import Options
+from autotune.cli.context import Options, inspect_job
 from autotune.cli.database_commands import db
-from autotune.cli.jobs import inspect_job
 from autotune.cli.node import node
 from autotune.cli.parameters import (
     JOB,
@@ -133,7 +132,7 @@ def run(options: Options, job: "JobFile", **wanted: Any) -> None:
 def profile(options: Options, job: "JobFile", out: Path | None, fresh: bool) -> None:
     """Time each kind of layer of JOB's model alone, and store its costs for predictions."""
     inspect_job(options, job, uses_devices=True)
-    from autotune.cli.layer_profile import profile_job
+    from autotune.cli.work import profile_job
 
     profile_job(options, job, out=out, fresh=fresh)
 
@@ -336,7 +335,7 @@ def show(options: Options, plan: str) -> None:
 @common
 def compare(options: Options, first: str, second: str) -> None:
     """Show two tried PLANs side by side. PLAN@STUDY chooses a study; a STUDY alone means its winner."""
-    from autotune.cli.stored.compare import compare_plans
+    from autotune.cli.stored.query import compare_plans
 
     compare_plans(options, first, second)
 

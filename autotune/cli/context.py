@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -26,6 +26,9 @@ from autotune.errors import exit_code
 from autotune.results.text_table import fitted
 from trials import streams
 from trials.errors import AutotuneError
+
+if TYPE_CHECKING:
+    from autotune.job_file import JobFile
 
 _log = logging.getLogger(__name__)
 _OBJECTS_BETWEEN_COLLECTIONS = 500_000
@@ -180,6 +183,18 @@ def _polite_signals() -> Iterator[None]:
     finally:
         for each in handled:  # on exit the interpreter restores the default of every signal with a handler
             signal.signal(each, signal.SIG_IGN if received else before[each])
+
+
+def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False) -> None:
+    """Read the job, and refuse devices in use, then show that the command works: torch takes seconds to import."""
+    job = file.job
+    if uses_devices:
+        from autotune.machine.job_hardware import check_free
+
+        check_free(job)
+    from autotune.events import Phase, PhaseBegan
+
+    options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
 
 class NotedSignal:

@@ -1,44 +1,55 @@
-"""The commands that use the devices: tune, launch and run."""
+"""The commands that use the devices: profile, tune, launch and run."""
 
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
+from autotune import output_file
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.certification.certify import require
-from autotune.cli import submission
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.cli.visible import visible
+from autotune.errors import JobError
+from autotune.events import start_events
+from autotune.folders import work_folder
+from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan
 from autotune.library.tune import certified_winner, tuned
+from autotune.plan_check import check_first_steps, check_plan, check_steps
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
+from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan
 from autotune.results.rival import Rival
 from autotune.search.compiling import decided
-from autotune.training.full_training import Launched, check_first_steps
+from autotune.search.execution.profiling import layer_costs
+from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_document, launched_text
 from autotune.training.plan_change import plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
-from autotune.training.trained_steps import check_steps
 from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
-from autotune.workbench import Workbench
-from autotune.workload import check_plan
+from autotune.workbench import Workbench, workbench
 from trials import wire
 from trials.channels.folder import FolderChannel
+from trials.job import Job
 from trials.plan import Plan
+from trials.run.pool import WarmPool
+from trials.sites import slurm
 from trials.tasks.request import Training, write_request
 from trials.tasks.training.output import check_settings
 from trials.tasks.training.settings import training_settings
+
+_SUBMIT = "--submit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,29 @@ class LaunchOptions:
     """Whether to submit the command to Slurm instead."""
 
 
+def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: bool) -> None:
+    if out:
+        output_file.check_output_file(out, (".json",))
+        output_file.check_no_input(out, (file.path,))
+    job = file.job
+    listener = options.display
+    with workbench(job, options.database_url(job.database), listener) as opened:
+        bench = decided(opened, listener)
+        work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
+        bench.store.add_workload(work)
+        launcher = bench.site.launcher(logs, work.hardware.devices)
+        with WarmPool(launcher, on_start=start_events(listener)) as pool:
+            costs = layer_costs(bench.prepared, bench.store, pool, logs, listener, fresh=fresh)
+        stored = bench.store.layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software)
+    assert stored is not None, "`layer_costs` stores the profile that it returns"
+    if out:
+        with output_file.whole(out) as partial:
+            partial.write_text(wire.encode(stored_costs(stored)))
+        options.display.show(f"Wrote the costs to {out}")
+    pack = TypicalPack.of(work.data)
+    options.give(lambda: {**costs_document(costs, pack), "file": out and str(out)}, lambda: costs_text(costs, pack))
+
+
 def tune_job(
     options: Options,
     file: JobFile,
@@ -73,7 +107,7 @@ def tune_job(
     job = with_values(file.job, "search", {"trials": trials, "time_limit": time_limit})
     job = with_values(job, "hardware", {"launcher": launcher})
     if submit:
-        submission.submit(options, job)
+        _submit(options, job)
         return
     found = tuned(job, options.database_url(job.database), options.display, fresh=fresh)
     best, certificate, ran = found.best, found.certificate, found.trials
@@ -92,7 +126,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
     if wanted.retune_on_drift:
         check_checkpoints(job)
     if wanted.submit:
-        submission.submit(options, job)
+        _submit(options, job)
         return
     url, plan = options.database_url(job.database), wanted.resume_with or wanted.plan
     with bench_with_plan(job, url, plan, options.display, asking(options), retunes=wanted.retune_on_drift) as (
@@ -116,7 +150,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     if retune_on_drift:
         check_checkpoints(job)
     if submit:
-        submission.submit(options, job)
+        _submit(options, job)
         return
     with training_bench(job, options.database_url(job.database), options.display) as opened:
         bench = decided(opened, options.display)
@@ -140,6 +174,20 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     options.give(
         lambda: {"best": study_report.best_document(best, ran), "launch": launched_document(chosen, launched)},
         lambda: launched_text(chosen, launched, workers),
+    )
+
+
+def _submit(options: Options, job: Job) -> None:
+    """Submit this command as a job of Slurm. Raise JobError without the number of nodes."""
+    if job.hardware.launcher != "slurm" or job.hardware.nodes is None:
+        raise JobError(f"{_SUBMIT} needs hardware.launcher: slurm and hardware.nodes; add them")
+    arguments = [each for each in sys.argv[1:] if each != _SUBMIT]
+    folder = work_folder(options.database_url(job.database)) / "submitted"
+    done = slurm.submit((sys.executable, "-P", "-m", "autotune", *arguments), job.hardware.nodes, folder)
+    document = {"job": done.number, "script": str(done.script), "output": str(done.output)}
+    options.give(
+        lambda: document,
+        lambda: f"Submitted {done.script} as job {done.number}; its output will be in {done.output}",
     )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset
 
+from autotune.data_problems import model_findings, warn_of_bad_data
 from autotune.folders import lengths_folder
 from autotune.job_file import JobLike, as_job
 from autotune.machine.device_problems import warn_of
-from autotune.workload import model_findings, warn_of_bad_data
 from trials.data.epoch import CostWeights
 from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex

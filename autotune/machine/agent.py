@@ -3,7 +3,7 @@
 import logging
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from autotune.errors import DeviceBusy
 from storage.errors import DatabaseUnavailable, ResourceHeld, StorageError
-from storage.records import AgentRecord
+from storage.records import AgentRecord, LaunchRecord
 from storage.store import Store
 
 # A choice: a heartbeat is one small transaction, and an agent that was killed is found after 30 s.
@@ -144,6 +144,24 @@ def has_died(record: AgentRecord) -> bool:
 def lives(record: AgentRecord) -> bool:
     """Return whether its process is known to run."""
     return record.machine == machine() and process(_number(record)) == record.process
+
+
+def living(launch: LaunchRecord, agents: Mapping[str, AgentRecord]) -> AgentRecord | None:
+    """Return the agent that runs the launch, or None if it is known to have ended."""
+    agent = agents.get(launch.agent_id or "")
+    return None if agent is None or has_died(agent) else agent
+
+
+def place(record: AgentRecord) -> str:
+    """Describe the process, and since when it sent no heartbeat."""
+    where = f"process {record.process.partition(' ')[0]} on {record.machine.partition(' ')[0]}"
+    silence = silent_minutes(record)
+    return f"{where}, silent for {silence} min" if silence else where
+
+
+def silent_minutes(record: AgentRecord) -> int:
+    """Return the minutes since the last heartbeat; 0 for a process that is seen to run on this host."""
+    return 0 if lives(record) else int((record.silent_seconds or 0) // 60)
 
 
 def _number(record: AgentRecord) -> int:

@@ -1,17 +1,24 @@
 """Traps: what makes the steps of a job slow although they are right, each with its seconds of a step and a remedy."""
 
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from autotune.machine.device_problems import Finding
+from autotune.machine.hardware import default_workers
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, Coefficients, LayerKind, SlowCall, SlowCause
 from trials.costs.layer_costs import LayerCosts
+from trials.job import Job
 from trials.launchers.commands import EXPANDABLE, allocator_setting
+from trials.machine.shared_memory import shared_memory_bytes
 from trials.units import number_of
 from trials.workload import Hardware, Workload
 
@@ -86,6 +93,26 @@ class Load:
     def computing(self, costs: LayerCosts) -> float:
         """Return the seconds of a step in both passes of all layers."""
         return sum(self.seconds(kind, cost.forward_seconds, cost.backward_seconds) for kind, cost in costs.layers)
+
+
+def tried_traps(job: Job, work: Workload, costs: LayerCosts | None, *, runs: bool) -> Iterator[Finding]:
+    """Yield the traps of a job, by its profile, or by layers that are tried for some seconds where a device `runs`."""
+    with redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout, which is for results
+        from trials.tasks.profiling.layer_profile import quick_slow_calls  # noqa: PLC0415 - a search has a profile
+
+    workers = job.data.workers
+    if workers is None:
+        workers = default_workers(work.hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
+    calls = costs.slow_calls if costs else ()
+    try:
+        if costs is None and runs:
+            calls = quick_slow_calls(job.model, job.training, torch.device(work.hardware.accelerator))
+    except torch.OutOfMemoryError:
+        yield Finding(
+            what="the device has no room for one layer of each kind, so no convolution or attention was tried",
+            remedy="end what holds its memory, or profile the layers with `autotune profile JOB`",
+        )
+    yield from trap_findings(work, calls, costs, workers, os.environ)
 
 
 def trap_findings(

@@ -11,24 +11,21 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
-from autotune.errors import JobError, LaunchFailed, PlanFailed
+from autotune.errors import LaunchFailed, PlanFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
+from autotune.plan_check import check_first_steps, check_plan, check_steps
 from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.retuning import Retune
 from autotune.training.silence import Silence
-from autotune.training.trained_steps import check_steps
 from autotune.training.training_log import TrainingLog, check_loggers, logged_run
 from autotune.training.training_output import check_output, held
-from autotune.workload import Prepared, check_plan
+from autotune.workload import Prepared
 from storage.errors import AlreadyFinished, DatabaseUnavailable, UnknownRecord
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store
-from trials.data.neutral import neutrality
-from trials.data.order import epoch_order
-from trials.errors import TrialsError
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -36,8 +33,7 @@ from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
-from trials.tasks.training.course import curriculum_of
-from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, note_launch, open_output, read_record
+from trials.tasks.training.output import has_checkpoint_after, note_launch, open_output
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
@@ -46,7 +42,6 @@ from trials.tasks.training.progress import (
     ProgressReader,
     read_lines,
 )
-from trials.tasks.training.schedule import schedule_of
 from trials.tasks.training.settings import training_settings
 from trials.units import number_of
 from trials.workload import Hardware
@@ -162,59 +157,6 @@ def launch(
         evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
         disturbance=disturbed_by,
     )
-
-
-def check_first_steps(prepared: Prepared, plan: Plan) -> None:
-    """Check the warm-up and the curriculum of a training that begins with this plan; warn of steps unlike random ones.
-
-    Raise JobError for a warm-up longer than the training, or a curriculum of more steps than the plan makes of its
-    samples. A training in the output folder that has changed its plan keeps the schedule of the first one.
-    """
-    record = read_record(prepared.job.training.output / RECORD_FILE)
-    if record and record.changes:
-        return
-    _check_warmup(prepared, plan)
-    _check_curriculum(prepared, plan)
-    epoch = prepared.epoch(plan.packing, plan.layout.data)
-    for fault in neutrality(epoch).faults(epoch.settings.mixed):
-        _log.warning("plan %s changes what is learned: %s", plan.id, fault)
-
-
-def _check_warmup(prepared: Prepared, plan: Plan) -> None:
-    """Raise JobError for a warm-up, given in steps, that is longer than the training."""
-    training = prepared.job.training
-    if training.warmup < 1:
-        return
-    epochs = [prepared.epoch(plan.packing, plan.layout.data, number).steps for number in range(training.epochs)]
-    try:
-        schedule_of(training, epochs)
-    except TrialsError as error:
-        raise JobError(str(error)) from error
-
-
-def _check_curriculum(prepared: Prepared, plan: Plan) -> None:
-    """Raise JobError for a curriculum with more steps than the plan fills; warn where these miss the global batch."""
-    training, index = prepared.job.training, prepared.index
-    curriculum = curriculum_of(training, index)
-    if curriculum is None:
-        return
-    order = epoch_order(index, training.seed, 0)
-    short = order[curriculum.samples[order]]
-    epoch = prepared.epoch(plan.packing, plan.layout.data, order=short)
-    if curriculum.steps > epoch.steps:
-        raise JobError(
-            f"training.curriculum.steps: {curriculum.steps} are more than the {number_of(epoch.steps, 'step')} that "
-            f"plan {plan.id} makes of the {number_of(len(short), 'sample')} of an epoch with at most "
-            f"{training.curriculum.max_tokens} text tokens; lower it, or raise max_tokens"
-        )
-    if not epoch.keeps_batch:
-        _log.warning(
-            "the steps of training.curriculum are off by %.0f %% of training.global_batch_samples: %d, since plan %s "
-            "has many short samples in a pack; raise training.curriculum.max_tokens, or take a plan with smaller packs",
-            100 * epoch.batch_deviation,
-            training.global_batch_samples,
-            plan.id,
-        )
 
 
 def _end_killed(launch_id: str, steps: int, store: Store, spool: Spool) -> None:

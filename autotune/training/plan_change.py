@@ -4,10 +4,11 @@ from pathlib import Path
 
 from autotune.errors import PlanNotValid
 from autotune.events import Listener, Note
+from autotune.plan_check import check_plan
 from autotune.plan_choice import choose_plan
 from autotune.results.known_plan import KnownPlan
 from autotune.workbench import Workbench
-from autotune.workload import Prepared, check_plan
+from autotune.workload import Prepared
 from storage.errors import UnknownRecord
 from trials.errors import DataError, InvalidPlan
 from trials.plan import Plan

@@ -15,7 +15,8 @@ from autotune.cli import main
 from autotune.errors import JobError
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file, locked
-from autotune.training.full_training import check_first_steps, launch
+from autotune.plan_check import check_first_steps
+from autotune.training.full_training import launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.programs.users import JobFile, databases, refusal
@@ -103,8 +104,8 @@ def test_a_warmup_longer_than_the_training_is_refused_before_anything_is_measure
     code, reported = refusal("run", job.spoil(training__warmup=30, training__epochs=2))
     assert code == 2
     assert reported == (
-        "training.warmup: 30 steps are more than the training has, 14 at most: 2 times 48 samples in steps of about 8; "
-        "lower it, give a share below 1, or train longer"
+        "training.warmup: 30 steps are more than the 14 steps of the training; lower it, give a share below 1, or "
+        "train longer"
     )
 
 
@@ -133,7 +134,10 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
     [
         ({"steps": 2, "max_tokens": 4}, "max_tokens: 4 is less than the {shortest} text tokens of the shortest sample"),
         ({"steps": 2, "max_tokens": 9999}, "max_tokens: 9999 leaves no sample for later: the longest has {longest} "),
-        ({"steps": 10, "max_tokens": 0}, "steps: 10 steps of about 8 samples need more than the 1 sample of an epoch"),
+        (
+            {"steps": 10, "max_tokens": 0},
+            "steps: 10 are more than the 1 step that any plan makes of the 1 sample of an epoch",
+        ),
     ],
 )
 def test_a_curriculum_that_the_data_cannot_have_is_refused_before_anything_is_measured(

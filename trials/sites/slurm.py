@@ -1,11 +1,18 @@
-"""Nodes of an allocation of Slurm, on which torchrun runs. It is started by srun, one job step for each node."""
+"""Nodes of an allocation of Slurm, on which torchrun runs, and submitted commands that wait for one.
+
+torchrun is started by srun, one job step for each node.
+"""
 
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
-from trials.errors import SiteError
+from trials.errors import AutotuneError, SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter
 from trials.launchers.network import address_of_agent
@@ -13,6 +20,20 @@ from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
 from trials.sites.torchrun import Torchrun
+from trials.whole_file import whole_file
+
+_WARNING_SECONDS = 300
+"""Before its time is over, a submitted job gets a SIGTERM, on which a training writes a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A job that waits for its nodes."""
+
+    number: str
+    script: Path
+    output: Path
+    """File with what the job prints."""
 
 
 def shape(settings: HardwareSection, environment: Mapping[str, str]) -> Shape:
@@ -79,3 +100,44 @@ class OverSrun:
     def command(self, host: str, command: Sequence[str]) -> tuple[str, ...]:
         step = ("--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--cpu-bind=none", "--export=ALL")
         return ("srun", *step, *command)
+
+
+def submit(command: Sequence[str], nodes: int, folder: Path) -> Submitted:
+    """Write a script for sbatch to `folder` that runs a command on the first of `nodes` whole nodes, and submit it.
+
+    Slurm takes further options from variables such as SBATCH_PARTITION and SBATCH_TIMELIMIT. Raise AutotuneError when
+    sbatch refuses the script.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    script = folder / f"autotune-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.sh"
+    with whole_file(script, 0o700) as stream:
+        stream.write(_script(command, nodes, folder).encode())
+    try:
+        answer = subprocess.run(("sbatch", "--parsable", str(script)), check=True, capture_output=True, text=True)
+    except OSError as error:
+        raise AutotuneError(f"sbatch cannot be run ({error.strerror}); submit on a machine with Slurm") from error
+    except subprocess.CalledProcessError as error:
+        raise AutotuneError(
+            f"sbatch refuses {script}: {error.stderr.strip()}; correct it, or submit it yourself"
+        ) from error
+    number = answer.stdout.strip().partition(";")[0]
+    return Submitted(number=number, script=script, output=folder / f"slurm-{number}.out")
+
+
+def _script(command: Sequence[str], nodes: int, folder: Path) -> str:
+    # sbatch reads its options as a shell would.
+    output = shlex.quote(str(folder / "slurm-%j.out"))
+    return "\n".join(
+        (
+            "#!/bin/sh",
+            "#SBATCH --job-name=autotune",
+            f"#SBATCH --nodes={nodes}",
+            "#SBATCH --ntasks-per-node=1",
+            "#SBATCH --exclusive",
+            f"#SBATCH --signal=B:TERM@{_WARNING_SECONDS}",
+            f"#SBATCH --output={output}",
+            f"cd {shlex.quote(str(Path.cwd()))}",
+            f"exec {shlex.join(command)}",
+            "",
+        )
+    )

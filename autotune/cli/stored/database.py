@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from autotune import output_file
-from autotune.cli.agents import place
 from autotune.cli.context import Options
 from autotune.errors import DatabaseFaulty, DeviceBusy
-from autotune.machine.agent import Agent
+from autotune.machine.agent import Agent, place
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.store import Store, open_store

@@ -1,20 +1,22 @@
-"""The commands `plans` and `show`: stored plans, compared with this machine or a job."""
+"""The commands `plans`, `show` and `compare`: stored plans next to this machine, a job or each other."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.agents import living, place
 from autotune.cli.context import Options
-from autotune.cli.jobs import outline_of, survey
 from autotune.errors import HardwareError
+from autotune.machine.agent import living, place
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind, trials_behind_each
+from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from autotune.results.study_report import Known
 from autotune.search.compile_setting import decisions_of, settled_workload
 from storage.annotation import Annotation
+from storage.errors import UnknownPlan, UnknownRecord
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.reading import read_store
 from storage.records import BestPlan, TriedPlan
@@ -26,6 +28,7 @@ from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
+    from trials.job import Job
 
 _NEAREST = 5
 _SORTS: Mapping[str, Callable[[Known], Any]] = {
@@ -54,8 +57,7 @@ class PlanFilter:
 
 def list_plans(options: Options, wanted: PlanFilter) -> None:
     """List plans; without a machine or a job to compare with, the latest search comes first."""
-    job, outline = outline_of(wanted.like) if wanted.like else (None, None)
-    now = survey(options, job, outline)[0] if job and outline else None
+    job, now = _job_to_compare(options, wanted.like) if wanted.like else (None, None)
     with read_store(options.database_url(job.database if job else None)) as store:
         now = settled_workload(store, job, now) if job and now else None
         found: Sequence[Known]
@@ -76,6 +78,13 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
         lambda: {"plans": [_document(known) for known in found]},
         lambda: study_report.plans_text(found) if found else _none_text(stored),
     )
+
+
+def _job_to_compare(options: Options, file: "JobFile") -> "tuple[Job, Workload]":
+    from autotune.workload import look_at, survey
+
+    job = file.job
+    return job, survey(job, look_at(job), options.display)[0]
 
 
 def _none_text(stored: int) -> str:
@@ -229,3 +238,43 @@ def _document(known: Known) -> dict[str, Any]:
 
 def _state(holds: Validity, used_by: Sequence[str]) -> dict[str, Any]:
     return {"validity": wire.to_document(holds), "used_by": list(used_by)}
+
+
+def compare_plans(options: Options, first: str, second: str) -> None:
+    with read_store(options.database_url()) as store:
+        one, other = _together(store, first, second)
+        ran = {tried.study.id: trials_behind(tried.won, store) for tried in (one, other) if tried.won}
+    compared = PlanComparison(first=one, second=other, ran=ran)
+    options.give(lambda: comparison_document(compared), lambda: comparison_text(compared))
+
+
+def _together(store: Store, first: str, second: str) -> tuple[TriedPlan, TriedPlan]:
+    """Return the plans, in a study that tried both of them if there is one and none was chosen."""
+    one, other = _found(store, first), _found(store, second)
+    if one.study.id != other.study.id and not _is_of_a_study(one, first) and not _is_of_a_study(other, second):
+        with suppress(UnknownPlan):
+            return one, store.find_plan(other.plan.id, study_id=one.study.id)
+        with suppress(UnknownPlan):
+            return store.find_plan(one.plan.id, study_id=other.study.id), other
+    return one, other
+
+
+def _is_of_a_study(tried: TriedPlan, name: str) -> bool:
+    """Return whether the name chose a study."""
+    return not tried.plan.id.startswith(name.lower())
+
+
+def _found(store: Store, name: str) -> TriedPlan:
+    """Return a plan by `PLAN`, `PLAN@STUDY`, or `STUDY` for its winner; the names may be shortened."""
+    plan, _, study = name.partition("@")
+    if study:
+        return store.find_plan(plan, study_id=store.find_study(study).id)
+    try:
+        return store.find_plan(name)
+    except UnknownPlan:
+        with suppress(UnknownRecord):
+            found = store.find_study(name)
+            if (winner := store.winner(found.id)) is None:
+                raise UnknownPlan(f"study {found.name} has no winner yet; name one of its plans") from None
+            return store.find_plan(winner.plan.id, study_id=found.id)
+        raise

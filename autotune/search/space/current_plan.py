@@ -3,9 +3,10 @@
 import logging
 
 from autotune.errors import JobError, PlanNotValid, PredictError
+from autotune.plan_check import check_plan
 from autotune.plan_file import read_plan
 from autotune.search.space.feasible import holds_all
-from autotune.workload import Prepared, check_plan
+from autotune.workload import Prepared
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import DataError, InvalidPlan, UnknownName

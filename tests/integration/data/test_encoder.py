@@ -12,7 +12,7 @@ from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-from autotune.workload import model_findings
+from autotune.data_problems import model_findings
 from tests.values.data import file_of
 from trials.data import formats
 from trials.data.records.images import image_pixels, image_size

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from autotune.cli import main
 from autotune.dimensions.folds import untimed
 from autotune.errors import PlanNotValid
+from autotune.plan_check import check_plan
 from autotune.search.execution.profiling import profile_layers
-from autotune.workload import check_plan
 from storage.store import open_store
 from tests.machines.traced import traced
 from tests.programs.processes import children

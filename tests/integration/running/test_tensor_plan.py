@@ -11,7 +11,7 @@ import torch
 from autotune import launch
 from autotune.certification.certificate import CERTIFICATE_FILE, read_certificate
 from autotune.errors import PlanNotValid
-from autotune.workload import check_plan
+from autotune.plan_check import check_plan
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
 from tests.values.training import PACKED, plan_of, prepared_of

@@ -1,0 +1,102 @@
+"""Problems of the data of a job, and of the model's encoder that reads it."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from autotune.machine.device_problems import Finding
+from trials.data import formats
+from trials.data.index import DatasetIndex
+from trials.data.indexing import IndexReport
+from trials.data.records.sample import Encoder
+from trials.errors import DataError
+from trials.job import Job, ModelSection
+from trials.model.inputs.chat_template import template_file
+from trials.tasks.certifying.inputs import compare_inputs
+from trials.units import number_of
+
+_log = logging.getLogger(__name__)
+_SHOWN_LINES = 5
+_SHOWN_KINDS = 5
+"""Kinds of unused things that have a finding each."""
+_COMPARED = 8
+"""Records of a data set whose ids and labels are compared with those of transformers: images are prepared for it."""
+_LENGTHS = "lengths"
+"""The format of files that hold lengths and no conversation."""
+
+
+def check_sources(job: Job) -> None:
+    """Raise DataError for an annotation file that is not there or holds nothing to train on."""
+    for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
+        for file in (file for source in sources for file in formats.resolve(source, Path())):
+            if file.format == _LENGTHS:
+                raise DataError(
+                    f"{key}.sources: {file.path} holds only lengths, so there is nothing to train on; give the "
+                    "annotation file that they were measured from, or look at its packs with `autotune pack INPUT`"
+                )
+
+
+def check_inputs(job: Job, index: DatasetIndex, encoder: Encoder) -> None:
+    """Raise DataError where ids or labels of some records are not what transformers makes of them."""
+    rows = np.unique(np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64))
+    _, faults = compare_inputs(job.model, index, encoder, rows.tolist())
+    if faults:
+        raise DataError(
+            f"{faults[0]}. Training on this would not be what the data says; please report it with the files of the "
+            "model's tokenizer and processor"
+        )
+
+
+def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
+    """Yield what makes a trained model worse without a fault in the training."""
+    if encoder.no_template:
+        yield Finding(
+            what=f"model {model.path} has no chat template: {encoder.no_template}",
+            remedy="save the template that the model was trained with as chat_template.jinja in the model folder",
+        )
+    if encoder.no_end:
+        file = template_file(Path(model.path))
+        yield Finding(
+            what=f"answers of the trained model will not end: {encoder.no_end}",
+            remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
+        )
+
+
+def data_findings(report: IndexReport) -> Iterator[Finding]:
+    """Yield dataset lines that cannot be used, and keys of records that a training does not use."""
+    if report.bad:
+        yield Finding(
+            what=f"{report.bad} of {number_of(report.records, 'dataset line')} cannot be used, the first is "
+            f"{report.bad_lines[0]}",
+            remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
+        )
+    for each in report.surprises[:_SHOWN_KINDS]:
+        yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
+    if (more := len(report.surprises) - _SHOWN_KINDS) > 0:
+        yield Finding(what=f"not used by a training: {more} more of these", remedy="autotune doctor --json lists all")
+
+
+def warn_of_bad_data(report: IndexReport) -> None:
+    """Log what is skipped, cut or unused, and images of another size than recorded, as warnings."""
+    if report.bad:
+        shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
+        more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
+        _log.warning(
+            "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source:\n%s%s",
+            *(report.bad, report.records, shown, more),
+        )
+    if report.cut:
+        _log.warning(
+            "%s %d tokens: longer ones are cut to that",
+            number_of(report.cut, "sample has", "samples have"),
+            report.max_tokens,
+        )
+    if report.wrong_sizes:
+        _log.warning(
+            "%s another size than recorded; the size in the file is used",
+            number_of(report.wrong_sizes, "image has", "images have"),
+        )
+    if unused := report.unused_lines():
+        _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
