@@ -11,12 +11,13 @@ from autotune.data_problems import check_inputs, check_sources, model_findings, 
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
+from autotune.held_out import hold_out, trained_on
 from autotune.machine.device_problems import Finding, memory_limit, warn_of
 from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
+from autotune.model_shape import cost_weights, model_shape
 from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
-from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.records.sample import Encoder
@@ -24,7 +25,6 @@ from trials.errors import DataError, TrialsError
 from trials.job import Job, TrainingSection
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.model.inputs.encoders import load_encoder
-from trials.model.shape import cost_weights, model_shape
 from trials.plan import Packing, Plan
 from trials.tasks.request import Request, Task
 from trials.tasks.training.schedule import schedule_of

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.epoch_balance import balance, mixing
 from autotune.packing.material import paper_weights
 from benchmarks.cases.lengths import CAPACITIES, add_lengths, generated, index_of
 from benchmarks.output.result import Check, at_least, at_most, finish, show
@@ -34,7 +35,6 @@ from trials import plugins
 from trials.arrays import Ints
 from trials.data.epoch import BEST, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
-from trials.data.metrics import balance, mixing
 from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS, best_fit

@@ -98,8 +98,8 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     data = model = compiling = None
     if job and outline and work and report:
         from autotune.data_problems import data_findings
+        from autotune.model_shape import parameters_of_parts
         from autotune.search.traps import tried_traps
-        from trials.model.shape import parameters_of_parts
 
         data, model = _data(work, report), parameters_of_parts(job.model)
         findings += [

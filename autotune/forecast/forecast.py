@@ -13,7 +13,9 @@ from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
+from autotune.held_out import hold_out
 from autotune.machine.hardware import default_workers
+from autotune.model_shape import cost_weights
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
@@ -24,7 +26,6 @@ from autotune.search.space.feasible import feasible_space
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
 from trials.costs.layer_costs import LayerCosts
-from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
@@ -34,7 +35,6 @@ from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
-from trials.model.shape import cost_weights
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Padded, Plan
 from trials.units import number_of

@@ -6,13 +6,13 @@ from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster, workload_on
 from autotune.forecast.profile_file import read_profile
+from autotune.model_shape import model_shape
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
 from autotune.search.compile_setting import AUTO, setting_of, with_compile
 from storage.reading import read_store
 from storage.store import Store
 from trials.job import Job
-from trials.model.shape import model_shape
 from trials.plan import Plan
 from trials.workload import ModelShape
 

@@ -9,10 +9,11 @@ from torch.utils.data import Dataset
 
 from autotune.data_problems import model_findings, warn_of_bad_data
 from autotune.folders import lengths_folder
+from autotune.held_out import hold_out
 from autotune.job_file import JobLike, as_job
 from autotune.machine.device_problems import warn_of
+from autotune.model_shape import cost_weights, model_shape
 from trials.data.epoch import CostWeights
-from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import encode
@@ -20,7 +21,6 @@ from trials.data.records.sample import Encoded, Encoder
 from trials.errors import DataError
 from trials.job import Job
 from trials.model.inputs.encoders import load_encoder
-from trials.model.shape import cost_weights, model_shape
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.epoch_balance import Balance, balance, mixing
 from autotune.errors import PackError
 from autotune.packing.material import Material, PackOptions
 from autotune.search.space.capacities import OMNIBAL_SLACK, capacities
@@ -13,7 +14,6 @@ from trials.arrays import Ints
 from trials.certification import Neutrality
 from trials.data.epoch import BEST, Epoch, build_epoch
 from trials.data.index import COLUMNS, DatasetIndex, profile
-from trials.data.metrics import Balance, balance, mixing
 from trials.data.neutral import neutrality
 from trials.errors import InvalidPlan
 from trials.plan import Packed, Packing, Padded
@@ -39,7 +39,7 @@ class Side:
     neutrality: Neutrality
     """The steps next to steps in random order."""
     mixing: float
-    """How far the next epoch is a fresh shuffle, as `trials.data.metrics.mixing` says."""
+    """How far the next epoch is a fresh shuffle, as `autotune.epoch_balance.mixing` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from autotune.errors import PackError
 from autotune.events import Listener, unheard
+from autotune.held_out import hold_out
 from autotune.job_file import JobFile
 from trials import plugins
 from trials.data import formats
 from trials.data.epoch import BEST, CostWeights, EpochSettings
-from trials.data.held_out import hold_out
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
 from trials.data.packers import PACKERS
@@ -170,9 +170,9 @@ def _context(data: DataSection, model: str | None) -> int | None:
 
 def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[CostWeights, str]:
     """Return the model's analytic cost, which needs no weights, and its name."""
+    from autotune.model_shape import cost_weights, model_shape  # noqa: PLC0415
+    from autotune.packing.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.family import find_family  # noqa: PLC0415
-    from trials.model.rough_cost import rough_weights  # noqa: PLC0415
-    from trials.model.shape import cost_weights, model_shape  # noqa: PLC0415
     from trials.model.skeleton import load_config  # noqa: PLC0415
 
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
@@ -197,7 +197,7 @@ _VOCABULARY = 92_544
 
 
 def paper_weights() -> CostWeights:
-    """Return the forward floating-point operations, counted as `trials.model.shape` counts those of other models.
+    """Return the forward floating-point operations, counted as `autotune.model_shape` counts those of other models.
 
     A matrix of n parameters costs 2 n per token, attention 4 n^2 h per layer on n tokens, half of it where it is causal
     (Megatron-LM, appendix). The patch embedding and the norms, 0.1 % of a tile, are left out.

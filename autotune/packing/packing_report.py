@@ -5,12 +5,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from autotune.epoch_balance import SampleSpread
 from autotune.packing.balance import UNPACKED, Balanced, Side
 from autotune.plan_text import packing_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.certification import Neutrality
-from trials.data.metrics import SampleSpread
 from trials.units import number_of
 
 # Choices: a screen shows the first five of a list, and the JSON document as many as a script needs to find the cause.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotune.epoch_balance import dist_ratios
 from autotune.errors import PackError
 from autotune.output_file import check_output_file, whole
 from autotune.packing.balance import UNPACKED, Balanced
 from trials.arrays import Floats, Ints
 from trials.data.epoch import CostWeights, PackSizes
-from trials.data.metrics import dist_ratios
 from trials.plan import Packed
 
 if TYPE_CHECKING:

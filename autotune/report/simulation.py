@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from autotune.epoch_balance import Balance, balance
 from autotune.machine.hardware import default_workers
 from autotune.prediction.memory import PeakParts
 from autotune.prediction.predictor import Prediction, Predictor
@@ -17,7 +18,6 @@ from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
-from trials.data.metrics import Balance, balance
 from trials.data.packs import Oversize
 from trials.errors import TrialsError
 from trials.plan import Packing, Plan

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from autotune.dimensions.usual import layouts
+from autotune.epoch_balance import balance, dist_ratios, step_sums
 from autotune.events import Event, TrialEnded
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
@@ -30,7 +31,6 @@ from benchmarks.output.result import Check, at_least, at_most, show
 from benchmarks.search import search
 from trials import wire
 from trials.data.epoch import Epoch
-from trials.data.metrics import balance, dist_ratios, step_sums
 from trials.plan import Layout, Packed, Packing, Padded, Plan
 
 MODELS = {"300M + 2B": (INTERN_VIT_300M, INTERN_LM2_2B), "300M + 7B": (INTERN_VIT_300M, INTERN_LM2_7B)}

@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
+from autotune.model_shape import model_shape
 from trials import plugins
 from trials.data.loader import collate
 from trials.data.records.images import image_size
@@ -23,7 +24,6 @@ from trials.model.family import FAMILIES, Family, Images, join_samples, load_fam
 from trials.model.features import join_text
 from trials.model.paths import parameters_at
 from trials.model.plain.parity import check_parity
-from trials.model.shape import model_shape
 from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.model_shape import model_shape
 from autotune.search.execution import profiling
 from autotune.search.execution.profiling import layer_costs
 from autotune.workload import Prepared
@@ -17,7 +18,6 @@ from tests.values.training import job_of, prepared_of
 from trials import wire
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.model.shape import model_shape
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.job_file import load_job
 from autotune.machine.hardware import probe_hardware, software
+from autotune.model_shape import model_shape
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -18,7 +19,6 @@ from tests.values.storage import NOON, WORKLOAD, result_of
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
 from trials.costs.layer_costs import LayerCosts
-from trials.model.shape import model_shape
 from trials.plan import Plan
 
 PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)

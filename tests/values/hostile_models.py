@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.model_shape import model_shape
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model.inputs import chat
 from trials.model.inputs.encoders import load_encoder
-from trials.model.shape import model_shape
 
 MOST_BYTES = 3 << 29
 MOST_SECONDS = 60

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autotune.epoch_balance import Balance
 from autotune.report.charts.chart import (
     COLOURS,
     Chart,
@@ -19,7 +20,6 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import percent_text
 from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import PackedEpoch
-from trials.data.metrics import Balance
 
 # A choice: cells of some pixels, each with enough packs for a colour.
 _CELLS = 40

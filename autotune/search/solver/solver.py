@@ -10,6 +10,7 @@ from autotune.dimensions.averages import average_seconds, extrapolates
 from autotune.dimensions.folds import untimed
 from autotune.dimensions.overlap import overlapped
 from autotune.dimensions.tensor import tensor_degrees
+from autotune.epoch_balance import step_sums
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.holdings import Holdings
@@ -18,7 +19,6 @@ from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import WantedSplits, min_max_split
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
-from trials.data.metrics import step_sums
 from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
 
 RANKED = WantedSplits(count=16, within=1.08)

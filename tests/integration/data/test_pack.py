@@ -18,8 +18,10 @@ from filelock import FileLock
 from autotune import job_file
 from autotune.cli import main
 from autotune.cli.commands import pack
+from autotune.epoch_balance import balance
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
+from autotune.model_shape import cost_weights, model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
 from tests.programs.plots import drawn_texts, overlaps
@@ -28,10 +30,8 @@ from tests.values.data import write_lengths, write_records
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
-from trials.data.metrics import balance
 from trials.job import DataSection
 from trials.model.inputs.encoders import load_encoder
-from trials.model.shape import cost_weights, model_shape
 from trials.plan import Packed
 
 ASKED = ("--qv", "10", "--qt", "500", "--qv-min", "8", "--qt-min", "400", "--packer", "isf")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import torch
 
+from autotune.model_shape import model_shape
 from tests.tiny_models import qwen3_vl, qwen3_vl_moe
 from trials.job import ModelSection
-from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 
 EXPERTS, CHOSEN = 5, 2

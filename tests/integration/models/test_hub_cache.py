@@ -10,12 +10,12 @@ from click.testing import CliRunner
 
 from autotune.cli import main
 from autotune.job_file import as_job
+from autotune.model_shape import model_shape
 from autotune.workload import prepare
 from tests.programs.users import JobFile, refusal
 from tests.values.saved_models import saved_model
 from tests.values.training import job_of, plan_of, train
 from trials.model.hub import folder_of, published_name
-from trials.model.shape import model_shape
 from trials.run.pool import WarmPool
 
 ID = "some-lab/Tiny-VLM-1B"

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from autotune.job_file import load_job
+from autotune.model_shape import model_shape
 from autotune.workload import prepare
 from storage.store import open_store
 from tests.programs.users import JobFile, refusal
@@ -19,7 +20,6 @@ from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of, variant_of
 from trials.job import ModelSection
 from trials.model.identity import config_digest
-from trials.model.shape import model_shape
 from trials.model.skeleton import load_config
 from trials.workload import ModelShape
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
+from autotune.model_shape import model_shape
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.conversion import find_origins, stored_form
-from trials.model.shape import model_shape
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.weights import WeightFiles, read_weights
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, PreTrainedModel
 
+from autotune.model_shape import model_shape
 from tests.tiny_models import text
 from tests.values.parameters import parameters
 from tests.values.training import stage
@@ -25,7 +26,6 @@ from trials.model.ends.head_loss import targets_of
 from trials.model.families import text as text_family
 from trials.model.family import load_family
 from trials.model.plain.parity import check_parity
-from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, read_weights

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from autotune.model_shape import model_shape
 from tests.integration.models.test_pretrained import SINGLE, check_equal, in_shards, section
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
-from trials.model.shape import model_shape
 from trials.model.weights import weights_fingerprint
 
 INDEX = "model.safetensors.index.json"

@@ -8,13 +8,13 @@ import pytest
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.machine.hardware import software
+from autotune.model_shape import model_shape
 from tests.programs.users import JobFile
 from tests.values.forecast import Trials
 from tests.values.search import COSTS
 from tests.values.storage import NOON, WORKLOAD
 from trials import wire
 from trials.costs.layer_costs import LayerCosts, LinkCost
-from trials.model.shape import model_shape
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.forecast.profile_file import read_profile
 from autotune.machine.hardware import probe_hardware, software
+from autotune.model_shape import model_shape
 from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import open_store
@@ -25,7 +26,6 @@ from trials import plugins, wire
 from trials.costs.coefficients import KINDS, LayerKind
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
-from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.held_out import hold_out, trained_on
 from tests.values.data import index_of, lengths
-from trials.data.held_out import hold_out, trained_on
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
 from trials.errors import DataError

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autotune.epoch_balance import balance, dist_ratios, mixing
 from tests.values.data import WEIGHTS, build, index_of, lengths
 from trials.arrays import Floats, Ints
 from trials.certification import Mixed
@@ -14,7 +15,6 @@ from trials.data.epoch import Epoch
 from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.levels import check_levels
-from trials.data.metrics import balance, dist_ratios, mixing
 from trials.data.packs import build_packs
 from trials.data.steps.arrangement import arrange
 from trials.errors import DataError, InvalidPlan

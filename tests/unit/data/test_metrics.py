@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.epoch_balance import SampleSpread, balance, dist_ratios, mixing, oversize, step_sums
 from tests.values.data import index_of, lengths
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
-from trials.data.metrics import SampleSpread, balance, dist_ratios, mixing, oversize, step_sums
 from trials.data.packs import Packs
 from trials.plan import Packed, Packing, Padded
 

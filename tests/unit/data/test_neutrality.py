@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autotune.epoch_balance import balance
 from tests.values.data import WEIGHTS, index_of
 from trials.arrays import Ints
 from trials.certification import Mixed, Neutrality
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
-from trials.data.metrics import balance
 from trials.data.neutral import neutrality
 from trials.plan import Packed, Padded
 

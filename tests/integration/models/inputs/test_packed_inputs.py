@@ -11,6 +11,9 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from autotune import PackCollator, PackSampler, SampleDataset
 from autotune.errors import PackError
+from autotune.loop import collator
+from autotune.loop.collator import check_packing
+from autotune.loop.packed_inputs import packed_inputs, stand_in
 from tests import tiny_models
 from tests.values.saved_models import saved_model
 from tests.values.training import PACKED, job_of
@@ -18,9 +21,6 @@ from trials.data.loader import collate
 from trials.data.records.sample import IGNORED, Sample, Turn
 from trials.errors import ModelError
 from trials.model.family import Images, load_family
-from trials.model.plain import packing_check
-from trials.model.plain.packed_inputs import packed_inputs, stand_in
-from trials.model.plain.packing_check import check_packing
 from trials.model.skeleton import load_config
 
 MODELS = [module.name for module in pkgutil.iter_modules(tiny_models.__path__)]
@@ -57,7 +57,7 @@ def test_the_check_notices_samples_that_see_each_other(
     def without(*arguments: object) -> dict[str, object]:
         return {name: value for name, value in packed_inputs(*arguments).items() if name != lost}  # type: ignore[arg-type]
 
-    monkeypatch.setattr(packing_check, "packed_inputs", without)
+    monkeypatch.setattr(collator, "packed_inputs", without)
     with pytest.raises(ModelError, match="the samples of a pack are not kept apart by 'internvl' with"):
         check_packing(load_config(str(example / "model")), "sdpa")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+from autotune.model_shape import model_shape
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.job import ModelSection
-from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import WeightFiles, read_weights
 

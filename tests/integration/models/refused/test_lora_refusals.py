@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.model_shape import cost_weights, model_shape
 from tests.contracts.test_families import TINY
 from trials import plugins
 from trials.errors import ModelError
 from trials.job import ModelSection, TrainingSection
-from trials.model.shape import cost_weights, model_shape
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_weights

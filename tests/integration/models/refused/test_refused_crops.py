@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
+from autotune.model_shape import model_shape
 from tests.contracts.test_families import TINY
 from tests.values.hostile_models import Spoil, config, settings, without
 from trials import plugins
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.family import load_family
-from trials.model.shape import model_shape
 from trials.model.skeleton import build_skeleton, load_config
 
 CONFIGURATIONS: dict[str, tuple[str, Spoil, str]] = {
