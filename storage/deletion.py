@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from storage.records import AgentRecord
+from trials.units import number_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +35,27 @@ class Deletion:
     """Names of later studies that may have used their results; these keep their winners."""
     uses: tuple[Use, ...]
     """Processes that prevent the deletion while they run."""
+
+    def __str__(self) -> str:
+        """Describe what is deleted with the studies, and the effect on other studies."""
+        parts = (
+            (self.trials, "trial", ""),
+            (self.best_plans, "best plan", ""),
+            (self.plans, "plan", " that no other study tried"),
+            (self.launches, "record", " of trainings with these plans"),
+            (self.notes, "note", ""),
+            (self.tags, "tag", ""),
+        )
+        counts = ", ".join(f"{number_of(count, noun)}{rest}" for count, noun, rest in parts if count)
+        noun = "study" if len(self.studies) == 1 else "studies"
+        lines = [f"{noun} {', '.join(self.studies)}, with {counts or 'nothing in it'}."]
+        if self.trials:
+            lines.append("Later searches cannot use these measurements; layer profiles stay.")
+        if self.calibrations:
+            lines.append("Later searches on similar workloads do not start from its calibration.")
+        if self.heirs:
+            lines.append(
+                f"Later studies of the same workload: {', '.join(self.heirs)}. They may have used these results; "
+                "their winners stay, but plans that only a deleted study tried cannot be shown any more."
+            )
+        return "\n".join(lines)

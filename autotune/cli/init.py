@@ -77,7 +77,7 @@ def _loaded(draft: Draft, out: Path) -> Job:
 
 def _count_samples(draft: Draft, job: Job, packing: Packed, listener: Listener) -> None:
     """Convert the batch of the draft from packs to samples, by packing the data as the trainer does."""
-    from autotune.draft.packed_batch import samples_of_pack
+    from autotune.draft.present_plan import samples_of_pack
 
     packs, key = job.training.global_batch_samples, "training.global_batch_samples"
     of_step = f"The {number_of(packs, 'pack')} of a step have {packing.qt} tokens each there"

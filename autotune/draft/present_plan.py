@@ -1,10 +1,16 @@
-"""The plan of present settings for a model."""
+"""The plan of present settings for a model, and the samples of its packs."""
 
+import numpy as np
 import torch
 
 from autotune.draft.present import Present
+from autotune.events import Listener
+from autotune.packing.material import PackOptions, job_material
+from trials.data.packs import build_packs
+from trials.errors import DataError
+from trials.job import Job
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Layout, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
 
 
 def plan_of(present: Present, model: str, dtype: str, devices: int) -> tuple[Plan, tuple[str, ...]]:
@@ -28,3 +34,18 @@ def plan_of(present: Present, model: str, dtype: str, devices: int) -> tuple[Pla
     )
     layout = Layout(pipeline=1, data=devices, zero=zero)
     return Plan(packing=present.packing, layout=layout, stages=(stage,)), tuple(remarks)
+
+
+def samples_of_pack(job: Job, packing: Packed, listener: Listener) -> tuple[float, int]:
+    """Return (mean samples of a pack, samples that were packed), for a trainer whose batch counts packs.
+
+    The lengths are kept for later commands.
+
+    Raise what `job_material` raises, and DataError where no sample is left.
+    """
+    index = job_material(job, job.data.sources[0].path, PackOptions(), listener).index
+    order = np.arange(len(index), dtype=np.int64)
+    packs = build_packs(index, order, packing, job.training.seed, job.data.oversize)
+    if not len(packs):
+        raise DataError(f"no sample fits into a pack of {packing.qt} tokens")
+    return float(packs.counts.mean()), int(packs.counts.sum())

@@ -23,7 +23,7 @@ _HALVINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
+class _TimedLevel:
     """Packs of one length."""
 
     level: Packed
@@ -63,7 +63,7 @@ class _Recipe:
         keeping = (packing for packing in packings if self._solver.keeps_batch(packing, self._layout))
         return self._fitted(next(keeping, packings[0]))
 
-    def _timed(self) -> Iterator[_Timed | None]:
+    def _timed(self) -> Iterator[_TimedLevel | None]:
         """Yield for each length, ascending, the fastest degree; None where none fits."""
         top = _level(self._data, self._data.longest_text_tokens, self._degrees[-1])
         for halvings in range(_HALVINGS, -1, -1):
@@ -72,7 +72,7 @@ class _Recipe:
             timed = [self._time(level, top if halvings else None) for level in levels if length]
             yield min((each for each in timed if each), key=lambda each: each.seconds_per_token, default=None)
 
-    def _time(self, level: Packed, top: Packed | None) -> _Timed | None:
+    def _time(self, level: Packed, top: Packed | None) -> _TimedLevel | None:
         """Return the time of full packs with the fewest recomputed layers that fit; longer samples are at the top."""
         packing = level if top is None or top.qt == level.qt else Levelled(levels=(level, top))
         if not self._solver.fills_levels(packing, self._layout) or (plan := self._fitted(packing)) is None:
@@ -81,7 +81,7 @@ class _Recipe:
         passes = self._predictor.times.pass_seconds(parts, self._layout, sizes.mean)
         exchanges = self._predictor.times.exchange_seconds(parts, self._layout, sizes.mean, np.array([level.sequence]))
         slowest = sum(side[0] for side in (*passes, *exchanges)).max()
-        return _Timed(level=level, seconds_per_token=float(slowest / sizes.mean[0, 1]))
+        return _TimedLevel(level=level, seconds_per_token=float(slowest / sizes.mean[0, 1]))
 
     def _packing(self, best: Packed, longest: Packed) -> Packing:
         """Return levels {l_best / s_best, l_best, l_max / s_max, l_max}, as far as each has samples."""

@@ -86,7 +86,7 @@ class IndexReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _ChunkOfFile:
     """One chunk of one file."""
 
     number: int
@@ -147,7 +147,7 @@ def _scanned(
     measurer: Measurer | None,
     max_tokens: int | None,
     show: Callable[[Reading], None],
-) -> Iterator[_Part]:
+) -> Iterator[_ChunkOfFile]:
     """Yield every chunk, in order, with its cached lengths."""
     records = 0
     for number, file in enumerate(files):
@@ -156,7 +156,7 @@ def _scanned(
             known = store.find(key)
             records += known.records if known else 0
             show(Reading(records=records, share=None))
-            yield _Part(number=number, file=file, chunk=chunk, key=key, known=known)
+            yield _ChunkOfFile(number=number, file=file, chunk=chunk, key=key, known=known)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class _Tally:
     token_places: list[Ints] = field(default_factory=list)
     token_bytes: int = 0
 
-    def add(self, part: _Part, found: ChunkLengths) -> None:
+    def add(self, part: _ChunkOfFile, found: ChunkLengths) -> None:
         """Add a chunk. Raise DataError for a bad line under `on_error: fail`."""
         for line in found.bad_lines(part.file, part.chunk):
             if self.is_strict:

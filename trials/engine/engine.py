@@ -21,9 +21,8 @@ from trials.engine.copying import States
 from trials.engine.frozen_stages import instructions_of
 from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.gradients.clipping import count_in_norm, join_norms
-from trials.engine.gradients.messages import in_buckets
+from trials.engine.gradients.messages import in_buckets, sum_gradients
 from trials.engine.gradients.node_reduction import NodeReduction
-from trials.engine.gradients.replicas import sum_gradients
 from trials.engine.muon import import_uncompiled
 from trials.engine.replica_engine import ReplicaEngine
 from trials.engine.state import OptimizerState

@@ -94,14 +94,14 @@ class SavedTensorMeter:
     # What follows is called for some hundred tensors of each pack: calls between these functions would take 1 % of a
     # training's time.
 
-    def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _Held":
+    def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _SavedTensor":
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address in self._parameters:
             return tensor
         if self._gathered and (weight := self._gathered.whole(tensor)) is not None:
             return weight  # as without hooks: it is gathered again before its backward pass
-        held = _Held(self, tensor, address, storage.nbytes())
+        held = _SavedTensor(self, tensor, address, storage.nbytes())
         self.hold(address, held.size)  # where this raises, `held` ends and releases it
         return held
 
@@ -130,7 +130,7 @@ class SavedTensorMeter:
         return self._static_bytes + self._most
 
 
-class _Held:
+class _SavedTensor:
     """A tensor that autograd saves; counted until autograd releases it."""
 
     __slots__ = ("_address", "_meter", "size", "tensor")
@@ -142,8 +142,8 @@ class _Held:
         self._meter.release(self._address, self.size)
 
 
-def _unpack(packed: "torch.Tensor | _Held") -> torch.Tensor:
-    return packed.tensor if isinstance(packed, _Held) else packed
+def _unpack(packed: "torch.Tensor | _SavedTensor") -> torch.Tensor:
+    return packed.tensor if isinstance(packed, _SavedTensor) else packed
 
 
 class CudaMeter:

@@ -19,10 +19,9 @@ from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.ends.patches import embed_by_matrix
 from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
+from trials.model.refusals.built_model import check_kept_types, check_output_head
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
-from trials.model.refusals.kept_types import check_kept_types
-from trials.model.refusals.output_head import check_output_head
 from trials.model.refusals.refusal import reason, refusing
 from trials.model.refusals.unsupported import check_code, check_dropout, check_quantized
 from trials.workload import Part

@@ -23,7 +23,7 @@ from trials.tasks.certifying.certifying import run_certification
 from trials.tasks.profiling.layer_profile import run_profile
 from trials.tasks.request import REQUEST, Certification, Profile, Request, Training, Trial
 from trials.tasks.session import open_session
-from trials.tasks.training.stopping import stop_requests
+from trials.tasks.stop import stop_requests
 from trials.tasks.training.training import run_training
 from trials.tasks.trial import run_trial
 

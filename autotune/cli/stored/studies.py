@@ -10,7 +10,6 @@ from autotune.cli.context import Options
 from autotune.cli.visible import visible
 from autotune.machine.agent import Agent
 from autotune.results import study_report
-from autotune.results.deletion_report import deletion_text
 from autotune.results.evidence import trials_behind
 from storage.annotation import Annotation
 from storage.deletion import Deletion, Use
@@ -78,7 +77,7 @@ def delete_studies(options: Options, names: Sequence[str], *, is_confirmed: bool
     document = wire.to_document(done)
     options.give(
         lambda: {name: value for name, value in document.items() if name != "uses"},
-        lambda: f"Deleted {deletion_text(done)}",
+        lambda: f"Deleted {done}",
     )
 
 
@@ -116,7 +115,7 @@ def _gone(store: Store, uses: Sequence[Use]) -> list[str]:
 
 def _confirm(options: Options, planned: Deletion) -> None:
     options.display.close()
-    text = visible(f"This deletes {deletion_text(planned)}")
+    text = visible(f"This deletes {planned}")
     if not sys.stdin.isatty():
         raise click.UsageError(f"{text}\nNothing was deleted, since there is no terminal to ask on; give --yes")
     click.echo(text, err=True)

@@ -30,7 +30,7 @@ from trials.model.stage import StageModule
 from trials.offload.offloading import Offloading
 from trials.offload.transfers import Transfers
 from trials.plan import Layout, Packed, Plan, Stage
-from trials.tasks.profiling.host import time_host
+from trials.tasks.profiling.links import time_host
 
 PACKING = Packed(qv=10, qt=10_000, qv_min=0, qt_min=0)
 

@@ -10,8 +10,7 @@ import pytest
 from autotune.cli import context
 from autotune.cli.context import NotedSignal, Terminated, first_signal_noted
 from trials.channels.folder import FolderChannel
-from trials.tasks.stop import Stop
-from trials.tasks.training.stopping import stop_requests
+from trials.tasks.stop import Stop, stop_requests
 
 
 @pytest.fixture(autouse=True)

@@ -69,10 +69,10 @@ def test_no_folder_holds_more_than_20_modules_and_no_module_more_than_400_lines(
     assert not [module for module in modules if len(module.read_text().splitlines()) > 400]
 
 
-def test_no_two_public_classes_have_the_same_name() -> None:
+def test_no_two_classes_have_the_same_name() -> None:
     modules = [ast.parse(path.read_text()) for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    names = Counter(node.name for module in modules for node in module.body if isinstance(node, ast.ClassDef))
-    assert [name for name, count in names.items() if count > 1 and not name.startswith("_")] == []
+    names = Counter(node.name for module in modules for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,6 +1,7 @@
 """Mixture files: lists of annotation files, with what is said about each. One module each, found by name."""
 
 import logging
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,14 +9,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from trials import plugins
+from trials import plugins, strict_yaml
 from trials.data.records.columns import Columns
-from trials.data.records.mixture_file import read_mapping
+from trials.data.records.file_chunk import open_annotations
+from trials.data.records.record import MAX_RECORD_BYTES, RecordError, parse
 from trials.errors import DataError
 from trials.sampling import PATTERN
 
 # A choice: larger numbers are a mistake, such as a count of samples, and an epoch would have as many of each.
 _MOST_REPEATS = 1000
+# A choice: lists of data sets have some KiB, and YAML is slow to parse.
+_MAX_YAML_BYTES = 1 << 20
 _SHARE = re.compile(r"(.+)%(\d+)")
 """A name with a share of its samples, as in Qwen-VL's lists of data sets."""
 _REPEATS = "repeat_time"
@@ -111,7 +115,7 @@ def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | N
 
     `name%50` takes a random half of an entry. Raise DataError for a faulty entry and an unknown name.
     """
-    document = read_mapping(path)
+    document = _read_mapping(path)
     for _, kind in plugins.each(MIXTURES) if document else ():
         listed = kind.listed(document or {})
         if listed is not None:
@@ -167,3 +171,42 @@ def _warn(file: Path, key: str, why: str) -> None:
 
 def _shown(key: object) -> str:
     return repr(str(key))[1:-1][:60]
+
+
+def _read_mapping(path: Path) -> dict[str, Any] | None:
+    """Return the file's mapping by name; None when it holds anything else. Raise DataError when it cannot be opened.
+
+    Raise DataError also for YAML that is faulty, holds a tag or an alias, or gives a key twice.
+    """
+    if os.path.isdir(path):  # noqa: PTH112 - false, not an error, for what cannot be a path
+        return None
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    with open_annotations(path) as stream:
+        text = stream.read((_MAX_YAML_BYTES if is_yaml else MAX_RECORD_BYTES) + 1)
+    if is_yaml:
+        return _from_yaml(path, text)
+    try:
+        value = parse(text, dict)
+    except RecordError:
+        return None
+    # Only a mapping of objects can be a mixture; then a key given twice would hide an entry.
+    if all(isinstance(entry, dict) for entry in value.values()):
+        try:
+            parse(text)
+        except RecordError as error:
+            raise DataError(f"{path}: {error}") from error
+    return value
+
+
+def _from_yaml(path: Path, text: bytes) -> dict[str, Any] | None:
+    if len(text) > _MAX_YAML_BYTES:
+        raise DataError(
+            f"{path} is longer than {_MAX_YAML_BYTES >> 20} MiB, which no list of data sets is; correct its path"
+        )
+    try:
+        document = strict_yaml.read(text)
+    except strict_yaml.NotYaml as error:
+        raise DataError(f"{path}: {error}; correct the file") from error
+    if document.mistakes:
+        raise DataError(f"{path}: {document.mistakes[0]}")
+    return document.value if isinstance(document.value, dict) else None

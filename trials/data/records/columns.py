@@ -15,7 +15,7 @@ UNSUPPORTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shared:
+class _MediaColumns:
     images: tuple[str, ...] = ("image", "images")
     """Keys of the images; a record uses one of them."""
     videos: tuple[str, ...] = ("video", "videos")
@@ -30,7 +30,7 @@ class _Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat(_Shared):
+class Chat(_MediaColumns):
     """A list of turns, each with its side and its text."""
 
     turns: str
@@ -53,7 +53,7 @@ class Chat(_Shared):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pairs(_Shared):
+class Pairs(_MediaColumns):
     """Questions and answers under keys of their own."""
 
     questions: tuple[str, ...]

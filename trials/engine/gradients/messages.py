@@ -5,9 +5,11 @@ from itertools import chain
 from typing import Any
 
 import torch
+from deepspeed import comm
 from torch import nn
 
 from trials.engine.static_memory import BUCKET
+from trials.model.stage import StageModule
 
 
 def float_buffers(engine: Any) -> Mapping[nn.Parameter, torch.Tensor]:
@@ -39,3 +41,22 @@ def in_buckets(gradients: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]
         size += gradient.numel()
     if bucket:
         yield bucket
+
+
+def sum_gradients(engine: Any, stage: StageModule) -> None:
+    """Sum the gradients of parameters that every tensor rank holds whole, before data ranks average theirs.
+
+    Each tensor rank has the part of its own tokens. Every rank must call it.
+    """
+    if stage.tensor.group is None:
+        return
+    buffers = float_buffers(engine)
+    replicas = [each for each in stage.parameters() if each.requires_grad and each not in stage.slices]
+    for bucket in in_buckets(gradient_of(each, buffers) for each in replicas):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            comm.all_reduce(bucket[0], group=stage.tensor.group)
+            continue
+        joined = torch.cat([each.flatten() for each in bucket])
+        comm.all_reduce(joined, group=stage.tensor.group)
+        for each, part in zip(bucket, joined.split([each.numel() for each in bucket]), strict=True):
+            each.copy_(part.view_as(each))

@@ -1,10 +1,12 @@
-"""The answers of a conversation, found in the text that a chat template makes of it."""
+"""The answers of a conversation, found in the text that a chat template makes of it, and the tokens that end them."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Protocol
+from typing import Any, Protocol
+
+from transformers import GenerationConfig, PretrainedConfig
 
 from trials.data.records.sample import IMAGE, VIDEO, Turn
 from trials.errors import DataError
@@ -174,3 +176,14 @@ def _common(prefix: str, text: str) -> str:
     if text.startswith(prefix):
         return prefix
     return prefix[: next(number for number, pair in enumerate(zip_longest(prefix, text)) if pair[0] != pair[1])]
+
+
+def stop_tokens(path: str, config: PretrainedConfig, tokenizer: Any) -> frozenset[int]:
+    """Return the ids at which transformers ends an answer of the model folder, and its tokenizer's end of text."""
+    try:
+        settings = GenerationConfig.from_pretrained(path)
+    except OSError:  # where there is none, transformers makes it from the configuration
+        settings = GenerationConfig.from_model_config(config)
+    stated = settings.eos_token_id
+    every = [*(stated if isinstance(stated, list) else [stated]), tokenizer.eos_token_id]
+    return frozenset(token for token in every if token is not None)

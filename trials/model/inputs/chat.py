@@ -15,11 +15,10 @@ from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
 from trials.data.records.sample import NO_VIDEOS, Clip, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
-from trials.model.inputs.answers import LearntAnswer, find_answers
+from trials.model.inputs.answers import LearntAnswer, find_answers, stop_tokens
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
-from trials.model.inputs.stop_tokens import stop_tokens
 from trials.model.inputs.videos import VideoCount, VideoInputs
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config

@@ -28,8 +28,7 @@ from trials.model.weights import draw_buffers, draw_weights, zero_weights
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import gathered_parameters, time_gathers, time_scatter
-from trials.tasks.profiling.host import time_host
-from trials.tasks.profiling.links import layouts_of_all, time_averages, time_messages
+from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes

@@ -1,4 +1,4 @@
-"""Speed between ranks, in every layout: of messages to the next stage, and of averages over data ranks."""
+"""Speed of messages to the next stage and of averages over data ranks, in every layout, and of copies to the host."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from torch import distributed
 
 from trials.engine.gradients.node_reduction import NodeReduction
 from trials.grid import Grid
+from trials.offload.transfers import Transfers
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming
 from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
@@ -23,6 +24,10 @@ _MESSAGES = 3
 _REDUCED_BYTES = 8 << 20
 _EXCHANGES = 20
 """More than layers are repeated: messages are short, and anything else that runs on the machine makes them late."""
+
+# Choices: about what a layer keeps of a pack, so that the start of a copy does not count.
+_COPIED_BYTES = 64 << 20
+_COPIES = 9
 
 
 def layouts_of_all() -> Iterator[Grid]:
@@ -133,3 +138,24 @@ def _seconds_per_byte(
 
     points = pace.points(what, ladder(_REDUCED_BYTES, LEAST_BYTES), reduction, repeats, statistics.median)
     return slope(((0, 0.0), *points))
+
+
+def time_host(device: torch.device) -> tuple[ExchangeTiming, ...]:
+    """Time copies to the host (in the forward pass) and back (in the backward pass) while all ranks copy.
+
+    Nothing for a CPU, whose memory is the host's. Every rank must call it.
+    """
+    if device.type != "cuda":
+        return ()
+    there, here = (
+        torch.zeros(_COPIED_BYTES, dtype=torch.uint8, device=device),
+        Transfers(device).host_bytes(_COPIED_BYTES),
+    )
+
+    def seconds_per_byte(target: torch.Tensor, source: torch.Tensor) -> float:
+        copy = begun_together(lambda: target.copy_(source, non_blocking=True), device)
+        copy()
+        return statistics.median(copy() for _ in range(_COPIES)) / _COPIED_BYTES
+
+    out, back = seconds_per_byte(here, there), seconds_per_byte(there, here)
+    return (ExchangeTiming(name="copy", ranks=1, forward_seconds=out, backward_seconds=back),)
