@@ -14,7 +14,7 @@ RUN case "$TORCH" in \
         cuda) set -- ;; \
         *) echo "TORCH is cpu or cuda, not $TORCH" >&2; exit 2 ;; \
     esac \
-    && pip install "$@" '.[plot,postgres,report,tables,tensorboard,video]'
+    && pip install "$@" '.[postgres,report,tables,tensorboard,video]'
 
 FROM python:${PYTHON}-slim
 # torch and DeepSpeed look for a compiler at run time. tini passes signals on to autotune, and reaps processes.

@@ -84,6 +84,6 @@ clean:  ## delete everything that make and the tools built, .venv included
 $(READY): setup.cfg pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv
 	-$(BIN)/python -m pip install --quiet --upgrade pip  # the pip of Python 3.11 takes twice as long to choose versions
-	$(BIN)/python -m pip install --no-compile $(TORCH) --editable '.[plot,postgres,tables,test]'
+	$(BIN)/python -m pip install --no-compile $(TORCH) --editable '.[postgres,tables,test]'
 	$(BIN)/python -W ignore -m compileall -qq -j 0 -x '$(SELDOM)' .venv/lib || true  # on all cores; pip uses one
 	touch $(READY)

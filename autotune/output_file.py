@@ -1,5 +1,6 @@
 """Files that commands write. A file is either complete or absent; inputs are never overwritten."""
 
+import importlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,14 @@ def check_output_file(path: Path, suffixes: Iterable[str]) -> None:
             pass
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def check_library(user: str, module: str, package: str) -> None:
+    """Raise PackError, with the command that installs the package, when its module cannot be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise PackError(f"{user} needs {package}; pip install {package}") from error
 
 
 def check_no_input(path: Path, inputs: Iterable[Path]) -> None:

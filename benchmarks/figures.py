@@ -3,26 +3,24 @@
     python -m benchmarks.figures
 
 The numbers come from autotune's own packers, solver, memory model and simulation, for random lengths, and for
-InternViT-300M with InternLM2-7B on 16 analytic devices. Each figure keeps its numbers in its metadata, where a test
+InternViT-300M with InternLM2-7B on 16 analytic devices. Each figure keeps its numbers as its description, where a test
 compares them.
 """
 
-import json
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
+from autotune.report.charts.chart import COLOURS, INK, PAPER, PICTURED, Spec, category, coloured, number
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
+from benchmarks.chart import write_svg
 from benchmarks.packing import WEIGHTS
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, layer_counts
@@ -44,16 +42,7 @@ _CASE = Case(
     micro_batches=_MICRO_BATCHES,
     room=0.5,
 )
-_WORK, _LOST, _WAITING, _TEXT = "#1f5f8b", "#d08b4c", "#e3e8eb", "#333333"
-_STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "autotune",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-}
+_WORK, _LOST, _WAITING = COLOURS["forward"], COLOURS["backward"], COLOURS["waiting"]
 
 
 def numbers(figure: str) -> dict[str, Any]:
@@ -172,58 +161,79 @@ def _rounded(values: Any, digits: int = 3) -> Any:
 def draw(figure: str, path: Path) -> None:
     """Draw a figure as SVG."""
     shown = numbers(figure)
-    with rc_context(_STYLE):
-        drawing = Figure(figsize=(7.2, 3.4 if figure == "model" else 2.8), layout="constrained")
-        {"data": _draw_data, "model": _draw_model, "memory": _draw_memory}[figure](drawing, shown)
-        # No date: two drawings of the same numbers are the same file.
-        drawing.savefig(path, format="svg", metadata={"Date": None, "Description": json.dumps(shown)})
+    spec = {"data": _draw_data, "model": _draw_model, "memory": _draw_memory}[figure](shown)
+    config = {"title": {"anchor": "start", "fontWeight": "normal"}, "axisX": {"labelAngle": 0}}
+    write_svg(path, {**spec, "config": config}, shown)
 
 
-def _draw_data(drawing: Figure, shown: dict[str, Any]) -> None:
-    for place, (name, side) in zip(drawing.subplots(1, 2, sharey=True), shown.items(), strict=True):
-        ranks = range(len(side["samples"]))
+def _draw_data(shown: dict[str, Any]) -> Spec:
+    colours = {"work of the samples": _WORK, "padding": _LOST, "waiting for slower ranks": _WAITING}
+    views = []
+    for name, side in shown.items():
         own, computed = np.array(side["samples"]), np.add(side["samples"], side["padding"])
-        place.bar(ranks, own, color=_WORK, label="work of the samples")
-        place.bar(ranks, computed - own, bottom=own, color=_LOST, label="padding")
-        place.bar(ranks, side["step"] - computed, bottom=computed, color=_WAITING, label="waiting for slower ranks")
-        place.set_title(f"{name}: step of {side['step']:.0%}", loc="left", fontsize=9)
-        place.set(xlabel="data rank", xticks=list(ranks), ylim=(0, 1.05))
-        place.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    handles, labels = place.get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=3)
+        bars = dict(zip(colours, (own, side["padding"], side["step"] - computed), strict=True))
+        share = {"scale": {"domain": [0, 1.05], "nice": False}, "axis": {"format": "%", "tickCount": 6}}
+        view = _bars(bars, colours, category("place", title="data rank"), number("value", None, **share))
+        views.append({"title": f"{name}: step of {side['step']:.0%}", "width": 270, "height": 190, "layer": [view]})
+    return {"hconcat": views}
 
 
-def _draw_model(drawing: Figure, shown: dict[str, Any]) -> None:
+def _draw_model(shown: dict[str, Any]) -> Spec:
+    colours = {"forward": _WORK, "backward": _LOST, "reduction and optimizer": _WAITING}
     longest = max(side["milliseconds"] for side in shown.values())
-    for place, (name, side) in zip(drawing.subplots(2, 1, sharex=True), shown.items(), strict=True):
-        for stage in range(_STAGES):
-            for key, colour in (("forward", _WORK), ("backward", _LOST)):
-                spans = [(passes[stage][0], passes[stage][1] - passes[stage][0]) for passes in side[key]]
-                place.broken_barh(spans, (stage - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.5)
-            begins, ends = side["update"][stage]
-            place.broken_barh([(begins, ends - begins)], (stage - 0.4, 0.8), facecolor=_WAITING)
+    views: list[Spec] = []
+    for name, side in shown.items():
+        stages = [f"stage {number}: {held}" for number, held in enumerate(side["split"])]
+        # [passes, stages, 2] each
+        passes = dict(zip(colours, (side["forward"], side["backward"], [side["update"]]), strict=True))
+        rows = [
+            {"stage": stage, "pass": kind, "begin": begins, "end": ends}
+            for kind, found in passes.items()
+            for of_stages in found
+            for stage, (begins, ends) in zip(stages, of_stages, strict=True)
+        ]
+        encoding = {
+            "y": category("stage", order=stages),
+            "x": number("begin", "milliseconds" if views else None, scale={"domain": [0, longest], "nice": False}),
+            "x2": {"field": "end"},
+            "color": coloured("pass", colours, PICTURED),
+        }
+        mark = {"type": "bar", "stroke": PAPER, "strokeWidth": 0.5}
         title = f"{name}: {side['milliseconds'] / 1e3:.2f} s, idle {side['idle']:.0%}"
-        place.set_title(title, loc="left", fontsize=9)
-        place.set_yticks(range(_STAGES), [f"stage {n}: {held}" for n, held in enumerate(side["split"])])
-        place.set(ylim=(_STAGES - 0.5, -0.5), xlim=(0, longest))
-        place.tick_params(axis="y", length=0)
-    place.set_xlabel("milliseconds; blue is forward, orange backward, grey reduction and optimizer, white waiting")
+        data = {"values": rows}
+        views.append({"title": title, "data": data, "width": 560, "height": 100, "mark": mark, "encoding": encoding})
+    return {"vconcat": views}
 
 
-def _draw_memory(drawing: Figure, shown: dict[str, Any]) -> None:
-    places: list[Axes] = list(drawing.subplots(1, len(shown["plans"]), sharey=True))
-    for place, (name, side) in zip(places, shown["plans"].items(), strict=True):
-        stages, static, peak = range(_STAGES), np.array(side["static"]), np.array(side["peak"])
-        place.bar(stages, static, color=_WORK, label="weights, gradients, optimizer")
-        place.bar(stages, peak - static, bottom=static, color=_LOST, label="kept for backward passes")
-        place.axhline(shown["limit"], color=_TEXT, linewidth=1, linestyle="--", label="limit")
-        title = f"{name}\nstep of {side['milliseconds'] / 1e3:.2f} s"
-        place.set_title(title, loc="left", fontsize=9)
-        place.set_xticks(stages, [f"{n}\n{again}" for n, again in enumerate(side["recomputed"])])
-        place.set_xlabel("stage, recomputed layers")
-    places[0].set_ylabel("GiB")
-    handles, labels = places[0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=3)
+def _draw_memory(shown: dict[str, Any]) -> Spec:
+    colours = {"weights, gradients, optimizer": _WORK, "kept for backward passes": _LOST, "limit": INK}
+    most = max(shown["limit"], *(max(side["peak"]) for side in shown["plans"].values()))
+    views: list[Spec] = []
+    for name, side in shown["plans"].items():
+        bars = dict(zip(colours, (side["static"], np.subtract(side["peak"], side["static"])), strict=False))
+        names = {"labelExpr": f"[datum.value, {side['recomputed']}[datum.value]]"}
+        x = category("place", title="stage, recomputed layers", axis=names)
+        scale = {"domain": [0, 1.05 * most], "nice": False}
+        y = number("value", None if views else "GiB", scale=scale, axis={"tickCount": 5})
+        line: Spec = {
+            "data": {"values": [{"part": "limit", "value": shown["limit"]}]},
+            "mark": {"type": "rule", "strokeDash": [5, 3]},
+            "encoding": {"y": y, "color": coloured("part", colours, PICTURED)},
+        }
+        title = [name, f"step of {side['milliseconds'] / 1e3:.2f} s"]
+        views.append({"title": title, "width": 170, "height": 170, "layer": [_bars(bars, colours, x, y), line]})
+    return {"hconcat": views}
+
+
+def _bars(parts: dict[str, Any], colours: dict[str, str], x: Spec, y: Spec) -> Spec:
+    """Draw bars of stacked parts, side by side."""
+    rows = [
+        {"part": part, "place": place, "value": float(value), "order": order}
+        for order, (part, values) in enumerate(parts.items())
+        for place, value in enumerate(values)
+    ]
+    encoding = {"x": x, "y": y, "order": {"field": "order"}, "color": coloured("part", colours, PICTURED)}
+    return {"data": {"values": rows}, "mark": "bar", "encoding": encoding}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
 from autotune.packing.packs_file import check_pack_file, write_packs
-from autotune.packing.plot import check_plot, plot
+from autotune.report.charts.balance import balance
+from autotune.report.picture import check_picture, write_picture
 from trials.units import number_of
 
 
@@ -18,7 +19,7 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
     if out:
         check_pack_file(out)
     if picture:
-        check_plot(picture)
+        check_picture(picture)
     options.display(PhaseBegan(phase=Phase.LENGTHS, text=f"Reading {file.path}"))
     material = read_material(file, wanted, options.display)
     for target in filter(None, (out, picture)):
@@ -29,7 +30,7 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
     if out:
         write_packs(out, found.after.epoch)
     if picture:
-        plot(found, picture)
+        write_picture(picture, balance(found))
     written = {"packs": out and str(out), "plot": picture and str(picture)}
     lines = "\n".join(f"Wrote the {name} to {file}" for name, file in written.items() if file)
     options.give(

@@ -35,7 +35,8 @@ def start_bundle() -> "Future[str]":
     """
     pool = ThreadPoolExecutor(1)
     try:
-        return pool.submit(_bundle, (_TEMPLATE / "page.js").read_bytes())
+        config, script = ((_TEMPLATE / name).read_bytes() for name in ("config.json", "page.js"))
+        return pool.submit(_bundle, b"const config = %b;\n%b" % (config, script))
     finally:
         # Not joined: the thread ends after its task.
         pool.shutdown(wait=False)

@@ -1,12 +1,11 @@
 """Writes the report of a study into a file."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.errors import PackError
-from autotune.output_file import check_output_file, whole
+from autotune.output_file import check_library, check_output_file, whole
 from autotune.report.sections import sections
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulator
@@ -30,10 +29,7 @@ def check_report(path: Path) -> None:
     """
     check_output_file(path, (".html",))
     for module, package in _LIBRARIES.items():
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise PackError(f"a report needs {package}; pip install {package}") from error
+        check_library("a report", module, package)
     if path.exists() and not _is_report(path):
         raise PackError(
             f"{path} is there already and is no report of autotune; remove it, or name another file by --out"

@@ -20,6 +20,8 @@ COLOURS = {
     "before": "var(--orange)",
     "after": "var(--blue)",
 }
+PICTURED: Spec = {"orient": "top", "title": None, "labelLimit": 0, "symbolType": "square"}
+"""Legend of a picture."""
 INK, MUTED, PAPER, LIMIT = "var(--ink)", "var(--muted)", "var(--paper)", "var(--red)"
 
 
@@ -69,7 +71,7 @@ def boxes(colours: Mapping[str, str]) -> tuple[tuple[str, str, Shape], ...]:
     return tuple((name, colour, "box") for name, colour in colours.items())
 
 
-def number(field: str, title: str | None, **more: Any) -> Spec:
+def number(field: str, title: str | list[str] | None, **more: Any) -> Spec:
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
@@ -78,10 +80,10 @@ def category(field: str, *, order: Sequence[str] | None = None, **more: Any) -> 
     return {"field": field, "type": "nominal", "title": None, "sort": None if order is None else list(order), **more}
 
 
-def coloured(field: str, colours: Mapping[str, str]) -> Spec:
-    """Return a colour channel; its legend is part of the page, where it wraps."""
+def coloured(field: str, colours: Mapping[str, str], legend: Spec | None = None) -> Spec:
+    """Return a colour channel. In a report its legend is part of the page, where it wraps; a picture gives one."""
     scale = {"domain": list(colours), "range": list(colours.values())}
-    return {"field": field, "type": "nominal", "scale": scale, "legend": None}
+    return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def tooltip(*fields: tuple[str, str] | tuple[str, str, str]) -> list[Spec]:

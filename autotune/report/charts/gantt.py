@@ -1,21 +1,26 @@
-"""Gantt chart of a simulated step."""
+"""Gantt chart of a simulated step, and the picture of a step with the memory of its stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from autotune.prediction.timeline import Timeline
 from autotune.report.charts.chart import (
     COLOURS,
+    INK,
+    LIMIT,
     PAPER,
+    PICTURED,
     Chart,
     Row,
     Spec,
     Table,
+    boxes,
     category,
     coloured,
     number,
     spec,
     tooltip,
 )
-from autotune.report.charts.quantities import percent_text, seconds_text
+from autotune.report.charts.quantities import Memory, percent_text, seconds_text
 from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 
@@ -29,13 +34,18 @@ _NUMBERED = 0.014
 """Passes of at least this share of the step for each digit carry the number of their micro-batch."""
 # About the width of a digit at the chart's font size, with some room.
 _DIGIT_PIXELS = 8
-_PASSES = {"forward": COLOURS["forward"], "backward": COLOURS["backward"], "update": COLOURS["update"]}
+_FORWARD, _BACKWARD, _UPDATE = "forward", "backward, with recomputation", "reduction and optimizer"
+_PASSES = {_FORWARD: COLOURS["forward"], _BACKWARD: COLOURS["backward"], _UPDATE: COLOURS["update"]}
+_STATIC, _KEPT, _PEAK = "weights, gradients, optimizer", "kept for backward passes", "peak of the epoch"
+_MEMORY = {_STATIC: COLOURS["update"], _KEPT: "var(--green)", _PEAK: INK, "limit": LIMIT}
+_WIDTH = 640
+"""Pixels of a picture, without its labels."""
 
 
 def gantt(side: ComparedPlan, longest: float) -> Chart:
     """Chart the passes of a typical simulated step; `longest` is the end of the time axis in seconds."""
     assert isinstance(side.simulated, Simulated)
-    line, rows = side.simulated.timeline, _passes(side.simulated, longest)
+    line = side.simulated.timeline
     count = line.forward.shape[0]
     batches = f"{count} micro-batch{'es' * (count > 1)}"
     idle = side.simulated.prediction.stage_idle
@@ -58,20 +68,65 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
             f"{seconds_text(line.seconds)}; waiting: " + ", ".join(f"{stage} {waiting}" for stage, _, waiting in busy)
         ),
         basis="predicted",
-        spec=_gantt_spec(rows, stages, longest),
-        legend=(
-            ("forward", COLOURS["forward"], "box"),
-            ("backward, with recomputation", COLOURS["backward"], "box"),
-            ("reduction and optimizer", COLOURS["update"], "box"),
-        ),
+        spec=_passes_spec(line, longest),
+        legend=boxes(_PASSES),
         table=Table(header=("stage", "computes", "waits, sends or receives"), rows=busy),
     )
 
 
-def _passes(simulated: Simulated, longest: float) -> list[Row]:
-    line = simulated.timeline
+def step(line: Timeline, peak_bytes: Sequence[float], memory_limit_bytes: int) -> Spec:
+    """Draw the passes of a step, and below, the memory of each stage with its peak over all steps and the limit."""
+    unit = Memory(memory_limit_bytes, *peak_bytes)
+    most = unit.of(1.08 * max(memory_limit_bytes, *peak_bytes))
+    places = [
+        _memory_spec(line, stage, {_PEAK: unit.of(peak), "limit": unit.of(memory_limit_bytes)}, unit, most)
+        for stage, peak in enumerate(peak_bytes)
+    ]
+    views = [_passes_spec(line, line.seconds, is_picture=True), *places]
+    return {"vconcat": views, "spacing": 12, "resolve": {"scale": {"color": "independent"}}}
+
+
+def _memory_spec(line: Timeline, stage: int, levels: Mapping[str, float], unit: Memory, most: float) -> Spec:
+    times, amounts = line.memory(stage)
+    static = unit.of(line.static_bytes[stage])
+    rows: list[Row] = [
+        {"seconds": round(second, 6), "least": least, "most": most, "what": what}
+        for second, amount in zip(times.tolist(), amounts.tolist(), strict=True)
+        for what, least, most in ((_STATIC, 0, static), (_KEPT, static, unit.of(amount)))
+    ]
+    is_last = stage == line.stages - 1
+    x = number(
+        "seconds",
+        _TIME if is_last else None,
+        scale={"domain": [0, line.seconds], "nice": False},
+        axis={"labels": is_last, "ticks": is_last},
+    )
+    y = number(
+        "least", [f"stage {stage},", unit.unit], scale={"domain": [0, most], "nice": False}, axis={"tickCount": 4}
+    )
+    colour = coloured("what", _MEMORY, legend=None if stage else PICTURED)
+    return spec(
+        rows,
+        height=70,
+        width=_WIDTH,
+        layer=[
+            {
+                "mark": {"type": "area", "opacity": 1},
+                "encoding": {"x": x, "y": y, "y2": {"field": "most"}, "color": colour},
+            },
+            {
+                "data": {"values": [{"what": what, "level": level} for what, level in levels.items()]},
+                "mark": {"type": "rule", "strokeWidth": 1.5, "strokeDash": [5, 3]},
+                "encoding": {"y": {**y, "field": "level"}, "color": colour},
+            },
+        ],
+    )
+
+
+def _passes(line: Timeline, longest: float, most: int | None) -> list[Row]:
+    """Return the first `most` passes, or all of them, and the updates."""
     found = []
-    for kind, passes in (("forward", line.forward), ("backward", line.backward)):
+    for kind, passes in ((_FORWARD, line.forward), (_BACKWARD, line.backward)):
         for micro_batch, of_stages in enumerate(passes.tolist()):
             for stage, (begins, ends) in enumerate(of_stages):
                 is_wide = ends - begins >= _NUMBERED * len(str(micro_batch)) * longest
@@ -81,7 +136,7 @@ def _passes(simulated: Simulated, longest: float) -> list[Row]:
     found.sort()
     ended = [
         # No micro-batch has number -1: the update becomes pale when one is selected.
-        (begins, ends, f"stage {stage}", "update", -1, "")
+        (begins, ends, f"stage {stage}", _UPDATE, -1, "")
         for stage, (begins, ends) in enumerate(line.update.tolist())
     ]
     return [
@@ -94,11 +149,13 @@ def _passes(simulated: Simulated, longest: float) -> list[Row]:
             "label": label,
             "seconds": round(ends - begins, 6),
         }
-        for begins, ends, stage, kind, number, label in (*found[:_MOST_PASSES], *ended)
+        for begins, ends, stage, kind, number, label in (*found[:most], *ended)
     ]
 
 
-def _gantt_spec(rows: Sequence[Row], stages: Sequence[str], longest: float) -> Spec:
+def _passes_spec(line: Timeline, longest: float, *, is_picture: bool = False) -> Spec:
+    rows = _passes(line, longest, None if is_picture else _MOST_PASSES)
+    stages = [f"stage {stage}" for stage in range(line.stages)]
     y = category("stage", order=stages)
     x = number("begin", _TIME, scale={"domain": [0, longest], "nice": False})
     bars: Spec = {
@@ -113,7 +170,7 @@ def _gantt_spec(rows: Sequence[Row], stages: Sequence[str], longest: float) -> S
             "y": y,
             "x": x,
             "x2": {"field": "end"},
-            "color": coloured("pass", _PASSES),
+            "color": coloured("pass", _PASSES, PICTURED if is_picture else None),
             "opacity": {"condition": {"param": "chosen", "value": 1}, "value": 0.2},
             "tooltip": tooltip(
                 ("stage", "stage"),
@@ -125,7 +182,8 @@ def _gantt_spec(rows: Sequence[Row], stages: Sequence[str], longest: float) -> S
         },
     }
     # Decided in the browser, which alone knows how wide the page is.
-    narrow = f"(datum.end - datum.begin) * width < {_DIGIT_PIXELS * longest} * length(datum.label)"
+    width = _WIDTH if is_picture else "width"
+    narrow = f"(datum.end - datum.begin) * {width} < {_DIGIT_PIXELS * longest} * length(datum.label)"
     middle: Spec = {
         "transform": [
             {"filter": "datum.label != ''"},
@@ -142,5 +200,6 @@ def _gantt_spec(rows: Sequence[Row], stages: Sequence[str], longest: float) -> S
     return spec(
         rows,
         height=(34 if len(stages) <= 8 else 24) * len(stages),
+        width=_WIDTH if is_picture else "container",
         layer=[bars, *([middle] if any(row["label"] for row in rows) else [])],
     )

@@ -1,16 +1,8 @@
-const narrow = window.matchMedia("(max-width: 32rem)").matches;
-const config = {
-  background: "transparent",
-  font: "system-ui, sans-serif",
-  view: { stroke: null },
-  axis: {
-    labelColor: "var(--ink)", titleColor: "var(--muted)", gridColor: "var(--line)", domainColor: "var(--line)",
-    tickColor: "var(--line)", labelFontSize: narrow ? 11 : 12, titleFontSize: 12, titleFontWeight: "normal",
-    labelLimit: narrow ? 138 : 220,
-  },
-  axisY: { grid: false },
-  axisQuantitative: { grid: true, tickCount: narrow ? 4 : 8 },
-};
+// `config` is config.json, which stands before this script.
+if (window.matchMedia("(max-width: 32rem)").matches) {
+  Object.assign(config.axis, { labelFontSize: 11, labelLimit: 138 });
+  config.axisQuantitative.tickCount = 4;
+}
 const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: false, tooltip: { disableDefaultStyle: true }, config };
 
 async function drawAll() {

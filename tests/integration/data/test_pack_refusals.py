@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["LENGTHS", "--out", "packs.csv"], "packs.csv: a file of this kind cannot be written; give a name that ends"),
         (["LENGTHS", "--out", "gone/packs.jsonl"], "gone/packs.jsonl cannot be written (No such file or directory)"),
         (["LENGTHS", "--out", "folder.jsonl"], "folder.jsonl cannot be written (it is a folder); name a file in it"),
-        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends in .png or .svg or .pdf"),
+        (["LENGTHS", "--plot", "plot.gif"], "give a name that ends in .svg or .png or .pdf"),
         (["LENGTHS", "--plot", "/proc/plot.png"], "/proc/plot.png cannot be written ("),
         (["JOB", "--model", "model"], "--model applies only to a file of lengths; "),
         (
@@ -102,7 +102,10 @@ def test_capacities_below_every_sample_are_refused(lengths: Path, rule: str, mes
 
 @pytest.mark.parametrize(
     ("module", "option", "package"),
-    [("matplotlib", ("--plot", "plot.png"), "matplotlib"), ("pyarrow.parquet", ("--out", "packs.parquet"), "pyarrow")],
+    [
+        ("vl_convert", ("--plot", "plot.png"), "vl-convert-python"),
+        ("pyarrow.parquet", ("--out", "packs.parquet"), "pyarrow"),
+    ],
 )
 def test_a_library_that_is_not_installed_is_reported_first(
     lengths: Path, monkeypatch: pytest.MonkeyPatch, module: str, option: tuple[str, str], package: str

@@ -316,7 +316,7 @@ def test_the_chart_shows_the_recorded_tuning(tmp_path: Path) -> None:
 def drawn(svg: Path) -> tuple[Any, list[str]]:
     """(the record that a chart was drawn from, the texts in it)."""
     root = ET.parse(svg).getroot()
-    source = root.findtext(".//{http://purl.org/dc/elements/1.1/}description")
+    source = root.findtext("{http://www.w3.org/2000/svg}desc")
     assert source
     return json.loads(source), [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
 

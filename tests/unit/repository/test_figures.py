@@ -30,7 +30,7 @@ def leaves(value: Any) -> Iterator[Any]:
 def drawn(svg: Path) -> tuple[list[Any], list[str]]:
     """(the numbers that a figure was drawn from, the texts in it)."""
     root = ET.parse(svg).getroot()
-    source = root.findtext(".//{http://purl.org/dc/elements/1.1/}description")
+    source = root.findtext("{http://www.w3.org/2000/svg}desc")
     assert source
     return [*leaves(json.loads(source))], [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
