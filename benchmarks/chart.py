@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from autotune.report.charts.chart import COLOURS, INK, Spec, category, number
-from autotune.report.picture import picture
+from autotune.report.picture import write_picture
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "docs" / "benchmarks" / "tuning.json"
@@ -63,8 +63,8 @@ def _row(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 def write_svg(path: Path, spec: Spec, values: dict[str, Any]) -> None:
     """Draw an SVG that keeps the values that it shows as its description."""
-    description = f"><desc>{escape(json.dumps(values))}</desc>".encode()
-    path.write_bytes(picture(spec, ".svg").replace(b">", description, 1))
+    write_picture(path, spec)
+    path.write_text(path.read_text().replace(">", f"><desc>{escape(json.dumps(values))}</desc>", 1))
 
 
 if __name__ == "__main__":

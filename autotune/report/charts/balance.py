@@ -24,7 +24,6 @@ _LOADS: Mapping[str, Callable[[PackSizes, CostWeights], Ints | Floats]] = {
 """The kinds of load by which ranks of a row may be out of balance."""
 _IDLE = (0.01, 1, 100)
 """Per cent; rows with less idle time than the first are drawn there."""
-_ARROW = " \u2192 "
 _STEPS = 200
 """Most points of a curve."""
 
@@ -125,7 +124,7 @@ def _idle(found: Balanced) -> Spec:
         for side, epoch in (("before", found.before.epoch), ("after", found.after.epoch)):
             loads = load(epoch.pack_sizes(), found.material.settings.weights)
             idle[side] = 100 * np.sort(dist_ratios(loads[epoch.assignment]))
-        title = f"{name}\nmean {_ARROW.join(f'{percent.mean():.2g}' for percent in idle.values())} %"
+        title = "{}\nmean {:.2g} \u2192 {:.2g} %".format(name, *(percent.mean() for percent in idle.values()))
         for side, percent in idle.items():
             for place in np.unique(np.linspace(0, len(percent) - 1, _STEPS).astype(int)).tolist():
                 shown = max(float(percent[place]), _IDLE[0])
@@ -137,7 +136,7 @@ def _idle(found: Balanced) -> Spec:
     order = list(dict.fromkeys(row["load"] for row in rows))
     return {
         "data": {"values": rows},
-        "facet": {"column": {**category("load", order=order), "title": title, "header": header}},
+        "facet": {"column": category("load", order=order, title=title, header=header)},
         "spec": {
             "width": 105,
             "height": 120,

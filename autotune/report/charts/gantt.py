@@ -1,6 +1,8 @@
 """Gantt chart of a simulated step, and the picture of a step with the memory of its stages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+import numpy as np
 
 from autotune.prediction.timeline import Timeline
 from autotune.report.charts.chart import (
@@ -49,7 +51,7 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
     count = line.forward.shape[0]
     batches = f"{count} micro-batch{'es' * (count > 1)}"
     idle = side.simulated.prediction.stage_idle
-    stages = [f"stage {stage}" for stage in range(line.stages)]
+    stages = _stages(line)
     rank = f" of data rank {line.data_rank}" if side.plan.layout.data > 1 else ""
     all_passes = 2 * count * line.stages
     cut = f" Only the first {_MOST_PASSES} of {all_passes} passes are drawn." if all_passes > _MOST_PASSES else ""
@@ -77,50 +79,41 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
 def step(line: Timeline, peak_bytes: Sequence[float], memory_limit_bytes: int) -> Spec:
     """Draw the passes of a step, and below, the memory of each stage with its peak over all steps and the limit."""
     unit = Memory(memory_limit_bytes, *peak_bytes)
-    most = unit.of(1.08 * max(memory_limit_bytes, *peak_bytes))
-    places = [
-        _memory_spec(line, stage, {_PEAK: unit.of(peak), "limit": unit.of(memory_limit_bytes)}, unit, most)
-        for stage, peak in enumerate(peak_bytes)
-    ]
-    views = [_passes_spec(line, line.seconds, is_picture=True), *places]
-    return {"vconcat": views, "spacing": 12, "resolve": {"scale": {"color": "independent"}}}
+    rows: list[Row] = []
+    for stage, peak in enumerate(peak_bytes):
+        of_stage, base = {"stage": f"stage {stage}"}, unit.of(line.static_bytes[stage])
+        for second, amount in np.stack(line.memory(stage), axis=1).tolist():
+            at = {**of_stage, "seconds": round(second, 6)}
+            rows.append({**at, "what": _STATIC, "least": 0, "most": base})
+            rows.append({**at, "what": _KEPT, "least": base, "most": unit.of(amount)})
+        levels = {_PEAK: peak, "limit": memory_limit_bytes}
+        rows += [{**of_stage, "what": what, "level": unit.of(level)} for what, level in levels.items()]
+    x = number("seconds", _TIME, scale={"domain": [0, line.seconds], "nice": False})
+    scale = {"domain": [0, unit.of(1.08 * max(memory_limit_bytes, *peak_bytes))], "nice": False}
+    y, colour = number("least", unit.unit, scale=scale, axis={"tickCount": 4}), coloured("what", _MEMORY, PICTURED)
+    areas = {"x": x, "y": y, "y2": {"field": "most"}, "color": colour}
+    memory: Spec = {
+        "data": {"values": rows},
+        "facet": {"row": category("stage", order=_stages(line), header={"labelFontSize": 12})},
+        "spec": {
+            "width": _WIDTH,
+            "height": 70,
+            "layer": [
+                {"transform": [{"filter": "!datum.level"}], "mark": {"type": "area", "opacity": 1}, "encoding": areas},
+                {
+                    "transform": [{"filter": "datum.level"}],
+                    "mark": {"type": "rule", "strokeWidth": 1.5, "strokeDash": [5, 3]},
+                    "encoding": {"y": {**y, "field": "level"}, "color": colour},
+                },
+            ],
+        },
+    }
+    views = [_passes_spec(line, line.seconds, is_picture=True), memory]
+    return {"vconcat": views, "resolve": {"scale": {"color": "independent"}}}
 
 
-def _memory_spec(line: Timeline, stage: int, levels: Mapping[str, float], unit: Memory, most: float) -> Spec:
-    times, amounts = line.memory(stage)
-    static = unit.of(line.static_bytes[stage])
-    rows: list[Row] = [
-        {"seconds": round(second, 6), "least": least, "most": most, "what": what}
-        for second, amount in zip(times.tolist(), amounts.tolist(), strict=True)
-        for what, least, most in ((_STATIC, 0, static), (_KEPT, static, unit.of(amount)))
-    ]
-    is_last = stage == line.stages - 1
-    x = number(
-        "seconds",
-        _TIME if is_last else None,
-        scale={"domain": [0, line.seconds], "nice": False},
-        axis={"labels": is_last, "ticks": is_last},
-    )
-    y = number(
-        "least", [f"stage {stage},", unit.unit], scale={"domain": [0, most], "nice": False}, axis={"tickCount": 4}
-    )
-    colour = coloured("what", _MEMORY, legend=None if stage else PICTURED)
-    return spec(
-        rows,
-        height=70,
-        width=_WIDTH,
-        layer=[
-            {
-                "mark": {"type": "area", "opacity": 1},
-                "encoding": {"x": x, "y": y, "y2": {"field": "most"}, "color": colour},
-            },
-            {
-                "data": {"values": [{"what": what, "level": level} for what, level in levels.items()]},
-                "mark": {"type": "rule", "strokeWidth": 1.5, "strokeDash": [5, 3]},
-                "encoding": {"y": {**y, "field": "level"}, "color": colour},
-            },
-        ],
-    )
+def _stages(line: Timeline) -> list[str]:
+    return [f"stage {stage}" for stage in range(line.stages)]
 
 
 def _passes(line: Timeline, longest: float, most: int | None) -> list[Row]:
@@ -155,7 +148,7 @@ def _passes(line: Timeline, longest: float, most: int | None) -> list[Row]:
 
 def _passes_spec(line: Timeline, longest: float, *, is_picture: bool = False) -> Spec:
     rows = _passes(line, longest, None if is_picture else _MOST_PASSES)
-    stages = [f"stage {stage}" for stage in range(line.stages)]
+    stages = _stages(line)
     y = category("stage", order=stages)
     x = number("begin", _TIME, scale={"domain": [0, longest], "nice": False})
     bars: Spec = {
