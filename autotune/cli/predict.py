@@ -5,7 +5,7 @@ from pathlib import Path
 from autotune.cli.context import Options
 from autotune.forecast.cluster import ClusterOptions
 from autotune.forecast.forecast_report import forecast_document, forecast_text
-from autotune.forecast.job_forecasts import forecaster_of, forecasts, named_plan
+from autotune.forecast.job_forecasts import forecasts
 from autotune.job_file import JobFile
 from autotune.report.charts.gantt import step
 from autotune.report.picture import check_picture, write_picture
@@ -22,11 +22,8 @@ def predict_job(
 ) -> None:
     if picture:
         check_picture(picture)
-    job = file.job
-    url = options.database_url(job.database)
-    chosen = None if plan is None else named_plan(plan, url, options.display)
-    forecaster = forecaster_of(job, cluster_options, url, options.display)
-    found = forecasts(forecaster, chosen, top, options.display)
+    url = options.database_url(file.job.database)
+    forecaster, found = forecasts(file.job, cluster_options, url, options.display, plan=plan, top=top)
     if picture:
         first = found[0]
         write_picture(picture, step(first.timeline, first.prediction.stage_bytes, first.memory_limit_bytes))

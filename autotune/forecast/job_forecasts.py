@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
+from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster, workload_on
 from autotune.forecast.profile_file import read_profile
@@ -17,17 +17,10 @@ from trials.plan import Plan
 from trials.workload import ModelShape
 
 
-def forecaster_of(
-    job: Job,
-    options: ClusterOptions,
-    database_url: str | None,
-    listener: Listener = unheard,
-) -> Forecaster:
+def _forecaster_of(job: Job, options: ClusterOptions, database_url: str | None, listener: Listener) -> Forecaster:
     """Return the forecaster of a job, which has learned from its stored trials unless a profile file is given.
 
     With `training.compile: auto` it is of layers as decided; of a file, as they were profiled.
-
-    Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
     if (profile := options.profile_file) is not None:
         if job.training.compile == AUTO:
@@ -66,24 +59,30 @@ def _data_of(job: Job, listener: Listener) -> ForecastData:
 
 
 def forecasts(
-    forecaster: Forecaster, plan: Plan | None, top: int, listener: Listener = unheard
-) -> tuple[Forecast, ...]:
-    """Return the forecast of a plan, or those of the `top` best plans that the solver finds.
+    job: Job,
+    options: ClusterOptions,
+    database_url: str | None,
+    listener: Listener,
+    *,
+    plan: Plan | str | None,
+    top: int,
+) -> tuple[Forecaster, tuple[Forecast, ...]]:
+    """Return the forecaster, with the forecast of a plan or those of the `top` best plans that the solver finds.
 
-    Raise what `Forecaster.of` and `Forecaster.best` raise.
+    `plan` is a plan, a plan file, or the beginning of the id of a tried plan, of which the listener gets how well it
+    is known. Raise PredictError for a file, and what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
+    if isinstance(plan, str):
+        plan = _named_plan(plan, database_url, listener)
+    forecaster = _forecaster_of(job, options, database_url, listener)
     if plan is not None:
-        return (forecaster.of(plan),)
+        return forecaster, (forecaster.of(plan),)
     text = "Solving for the best plans of every layout and packing"
     listener(PhaseBegan(phase=Phase.PREDICTION, text=text))
-    return forecaster.best(top)
+    return forecaster, forecaster.best(top)
 
 
-def named_plan(text: str, database_url: str | None, listener: Listener = unheard) -> Plan:
-    """Return the plan in a file, or the tried plan whose id begins with a text. Raise PredictError for a file.
-
-    The `listener` gets how well a tried plan is known.
-    """
+def _named_plan(text: str, database_url: str | None, listener: Listener) -> Plan:
     if is_plan_file(text):
         return read_plan(Path(text))
     with read_store(database_url) as store:

@@ -7,7 +7,7 @@ from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.forecast.cluster import ClusterOptions
 from autotune.forecast.forecast import Forecast
-from autotune.forecast.job_forecasts import forecaster_of, forecasts, named_plan
+from autotune.forecast.job_forecasts import forecasts
 from autotune.job_file import JobLike, as_job
 from autotune.library.values import bytes_of, check_whole, text_of
 from trials.plan import Plan
@@ -39,9 +39,5 @@ def predict(
     )
     job = as_job(job)
     url = chosen_database(database, job.database)
-    chosen = (
-        plan
-        if plan is None or isinstance(plan, Plan)
-        else named_plan(text_of(PredictError, "plan", plan), url, listener)
-    )
-    return forecasts(forecaster_of(job, options, url, listener), chosen, top, listener)
+    chosen = plan if plan is None or isinstance(plan, Plan) else text_of(PredictError, "plan", plan)
+    return forecasts(job, options, url, listener, plan=chosen, top=top)[1]
