@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from autotune.epoch_balance import dist_ratios
 from autotune.packing.balance import UNPACKED, Balanced
 from autotune.report.charts.chart import COLOURS, INK, Row, Spec, category, coloured, number
 from trials.arrays import Floats, Ints
 from trials.data.epoch import CostWeights, PackSizes
-from autotune.epoch_balance import dist_ratios
 
 _CELLS = 60
 """In each direction, at most."""
