@@ -26,13 +26,20 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
         os.environ["TMPDIR"] = tempfile.tempdir = MEMORY
 
 # No time decides a test: other tests and ranks run at the same time.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("busy")
+settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
+settings.register_profile("short", settings.get_profile("whole"), max_examples=30)
+settings.load_profile("whole")
 
 GENERATOR = Path(__file__).parents[1] / "examples" / "tiny-internvl" / "generate.py"
 
 # Else the garbage collector searches all objects of torch and transformers again and again: a seventh of the CPU time.
 gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let runs without long tests try fewer examples."""
+    if config.option.markexpr == "not long":
+        settings.load_profile("short")
 
 
 def pytest_collection_finish() -> None:

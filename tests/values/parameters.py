@@ -4,6 +4,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+
+def examples(number: int) -> int:
+    """Return the most examples of a property of which `make test-long` tries this number."""
+    return max(1, number * settings().max_examples // 100)
 
 
 def parameters(values: Mapping[str, Any], *, short: Collection[str]) -> list[Any]:

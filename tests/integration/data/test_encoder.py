@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from autotune.data_problems import model_findings
 from tests.values.data import file_of
+from tests.values.parameters import examples
 from trials.data import formats
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Lengths, Sample, Turn
@@ -82,7 +83,7 @@ def test_measured_lengths_are_the_encoded_ones_on_the_example(example: Path, enc
         assert measured(encoder, sample) == lengths_of(encoder.encode(sample, pixels=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(conversation=st.lists(texts, min_size=1, max_size=4), sizes=st.lists(st.sampled_from(sorted(SIZES)), max_size=4))
 def test_measured_lengths_are_the_encoded_ones_whatever_the_text_spells(
     encoder: Encoder, pictures: dict[tuple[int, int], Path], conversation: list[str], sizes: list[tuple[int, int]]
@@ -103,7 +104,7 @@ def chat(tokenizer: Any, sample: Sample, tiles: list[int]) -> str:
     return text
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(conversation=st.lists(texts, min_size=2, max_size=4))
 def test_tokens_are_those_of_the_chat_template_whatever_the_text_spells(
     encoder: Encoder, tokenizer: Any, pictures: dict[tuple[int, int], Path], conversation: list[str]

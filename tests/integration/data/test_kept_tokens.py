@@ -19,6 +19,7 @@ from PIL import Image
 
 from tests import tiny_models
 from tests.values.data import write_records
+from tests.values.parameters import examples
 from trials import plugins
 from trials.data import cache
 from trials.data.epoch import PackPart
@@ -143,7 +144,7 @@ def test_kept_tokens_are_those_of_a_sample_encoded_anew(
                     assert same(encode(index, row, encoder, pixels=pixels), anew), (form, row)
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     texts=st.lists(
         st.tuples(st.text(max_size=20), st.text(min_size=1, max_size=20), st.booleans()), min_size=1, max_size=4

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 
+from tests.values.parameters import examples
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.video_file import pixels_of
 from trials.errors import DataError
@@ -70,7 +71,7 @@ TRANSPARENT = {
 
 
 @pytest.mark.parametrize("kind", TRANSPARENT)
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(seed=st.integers(0, 1 << 32))
 def test_transparent_pixels_lie_on_white_as_transformers_lays_them(kind: str, seed: int) -> None:
     content = TRANSPARENT[kind](seed)
@@ -80,7 +81,7 @@ def test_transparent_pixels_lie_on_white_as_transformers_lays_them(kind: str, se
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr"])
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(seed=st.integers(0, 1 << 32))
 def test_opaque_pixels_stay_as_pillow_converts_them(mode: str, seed: int) -> None:
     content = saved(coloured("L", seed).convert("1") if mode == "1" else coloured(mode, seed), "TIFF")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.epoch_balance import SampleSpread, balance, dist_ratios, mixing, oversize, step_sums
 from tests.values.data import index_of, lengths
+from tests.values.parameters import examples
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.packs import Packs
 from trials.plan import Packed, Packing, Padded
@@ -103,7 +104,7 @@ def test_one_rank_never_waits() -> None:
     assert (found.dist_ratio_vision, found.dist_ratio_language, found.attention_balance_ratio) == (0, 0, 0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(lengths, st.integers(1, 5), st.sampled_from([PACKING, Padded(samples=2)]))
 def test_ratios_and_shares_stay_within_0_and_1(rows: list[tuple[int, int]], ranks: int, packing: Packing) -> None:
     epoch = built(rows, packing, ranks)
@@ -207,7 +208,7 @@ def test_nothing_can_be_mixed_in_one_step_or_in_steps_of_one_sample() -> None:
     assert mixing(steps_of([0], [1]), steps_of([1], [0])) == 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.permutations(range(8)), st.permutations(range(8)), st.integers(1, 5), st.integers(1, 5))
 def test_mixing_counts_every_pair_of_samples(first: list[int], second: list[int], size: int, other: int) -> None:
     one, two = ([order[i : i + n] for i in range(0, 8, n)] for order, n in ((first, size), (second, other)))

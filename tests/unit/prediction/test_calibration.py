@@ -15,6 +15,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.prediction.updates import update_seconds_per_parameter
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from tests.machines.simulated import SimulatedLauncher
+from tests.values.parameters import examples
 from tests.values.search import COSTS as LAYER_COSTS
 from tests.values.search import MEBI, keeping, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
@@ -107,7 +108,7 @@ def test_errors_are_wider_away_from_what_was_measured() -> None:
 
 
 @given(st.integers(1, 30), st.integers(0, 5))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_measurements_never_widen_the_prior(count: int, seed: int) -> None:
     features = drawn(1, seed=7)[0].features
     before = Calibration.fit().seconds(features)[1]

@@ -10,6 +10,7 @@ from autotune.prediction.comparison import MOST_STEPS, cautious_seconds
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.stage_times import StageTimes
 from tests.values.data import index_of
+from tests.values.parameters import examples
 from tests.values.search import COSTS, predictor_of, random_rows
 from trials.costs.layer_costs import LinkCost
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
@@ -38,7 +39,7 @@ def plans_of(packing: Packing, layout: Layout) -> list[Plan]:
     st.sampled_from([PACKED, Padded(samples=2)]),
     st.sampled_from([(1, 1, 0), (2, 1, 0), (1, 2, 1), (2, 2, 1), (3, 1, 0), (3, 3, 0)]),
 )
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_a_short_epoch_takes_what_is_predicted_of_each_plan(packing: Packing, degrees: tuple[int, int, int]) -> None:
     pipeline, data, zero = degrees
     plans = plans_of(packing, Layout(pipeline=pipeline, data=data, zero=1 if zero else 0))

@@ -13,6 +13,7 @@ from autotune.prediction.curves import Curves, fit_curve
 from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.stage_times import link_times
 from autotune.prediction.updates import update_seconds_per_parameter
+from tests.values.parameters import examples
 from tests.values.reports import SHAPES, UNITS, reports_of, sizes_of
 from tests.values.search import COSTS, layer_costs
 from trials import wire
@@ -37,7 +38,7 @@ def seconds(costs: LayerCosts, kind: LayerKind, size: tuple[int, int, int]) -> f
 
 
 @given(layer_costs)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_exact_timings_give_back_their_coefficients(costs: LayerCosts) -> None:
     fitted = fit_costs(reports_of(costs, noise=0.0))
     for kind in KINDS:
@@ -66,7 +67,7 @@ def test_noisy_timings_are_predicted_within_their_noise(kind: LayerKind) -> None
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=60, max_size=60))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_coefficient_is_negative_whatever_was_measured(measured: list[float]) -> None:
     (report,) = reports_of(COSTS, noise=0.0, ranks=1)
     pairs = zip(measured[::2], measured[1::2], strict=True)
@@ -147,7 +148,7 @@ def test_a_layout_that_was_not_timed_has_the_links_of_the_longest_pipeline_and_t
 
 
 @given(layer_costs)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_costs_survive_their_json(costs: LayerCosts) -> None:
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
 

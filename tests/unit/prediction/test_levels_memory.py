@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
+from tests.values.parameters import examples
 from tests.values.search import COSTS, by_size, predictor_of
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, NOTHING
@@ -86,7 +87,7 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @given(plans())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan) -> None:
     predictor = predictor_of(PLAIN)
     (memory,) = predictor.plans_memory((plan,))
@@ -97,7 +98,7 @@ def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan
 
 
 @given(plans())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_parts_of_peaks_with_levels_sum_to_them(plan: Plan) -> None:
     predictor = predictor_of(PROFILED)
     for stage, parts in zip(predictor.plans_memory((plan,))[0], predictor.peak_parts(plan), strict=True):

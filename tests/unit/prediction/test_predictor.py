@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.prediction.parts import Parts
 from tests.values.data import index_of, lengths
+from tests.values.parameters import examples
 from tests.values.search import (
     BATCH,
     COSTS,
@@ -84,7 +85,7 @@ def brute_force_bytes(
 
 
 @given(stage_plans(), layer_costs, lengths, st.sampled_from([2, 4, BATCH]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_memory_of_every_stage_is_predicted_exactly(
     plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]], batch: int
 ) -> None:
@@ -107,7 +108,7 @@ def one_more_recomputed(plan: Plan) -> list[tuple[int, Plan]]:
 
 
 @given(stage_plans(), layer_costs, st.tuples(st.integers(0, 12), st.integers(1, 300)))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_more_recompute_never_needs_more_memory_for_equal_packs(
     plan: Plan, costs: LayerCosts, row: tuple[int, int]
 ) -> None:
@@ -119,7 +120,7 @@ def test_more_recompute_never_needs_more_memory_for_equal_packs(
 
 
 @given(stage_plans(), layer_costs, lengths)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
     plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
 ) -> None:
@@ -131,7 +132,7 @@ def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
 
 
 @given(stage_plans(), layer_costs)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_recompute_adds_the_forward_time_of_its_layers_to_the_backward_pass(plan: Plan, costs: LayerCosts) -> None:
     predictor = predictor_of(costs)
     table = predictor.sizes(plan.packing, plan.layout).table
@@ -220,7 +221,7 @@ def test_sending_takes_time_only_between_stages() -> None:
 
 
 @given(stage_plans(), layer_costs)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_the_parts_of_an_epoch_sum_to_it(plan: Plan, costs: LayerCosts) -> None:
     plan = replace(plan, layout=replace(plan.layout, data=2))
     prediction = predictor_of(linked(costs, 1e-4, 1e-9)).predict(plan)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.values.data import index_of
+from tests.values.parameters import examples
 from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
@@ -67,7 +68,7 @@ def source(samples: int, *repeats: float) -> Source:
     return Source(index_of(list(sizes), repeats or (1.0,)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(2, 30),
     st.sampled_from([(1.0,), (1.5, 1.0)]),

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tiny_models import TEXT
 from tests.values.chat_templates import FORMS, THOUGHT, TOKENS, Form
+from tests.values.parameters import examples
 from trials.data.records.sample import IGNORED, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.families import text
@@ -87,7 +88,7 @@ def test_ids_and_answers_are_those_of_published_templates(save: Callable[..., Pa
 answers = st.lists(st.sampled_from(["a", "<", "<b", " ", "\n", "</", "think", ">", "</think>", "ö", "."]), max_size=6)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.lists(answers.map("".join), min_size=1, max_size=4), name=st.sampled_from(sorted(FORMS)))
 def test_every_answer_is_learnt_whole_or_named_or_refused(
     encoders: Callable[[str], Encoder], said: list[str], name: str

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from tests.contracts.test_families import TINY
+from tests.values.parameters import examples
 from trials import plugins
 from trials.data.records.sample import IMAGE, Encoder, ImageOptions, Sample, Turn
 from trials.errors import DataError
@@ -96,7 +97,7 @@ wishes = st.one_of(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(shown=st.lists(st.tuples(sizes, wishes), min_size=1, max_size=3))
 def test_lengths_pixels_and_grids_are_those_of_the_processor_with_the_same_options(
     folder: Path, encoder: Encoder, images: Any, shown: list[tuple[tuple[int, int], ImageOptions | None]]

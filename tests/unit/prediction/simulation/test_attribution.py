@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
 from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate
+from tests.values.parameters import examples
 from trials.arrays import Floats, Ints
 
 NOTHING = dict.fromkeys([field.name for field in fields(Breakdown)], 0.0)
@@ -183,7 +184,7 @@ def test_ranks_that_share_a_pack_begin_it_together(case: tuple[Ints, Ints], rand
 
 
 @given(attributed())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
     case: tuple[Ints, PackSeconds, UpdateSeconds],
 ) -> None:

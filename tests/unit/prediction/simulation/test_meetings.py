@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from autotune.prediction.simulation.meetings import Meetings, Sharing
 from autotune.prediction.simulation.schedule import simulate, trace
 from tests.unit.prediction.simulation.test_schedule import PARTNERS, TOWARDS
+from tests.values.parameters import examples
 from trials.arrays import Floats
 
 RANKS = 4
@@ -104,7 +105,7 @@ class Events:
 
 
 @given(cases())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[Times, Meetings]) -> None:
     times, meetings = case
     events = Events(times, meetings).run()
@@ -117,7 +118,7 @@ def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[T
 
 
 @given(cases())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_meeting_never_ends_a_step_sooner(case: tuple[Times, Meetings]) -> None:
     times, meetings = case
     assert (simulate(*times, meetings).ends >= simulate(*times).ends - 1e-9).all()

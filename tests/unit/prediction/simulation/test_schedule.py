@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.simulation.schedule import simulate, simulate_plans, trace
+from tests.values.parameters import examples
 from trials.arrays import Floats
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
@@ -81,7 +82,7 @@ def events(
 
 
 @given(steps)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_every_pass_ends_when_it_does_in_deepspeeds_own_schedule(step: Times) -> None:
     clock, ends = events(*(side[0] for side in step))
     schedule, passes = simulate(*step), trace(*step)
@@ -114,14 +115,14 @@ def test_a_stage_cannot_run_ahead_of_a_successor_that_has_not_taken_its_states()
 
 
 @given(steps, st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_slower_pass_or_send_never_ends_a_step_sooner(step: Times, data: st.DataObject) -> None:
     slower = [side + data.draw(arrays(np.float64, side.shape, elements=st.floats(0, 10))) for side in step]
     assert (simulate(*slower).ends >= simulate(*step).ends - 1e-9).all()
 
 
 @given(steps)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_step_is_faster_than_its_busiest_stage_and_none_slower_than_one_pass_after_the_other(step: Times) -> None:
     schedule = simulate(*step)
     assert (schedule.idle >= -1e-9).all()
@@ -129,7 +130,7 @@ def test_no_step_is_faster_than_its_busiest_stage_and_none_slower_than_one_pass_
 
 
 @given(st.integers(1, 7).flatmap(lambda count: times((count, 1))))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_one_stage_takes_the_sum_of_its_passes(step: Times) -> None:
     forward, backward, *_ = step
     assert simulate(forward, backward).seconds[0] == pytest.approx(forward.sum() + backward.sum())

@@ -4,12 +4,13 @@ from hypothesis import given, settings
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
+from tests.values.parameters import examples
 from tests.values.solver import problems
 from trials.plan import Layout, Packing
 
 
 @given(problems(most_stages=2))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_no_stage_fits_with_fewer_language_layers_recomputed_than_the_lower_bound_says(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:

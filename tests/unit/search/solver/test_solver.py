@@ -17,6 +17,7 @@ from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import WantedSplits
 from benchmarks.references.splits import Program
 from tests.values.data import index_of
+from tests.values.parameters import examples
 from tests.values.search import (
     INDEX,
     epoch_of,
@@ -112,7 +113,7 @@ def closed_form(predictor: Predictor, plan: Plan) -> float:
 
 
 @given(problems(), st.integers(1, 12), st.sampled_from([1.1, np.inf]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_best_plans_are_those_of_all_splits_with_the_best_of_all_recompute_counts(
     problem: tuple[Predictor, Limits, Packing, Layout], count: int, within: float
 ) -> None:
@@ -130,7 +131,7 @@ def test_the_best_plans_are_those_of_all_splits_with_the_best_of_all_recompute_c
 
 
 @given(problems())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_given_split_is_filled_with_the_least_time_for_recomputation(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
@@ -150,7 +151,7 @@ def _ends(plan: Plan) -> Ends:
 
 
 @given(problems())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_fewest_recomputed_layers_are_taken_vision_layers_first(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
@@ -184,7 +185,7 @@ def _recomputing(packing: Packing, layout: Layout, bare: list[Stage], count: int
 
 
 @given(problems())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_the_least_bytes_are_those_of_the_leanest_split_with_everything_recomputed(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
@@ -247,7 +248,7 @@ def test_the_solutions_are_ordered_by_the_time_of_the_real_packs() -> None:
 
 
 @given(problems())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_plan_is_never_slower_on_the_whole_epoch_than_the_best_of_the_closed_form(
     problem: tuple[Predictor, Limits, Packing, Layout],
 ) -> None:
@@ -281,7 +282,7 @@ def test_the_plan_is_the_fastest_on_real_packs_among_many_that_are_good_on_the_m
 
 
 @given(problems())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_the_same_problem_has_the_same_solution(problem: tuple[Predictor, Limits, Packing, Layout]) -> None:
     predictor, limits, packing, layout = problem
     again = Solver(predictor.with_costs(predictor.costs), limits)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.search.solver.splits import Choices, WantedSplits, best_splits, min_max_split, rows_within
+from tests.values.parameters import examples
 
 COUNT = 12
 
@@ -44,7 +45,7 @@ def times_of(stages: Sequence[Choices], rows: Sequence[int]) -> list[float]:
 
 
 @given(chains(), st.integers(1, 20), st.integers(1, COUNT), st.sampled_from([1.0, 1.25, 2.0, np.inf]))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_the_best_splits_are_those_of_all_splits_with_the_least_time(
     chain: tuple[list[Choices], int], micro_batches: int, count: int, within: float
 ) -> None:
@@ -63,7 +64,7 @@ def test_the_best_splits_are_those_of_all_splits_with_the_least_time(
 
 
 @given(chains())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_slowest_stage_is_as_fast_as_in_any_split_and_then_the_total_is_least(
     chain: tuple[list[Choices], int],
 ) -> None:
@@ -77,7 +78,7 @@ def test_the_slowest_stage_is_as_fast_as_in_any_split_and_then_the_total_is_leas
 
 
 @given(chains(), st.integers(1, 9))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rows_within_a_bound_are_those_of_the_splits_that_keep_it(chain: tuple[list[Choices], int], bound: int) -> None:
     stages, layers = chain
     within = [rows for rows in every_split(stages, layers) if max(times_of(stages, rows)) <= bound]

@@ -21,7 +21,7 @@ from tests.unit.prediction.test_shared_packs import sharing
 from tests.unit.search.space.test_space import points
 from tests.values.data import index_of
 from tests.values.exchanges import without
-from tests.values.parameters import parameters
+from tests.values.parameters import examples, parameters
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
 from trials.data.index import DatasetIndex, profile
 from trials.data.levels import check_levels
@@ -181,7 +181,7 @@ SPACES = st.sampled_from([(TIGHT, ()), (SHORT_OF_ALL, ()), (TIGHT, (("recompute"
 
 
 @given(st.data(), SPACES)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_point_is_a_plan_with_a_point_of_its_own(drawn: st.DataObject, which: tuple[int, Any]) -> None:
     space, _ = searched(which[0], **dict(which[1]))
     plan = space.plan(drawn.draw(points(space.near) | points(space.distributions)))
@@ -195,7 +195,7 @@ def test_every_point_is_a_plan_with_a_point_of_its_own(drawn: st.DataObject, whi
     assert space.plan(found) == plan
 
 
-@pytest.mark.parametrize("memory", parameters({"tight": TIGHT, "short of all": SHORT_OF_ALL}, short=("tight",)))
+@pytest.mark.parametrize("memory", parameters({"tight": TIGHT, "short of all": SHORT_OF_ALL}, short=()))
 def test_starts_and_neighbours_have_points_and_can_be_trained(memory: int) -> None:
     space, _ = searched(memory)
     solver = Solver(predictor("mixed"), limits_of(memory))

@@ -17,6 +17,7 @@ from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
 from tests.unit.prediction.test_sharded_weights import sharded
 from tests.values.exchanges import averages, exchanging, without
+from tests.values.parameters import examples
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from trials.costs.layer_costs import LayerCosts
 from trials.job import SpaceSection
@@ -164,7 +165,7 @@ def test_a_split_over_several_stages_leaves_them_out() -> None:
 # --- refusals ---
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(limit=st.integers(1, 160 << 20))
 def test_a_refusal_needs_more_than_is_available_and_its_remedy_works(limit: int) -> None:
     refused = ""

@@ -10,6 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.dimensions.folds import layout_name
 from autotune.search.space.space import Space
+from tests.values.parameters import examples
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
@@ -66,7 +67,7 @@ def point_of(space: Space, layout: Layout) -> dict[str, Any]:
 
 
 @given(drawn)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     plan = SPACES[name].plan(point)
@@ -75,7 +76,7 @@ def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dic
 
 
 @given(drawn)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_the_plan_of_a_point_has_a_point_that_stands_for_it(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     space = SPACES[name]
@@ -140,7 +141,7 @@ def test_a_plan_outside_the_space_has_no_point(plan: Plan) -> None:
 
 
 @given(drawn, spaces)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_space_holds_the_plans_that_its_own_points_stand_for(drawn: tuple[str, dict[str, Any]], other: str) -> None:
     name, point = drawn
     plan, space = SPACES[name].plan(point), SPACES[other]
@@ -187,7 +188,7 @@ def test_choices_are_the_candidates_and_shifts_reach_as_far_as_the_axes_say() ->
 
 
 @given(points(SPACES["given split"].near))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_a_given_split_is_kept(point: Mapping[str, Any]) -> None:
     assert not any(name.startswith("boundary") for name in point)
     assert ends_of(SPACES["given split"].plan(point)) == ENDS
