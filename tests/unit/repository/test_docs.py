@@ -8,6 +8,7 @@ import shlex
 import signal
 import textwrap
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from configparser import ConfigParser
 from contextlib import suppress
 from functools import cache
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import pytest
 
 from autotune import errors
 from autotune.cli import main
@@ -44,7 +44,21 @@ BENCHMARK = re.compile(r"\bpython -m (benchmarks[\w.]+)((?: --?\w[^`#\n]*)?)")
 NAME = re.compile(r"(?=.*(?:[a-z]_|[a-z][A-Z]))\w+(?:\.\w+)*")
 FOREIGN = {"ByteSize", "pg_dump", "stage3_max_live_parameters", "wall_clock_breakdown"}
 """Names of others that the documents mention and the code does not use."""
-documents = pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+
+
+def documents(check: Callable[[Path], None]) -> Callable[[], None]:
+    """Make a test of all documents of a check of one, which a failure names."""
+
+    def of_all() -> None:
+        for document in DOCS:
+            try:
+                check(document)
+            except Exception as error:
+                error.add_note(f"in {document}")
+                raise
+
+    of_all.__name__ = check.__name__
+    return of_all
 
 
 def spans(document: Path) -> list[str]:

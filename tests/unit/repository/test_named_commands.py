@@ -28,14 +28,10 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
-def messages() -> Iterator[str]:
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            yield from texts(ast.parse(path.read_text(encoding="utf-8")))
-
-
-MESSAGES = tuple(messages())
-COMMANDS = sorted({command for text in MESSAGES for command in _QUOTED.findall(text)} - GROUPS)
+@pytest.fixture(scope="module")
+def messages() -> tuple[str, ...]:
+    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return tuple(text for path in files for text in texts(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def parsed(command: str) -> None:
@@ -52,17 +48,22 @@ def parsed(command: str) -> None:
         group = found
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_that_a_message_names_can_be_parsed(command: str) -> None:
-    parsed(command)
+def test_commands_that_messages_name_can_be_parsed(messages: tuple[str, ...]) -> None:
+    commands = {command for text in messages for command in _QUOTED.findall(text)} - GROUPS
+    assert len(commands) > 20
+    for command in sorted(commands):
+        try:
+            parsed(command)
+        except click.UsageError as error:
+            error.add_note(f"in `{command}`")
+            raise
 
 
 def test_a_command_without_its_argument_is_not_taken_for_a_good_one() -> None:
-    assert len(COMMANDS) > 20
     for wrong in ("autotune profile --fresh", "autotune tune", "autotune show", "autotune studies --nonsense"):
         with pytest.raises(click.UsageError):
             parsed(wrong)
 
 
-def test_no_message_installs_the_package_itself_which_no_index_has() -> None:
-    assert not [text for text in MESSAGES if "vlm-autotune[" in text]
+def test_no_message_installs_the_package_itself_which_no_index_has(messages: tuple[str, ...]) -> None:
+    assert not [text for text in messages if "vlm-autotune[" in text]
