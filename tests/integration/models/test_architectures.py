@@ -141,7 +141,7 @@ def test_a_language_model_that_is_computed_alike_is_taken(name: str, tmp_path: P
     check_parity(settings_of(tmp_path, EQUAL[name]))
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.parametrize("name", parameters({name: name for name in DIFFERENT}, short=("chunked attention",)))
 def test_a_language_model_that_is_computed_differently_is_refused_with_the_figure(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"differently here than by transformers, logits by \S+ %, loss") as caught:
         check_parity(settings_of(tmp_path, DIFFERENT[name]))
@@ -159,7 +159,9 @@ def test_a_language_model_that_stages_cannot_run_is_refused_in_one_line(name: st
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", ["tune", "profile", "run", "launch"])
+@pytest.mark.parametrize(
+    "command", parameters({each: each for each in ("tune", "profile", "run", "launch")}, short=("tune", "launch"))
+)
 def test_a_command_refuses_such_a_model_before_it_measures(
     command: str, job: JobFile, example: Path, home: Path, tmp_path: Path
 ) -> None:

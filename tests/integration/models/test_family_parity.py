@@ -148,7 +148,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=plugins.names(TINY))
+SHORT = ("internvl", "qwen2-5-vl", "qwen3-vl-moe", "gemma3", "llava-onevision")
+"""Families that between them have windows, inner features, experts, blocks of image tokens, crops and videos."""
+
+
+@pytest.fixture(scope="module", params=parameters({name: name for name in plugins.names(TINY)}, short=SHORT))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder: Path = tmp_path_factory.mktemp(request.param)
     plugins.load(TINY, request.param).make(folder)
@@ -244,7 +248,6 @@ def held(*counts: tuple[int, int, int, int]) -> tuple[Stage, ...]:
     )
 
 
-# Of each family, `make test` takes one stage and several, with everything recomputed.
 @pytest.mark.parametrize(
     "name",
     parameters(

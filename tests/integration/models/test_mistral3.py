@@ -13,6 +13,7 @@ from PIL import Image
 from transformers.models.pixtral import image_processing_pil_pixtral
 
 from tests.tiny_models import TEXT, mistral3, pixtral
+from tests.values.parameters import parameters
 from tests.values.training import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
@@ -103,7 +104,9 @@ PLANS = {
 """vision_feature_layer, and the stages"""
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in PLANS}, short=("split in both", "split in the tower, a layer unused"))
+)
 def test_splits_inside_both_towers_compute_what_transformers_computes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -115,9 +118,9 @@ def test_splits_inside_both_towers_compute_what_transformers_computes(
 @pytest.mark.parametrize(
     "text",
     [
-        {"model_type": "mistral", "sliding_window": 4},
+        pytest.param({"model_type": "mistral", "sliding_window": 4}, marks=pytest.mark.long),
         {"model_type": "ministral3", "rope_parameters": YARN},
-        {"model_type": "llama"},
+        pytest.param({"model_type": "llama"}, marks=pytest.mark.long),
     ],
     ids=lambda text: text["model_type"],
 )

@@ -255,7 +255,6 @@ def copies_of_a_profile() -> tuple[Any, list[tuple[str, str, bool]]]:
 
 CUDA_0 = str(CUDA)
 NAMES = plugins.names(TINY)
-SHORT = ("internvl", "text-experts")
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +272,7 @@ def check(found: dict[str, Any] | str, *kernels: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("names", parameters({"a few": (SHORT,), "all": (NAMES,)}, short=("a few",)))
+@pytest.mark.parametrize("names", parameters({"internvl": (("internvl",),), "all": (NAMES,)}, short=("internvl",)))
 def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str, str], names: Sequence[str]) -> None:
     found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True) for name in names))
     for name, outcome_of_step in zip(names, found, strict=True):
@@ -281,7 +280,9 @@ def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str,
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("names", parameters({"a few": (SHORT,), "all": (NAMES,)}, short=("a few",)))
+@pytest.mark.parametrize(
+    "names", parameters({"text-experts": (("text-experts",),), "all": (NAMES,)}, short=("text-experts",))
+)
 def test_so_has_a_step_whose_layers_offload(folders: dict[str, str], names: Sequence[str]) -> None:
     found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True, offload=True) for name in names))
     for name, outcome_of_step in zip(names, found, strict=True):
@@ -320,6 +321,7 @@ FOUND = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_a_wrong_device_and_a_waiting_host_are_found(folders: dict[str, str]) -> None:
     found = in_new_process(*(Step(folder=folders["internvl"], fault=fault) for fault in FOUND))

@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from tests.contracts.test_families import TINY
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
 from trials.errors import ModelError
@@ -23,6 +24,7 @@ from trials.model.skeleton import load_config
 
 NAMES = ("internvl", "llava", "llava-next", "llava-onevision", "qwen2-5-vl", "gemma3", "idefics3", "mistral3")
 """One of the families that share a preparation."""
+SHORT = ("internvl", "llava-next", "qwen2-5-vl", "gemma3", "idefics3")
 FILE = "preprocessor_config.json"
 SIZES = ((31, 19), (60, 41))
 """(height, width)"""
@@ -77,7 +79,7 @@ NEVER: dict[str, tuple[Mapping[str, Any], str]] = {
 }
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=parameters({name: name for name in NAMES}, short=SHORT))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Path = tmp_path_factory.mktemp(request.param)
     plugins.load(TINY, request.param).make(model)
@@ -161,6 +163,7 @@ def test_a_setting_is_followed_or_refused_when_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("name", NEVER)
+@pytest.mark.parametrize("folder", parameters({name: name for name in NAMES}, short=SHORT[:1]), indirect=True)
 def test_a_setting_that_makes_no_sense_is_refused_when_the_model_is_loaded(
     changed: Callable[[Mapping[str, Any]], Encoder], name: str
 ) -> None:

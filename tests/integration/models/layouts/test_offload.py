@@ -9,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tests.contracts.test_families import TINY
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.tokens import pack
 from trials.job import LoraSection, TrainingSection
@@ -26,6 +27,7 @@ from trials.plan import Layout, Offload, Packed, Plan, Stage
 CPU = torch.device("cpu")
 GARBAGE = 0x7F
 NAMES = plugins.names(TINY)
+SHORT = ("internvl", "qwen2-5-vl", "qwen3-vl-moe", "gemma3")
 
 
 class Late(Transfers):
@@ -118,13 +120,13 @@ def check(folder: Path, offload: Offload, share: float, training: TrainingSectio
     assert transfers.copies
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("name", parameters({name: name for name in NAMES}, short=SHORT))
+@pytest.mark.parametrize("share", parameters({"half": 0.5, "all": 1.0}, short=("all",)))
 def test_gradients_are_those_of_kept_layers(name: str, share: float, folders: dict[str, Path]) -> None:
     check(folders[name], "both", share)
 
 
-@pytest.mark.parametrize("offload", ["vision", "language"])
+@pytest.mark.parametrize("offload", ["vision", pytest.param("language", marks=pytest.mark.long)])
 def test_one_tower_offloads_while_the_other_recomputes(offload: Offload, folders: dict[str, Path]) -> None:
     check(folders["internvl"], offload, 1.0)
 
