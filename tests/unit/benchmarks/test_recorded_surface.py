@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.surfaces.replay import replayed
 from benchmarks.surfaces.surface import RECORDED, Surface, read_surface, without_drift
+from tests.values.parameters import parameters
 
 
 def test_times_are_found_without_the_drift_of_the_machine() -> None:
@@ -32,7 +33,7 @@ def test_runs_without_repeats_have_no_known_drift() -> None:
         without_drift([(f"plan {number}", 1.0) for number in range(30)])
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", parameters({name: name for name in RECORDED}, short=("pages-epyc",)))
 def test_a_search_among_recorded_plans_chooses_one_of_them(name: str) -> None:
     regrets = replayed("model", Surface(*read_surface(RECORDED[name])), 4, 0)
     assert len(regrets) == 4

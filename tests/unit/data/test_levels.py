@@ -152,7 +152,7 @@ def test_packs_of_levels_in_a_row_are_alike_in_tokens_and_in_attention() -> None
 
 
 def test_steps_of_levels_hold_other_samples_in_every_epoch() -> None:
-    index = mixed(20_000)
+    index = mixed(10_000)
     levels = tuple(replace(level, packer="isf", qt_min=level.qt - 5) for level in LEVELS.levels)
     first, second = (build(index, Levelled(levels=levels), ranks=4, batch=30, epoch=epoch) for epoch in (0, 1))
     assert mixing(first, second) > 0.99

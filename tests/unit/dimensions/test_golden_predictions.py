@@ -11,7 +11,8 @@ GOLDEN = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize(
-    "name", parameters({name: name for name in WORKLOADS}, short=[name for name in WORKLOADS if "whole" in name])
+    "name",
+    parameters({name: name for name in WORKLOADS}, short=("whole, 8 devices on 2 nodes",)),
 )
 def test_predictions_and_proposals_are_those_of_the_version_before(name: str) -> None:
     then = GOLDEN[name]

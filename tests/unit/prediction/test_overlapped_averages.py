@@ -15,6 +15,7 @@ from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from tests.values.exchanges import averages, exchanging
+from tests.values.parameters import parameters
 from tests.values.reports import reports_of
 from tests.values.search import COSTS, by_size, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
@@ -113,7 +114,9 @@ def test_data_parallelism_averages_during_the_pass_where_the_profile_found_that_
     assert {layout.pipeline for layout in sizes} == {1, 2}
 
 
-@pytest.mark.parametrize("costs", [COSTS, timed(0.05)], ids=["not timed", "hides little"])
+@pytest.mark.parametrize(
+    "costs", parameters({"not timed": COSTS, "hides little": timed(0.05)}, short=("hides little",))
+)
 def test_otherwise_all_layouts_average_after_it(costs: LayerCosts) -> None:
     assert not any(searched(costs).values())
 

@@ -129,7 +129,7 @@ def test_the_plan_that_is_tried_first_is_as_fast_as_on_whole_epochs(tmp_path: Pa
     assert first(calibrated) <= 1.01 * first(whole)
 
 
-@pytest.mark.parametrize("excerpt", [SAMPLES, len(LONG)])
+@pytest.mark.parametrize("excerpt", [SAMPLES, pytest.param(len(LONG), marks=pytest.mark.long)])
 def test_sizes_of_packings_that_were_compared_are_dropped(
     excerpt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,14 +141,14 @@ def test_sizes_of_packings_that_were_compared_are_dropped(
     gc.disable()
     try:
         compared, solved = [], 0
-        for qv in range(9, 49):
+        for qv in range(9, 33):
             packing = Packed(qv=qv, qt=1000, qv_min=qv, qt_min=0, packer="best-fit")
             solved += solver.solve(packing, layout) is not None
             compared.append(weakref.ref(predictor.sizes(packing, layout)))
         kept = [each for each in compared if each() is not None]
     finally:
         gc.enable()
-    assert solved > 20
+    assert solved > 12
     assert 8 <= len(kept) <= 12
     assert compared[-1] in kept
 
@@ -186,7 +186,7 @@ def test_few_proposals_are_rejected_where_the_heaviest_packs_are_not_in_the_exce
     launcher = SimulatedLauncher(calibrated.base, Behaviour(noise=0.002), world_size=4)
     runner = Runner(prepared, calibrated, launcher, watch=Undisturbed)
     rejected, light = [], 0
-    for number in range(20):
+    for number in range(14):
         proposal = advisor.propose()
         assert proposal is not None
         plan = proposal.plan
@@ -202,7 +202,7 @@ def test_few_proposals_are_rejected_where_the_heaviest_packs_are_not_in_the_exce
         predictors = calibrated.profiled, calibrated.base
         in_excerpt, in_epoch = (max(predictor.predict(plan).stage_bytes) for predictor in predictors)
         light += in_excerpt < 0.98 * in_epoch
-    assert light > 5
+    assert light > 3
     assert len(rejected) <= 2
 
 

@@ -11,6 +11,7 @@ from autotune.search.roles import BASELINES
 from autotune.search.winner import Standing
 from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
+from tests.values.parameters import parameters
 from trials.outcome import Cause, Completed, Crash, OutOfMemory
 from trials.plan import Padded, Plan
 
@@ -48,8 +49,18 @@ def test_a_budget_for_the_baselines_alone_gives_the_fastest_even_outside_the_spa
     assert bench.standings.winner().confidence is None
 
 
-@pytest.mark.parametrize("cause", [CRASH, TOO_LARGE], ids=["crashes", "memory"])
-@pytest.mark.parametrize("space", [{}, NARROW], ids=["any space", "narrow space"])
+@pytest.mark.parametrize(
+    ("space", "cause"),
+    parameters(
+        {
+            "any space, crashes": ({}, CRASH),
+            "any space, memory": ({}, TOO_LARGE),
+            "narrow space, crashes": (NARROW, CRASH),
+            "narrow space, memory": (NARROW, TOO_LARGE),
+        },
+        short=("any space, memory", "narrow space, crashes"),
+    ),
+)
 def test_where_all_proposals_fail_the_fastest_baseline_wins(bench: Bench, cause: Cause, space: dict[str, Any]) -> None:
     pool = crashing(lambda plan: not is_padded(plan), cause)
     bench.search(bench.study(), pool, trials=20, space=space)

@@ -301,7 +301,7 @@ def best_seconds(truth: Predictor, launcher: SimulatedLauncher) -> float:
     return min(map(launcher.epoch_seconds, chain(space.starts, *map(space.neighbours, known))))
 
 
-@pytest.mark.parametrize("kind", [KINDS[1], KINDS[3]])
+@pytest.mark.parametrize("kind", [KINDS[1], pytest.param(KINDS[3], marks=pytest.mark.long)])
 def test_a_profile_that_is_wrong_in_one_kind_of_layer_is_corrected_within_10_trials(tmp_path: Path, kind: str) -> None:
     truth = slower({kind: 2.0})
     found = tune(tmp_path, truth, 10, Behaviour(noise=0.01))

@@ -146,7 +146,7 @@ def test_a_trial_has_the_times_of_its_run_and_the_cause_of_its_failure(tmp_path:
     assert found.user_attrs["cause"] == "rank 3 failed: ValueError: '; DROP TABLE autotune_trial; --"
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("gp", marks=pytest.mark.long)])
 def test_a_sampler_does_not_learn_from_repeats(tmp_path: Path, sampler: str) -> None:
     suggested = []
     for repeats in (0, 30):

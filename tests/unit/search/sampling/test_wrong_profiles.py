@@ -46,7 +46,7 @@ def is_best_of_the_measured(bench: Bench, machine: SimulatedLauncher) -> bool:
             "exact times": SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)),
             "changes": ChangingMachine(PREDICTOR),
         },
-        short=("language fast", "changes"),
+        short=("changes",),
     ),
 )
 def test_the_best_plan_that_was_measured_wins(bench: Bench, machine: SimulatedLauncher) -> None:

@@ -84,8 +84,8 @@ def test_a_split_chooses_the_layouts_with_its_number_of_stages() -> None:
     "wanted",
     [
         {"qt_slack": (1000,), "qv_slack": (100, 0)},
-        {"qv": (1,), "qv_slack": (2,)},
-        {"qv": (9, 12), "packers": ("isf",), "qt_slack": (0, 32)},
+        pytest.param({"qv": (1,), "qv_slack": (2,)}, marks=pytest.mark.long),
+        pytest.param({"qv": (9, 12), "packers": ("isf",), "qt_slack": (0, 32)}, marks=pytest.mark.long),
         {"layouts": ("p2-d1-z0",), "recompute": "none"},
         {"split": (4, 5), "recompute": "all"},
         {"split": (4, 5), "recompute": ((1, 0), (0, 2))},

@@ -19,6 +19,7 @@ from autotune.search.space.feasible import check_space, feasible_space
 from autotune.search.space.space import Space
 from tests.unit.search.space.test_tensor_layouts import cut_costs
 from tests.values.exchanges import averages, exchanging
+from tests.values.parameters import parameters
 from tests.values.reports import reports_of
 from tests.values.search import COSTS, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
@@ -87,7 +88,12 @@ def test_they_are_left_out_with_the_reason_where_they_took_longer() -> None:
     )
 
 
-@pytest.mark.parametrize(("nodes", "within"), [(1, 2), (4, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("nodes", "within"),
+    parameters(
+        {"one node": (1, 2), "one rank on each": (4, 2), "not timed": (2, 1)}, short=("one rank on each", "not timed")
+    ),
+)
 def test_nothing_is_said_where_nodes_have_no_such_ranks_or_the_profile_has_not_timed_them(
     nodes: int, within: int
 ) -> None:

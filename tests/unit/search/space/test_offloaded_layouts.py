@@ -174,6 +174,7 @@ def test_a_plan_that_offloads_more_than_the_host_has_is_not_run(tmp_path: Path) 
     assert not Solver(predictor, Limits.of(small)).admits(plan)
 
 
+@pytest.mark.long
 def test_a_search_wins_with_layers_that_offload(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = predictor_of(FAST)
     monkeypatch.setattr(search_bench, "PREDICTOR", predictor)
