@@ -63,10 +63,10 @@ def costs(
 
 @pytest.fixture
 def brief_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles time each layer once, and exchanges for a second: enough where their bytes are checked, not times."""
+    """Profiles time each layer once, and exchanges for a moment: enough where their bytes are checked, not times."""
     monkeypatch.setattr(profiling, "_REPEATS", 1)
     monkeypatch.setattr(profiling, "_CURVE_SPREAD", -1.0)
-    monkeypatch.setattr(profiling, "_EXCHANGE_SECONDS", 1.0)
+    monkeypatch.setattr(profiling, "_EXCHANGE_SECONDS", 0.3)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.programs.tuning_user import User
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.long
 def test_a_user_gets_the_fastest_baseline_and_is_told_so(
     shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:

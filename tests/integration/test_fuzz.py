@@ -6,7 +6,7 @@ from tests.fuzz.fuzz import LIMITS, fuzz
 
 
 @pytest.mark.timeout(1200)  # some seconds on two cores that do nothing else
-@pytest.mark.parametrize("cases", [30, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("cases", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_any_file_is_taken_or_refused_with_a_message_in_bounded_time_and_memory(cases: int) -> None:
     tallies = fuzz(cases, seed=0)
     assert [fault for tally in tallies for fault in tally.faults] == []

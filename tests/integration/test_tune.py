@@ -104,6 +104,16 @@ def test_tuning_again_starts_no_trial(user: User) -> None:
     assert again["id"] == user.first["id"] in {plan for _, plan, _, _ in before}
 
 
+def test_the_function_that_tunes_prints_nothing(user: User, capfd: pytest.CaptureFixture[str]) -> None:
+    heard: list[Event] = []
+    with user.environment():
+        best = tune(user.job, listener=heard.append)
+    assert capfd.readouterr() == ("", "")
+    assert best.plan.id == user.first["id"]
+    assert heard
+
+
+@pytest.mark.long
 def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: pytest.CaptureFixture[str]) -> None:
     before = {plan for _, plan, role, kind in user.rows(FINISHED) if kind == "completed"}
     ids = {identity for identity, *_ in user.rows(FINISHED)}
@@ -270,6 +280,7 @@ def test_a_dry_run_prints_commands_that_run_as_they_are_on_the_loopback_alone(
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 
 
+@pytest.mark.long
 def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
     shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:
@@ -297,6 +308,7 @@ def test_a_tuning_that_is_killed_at_any_moment_loses_nothing(
 # --- several trials at the same time ---
 
 
+@pytest.mark.long
 def test_trials_run_side_by_side_each_on_a_device_of_its_own(
     shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:

@@ -9,7 +9,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from trials.engine.group import env_meeting, process_group, wait_for_all
 
-_LIMIT, _LATE = timedelta(seconds=1), 3.0
+_LIMIT, _LATE = timedelta(seconds=1), 2.0
 MEETINGS = 3
 
 

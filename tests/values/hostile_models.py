@@ -258,5 +258,6 @@ if __name__ == "__main__":
         if len(sys.argv) > 2
         else {name: spoil for name, (spoil, _) in CASES.items()}
     )
+    _uses(Path(sys.argv[1]))  # imports here, once, what each of the processes would import
     found = {name: asdict(_ending(Path(sys.argv[1]), spoil)) for name, spoil in spoils.items()}
     sys.stdout.write(json.dumps(found) + "\n")

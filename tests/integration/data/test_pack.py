@@ -27,6 +27,7 @@ from autotune.packing.material import PackOptions, paper_weights, read_material
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, refusal
 from tests.values.data import write_lengths, write_records
+from tests.values.parameters import parameters
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
@@ -127,7 +128,7 @@ def test_without_capacities_a_candidate_of_least_cost_is_taken(lengths: Path) ->
 
 def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_taken(tmp_path: Path) -> None:
     material = read_material(
-        job_file.JobFile(path=write_lengths(tmp_path / "lengths.json", [(1, 100)] * 640)), PackOptions()
+        job_file.JobFile(path=write_lengths(tmp_path / "lengths.json", [(1, 100)] * 320)), PackOptions()
     )
     found = balanced(material, PackOptions())
     assert found.after.balance.samples_per_pack.mean == 4
@@ -331,7 +332,10 @@ def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) 
 # --- the plot ---
 
 
-@pytest.mark.parametrize(("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".pdf", b"%PDF")], ids=str)
+@pytest.mark.parametrize(
+    ("suffix", "beginning"),
+    parameters({".png": (".png", b"\x89PNG"), ".svg": (".svg", b"<svg"), ".pdf": (".pdf", b"%PDF")}, short=(".pdf",)),
+)
 def test_the_suffix_of_the_file_decides_the_format_of_the_plot(
     lengths: Path, tmp_path: Path, suffix: str, beginning: bytes
 ) -> None:
@@ -348,7 +352,19 @@ def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
     assert "Qt = 1000" in picture.read_text()
 
 
-@pytest.mark.parametrize("capacities", [("9", "3000"), ("5", "1400"), ("40", "9000"), ("9", "200000"), ("2000", "500")])
+@pytest.mark.parametrize(
+    "capacities",
+    parameters(
+        {
+            "in the middle": (("9", "3000"),),
+            "at the lower edges": (("5", "1400"),),
+            "at the upper edges": (("40", "9000"),),
+            "many tokens": (("9", "200000"),),
+            "many units": (("2000", "500"),),
+        },
+        short=("at the lower edges", "many units"),
+    ),
+)
 def test_no_label_of_the_plot_covers_another(lengths: Path, tmp_path: Path, capacities: tuple[str, str]) -> None:
     """Capacities in the middle, at the edges that over-size samples and full packs make, and far beyond all packs."""
     qv, qt = capacities

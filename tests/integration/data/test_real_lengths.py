@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.packing import load
 from benchmarks.references import packers as reference
+from tests.values.parameters import parameters
 from trials.data.order import epoch_order
 from trials.data.packs import build_packs
 from trials.plan import Packed
@@ -34,7 +35,10 @@ def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("qv", "qt"), [(11, 6144), (15, 4096), (18, 6144)])
+@pytest.mark.parametrize(
+    ("qv", "qt"),
+    parameters({"11, 6144": (11, 6144), "15, 4096": (15, 4096), "18, 6144": (18, 6144)}, short=("15, 4096",)),
+)
 def test_no_reference_packer_needs_fewer_packs_than_cutting_stock(lengths: Path, qv: int, qt: int) -> None:
     index = load(lengths)
     packing = Packed(qv=qv, qt=qt, qv_min=qv, qt_min=qt - 128, packer="cutting-stock")

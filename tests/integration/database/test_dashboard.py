@@ -4,6 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from storage.store import open_store
 from tests.machines.search_bench import PREDICTOR, Bench
 from tests.machines.simulated import SimulatedLauncher
@@ -24,6 +26,7 @@ def rendered(address: str, folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 def test_the_dashboard_shows_studies_parameters_constraints_and_states(database_url: str, tmp_path: Path) -> None:
     with open_store(database_url) as store:
         bench = Bench(tmp_path, store)

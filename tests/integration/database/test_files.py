@@ -20,6 +20,7 @@ from storage.database.url import parse
 from storage.errors import DatabaseUnavailable, OtherVersion, StorageError
 from storage.store import open_store
 from tests.programs import unprivileged
+from tests.values.parameters import parameters
 from tests.values.storage import WORKLOAD
 
 CANARY = "c4nary"
@@ -130,7 +131,10 @@ def test_a_remedy_follows_from_the_error_and_not_from_a_name(error: OSError, rem
     assert f"; {remedy}" in explain("it", error)
 
 
-@pytest.mark.parametrize("arguments", ["plans", "studies", "doctor", "db check"])
+@pytest.mark.parametrize(
+    "arguments",
+    parameters({each: each for each in ("plans", "studies", "doctor", "db check")}, short=("plans", "doctor")),
+)
 def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_known(
     tmp_path: Path, arguments: str
 ) -> None:
@@ -143,7 +147,8 @@ def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_k
 @pytest.mark.parametrize(
     ("arguments", "has_database"),
     [
-        *((each, True) for each in ("plans", "studies", "doctor", "db check", "db import x.jsonl", "note x y")),
+        *(pytest.param(each, True, marks=pytest.mark.long) for each in ("studies", "doctor", "db check")),
+        *((each, True) for each in ("plans", "db import x.jsonl", "note x y")),
         ("db import x.jsonl", False),
     ],
 )

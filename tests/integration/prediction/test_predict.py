@@ -354,6 +354,7 @@ def test_trials_with_other_software_or_a_profile_file_correct_nothing(
     assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
 
 
+@pytest.mark.long
 def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
     job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable
     assert any("was never tried" in str(event) for event in heard)
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_a_training_with_levels_that_an_earlier_version_began_is_refused(
     job: JobFile, plan_file: Callable[[Plan], Path]

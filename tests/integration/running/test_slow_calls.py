@@ -128,7 +128,7 @@ def test_a_convolution_and_attention_with_dropout_are_found_in_their_layers(
 
 @pytest.mark.usefixtures("every_call", "home")
 def test_the_doctor_tries_layers_where_no_profile_is_stored(
-    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = JobFile(example, tmp_path)
     monkeypatch.setattr(skeleton, "embed_by_matrix", lambda _: None)
@@ -136,10 +136,12 @@ def test_the_doctor_tries_layers_where_no_profile_is_stored(
     monkeypatch.setattr(slow_calls, "_seconds", lambda call, _: 0.5 if call.function is torch.conv2d else 0.1)
     answer = CliRunner().invoke(main, ["doctor", str(job.path), "--json"])
     assert answer.exit_code == 0, answer.output
+    assert capfd.readouterr().out == ""  # nothing is written past the JSON document
     (found,) = (each["what"] for each in json.loads(answer.stdout)["findings"] if "of a step" in each["what"])
     assert "a convolution in the patch embedding that is slow here costs" in found
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("home")
 def test_a_doctor_that_tries_layers_writes_json_alone(example: Path, tmp_path: Path) -> None:
     job = JobFile(example, tmp_path)

@@ -32,6 +32,7 @@ def job(shallow: Path, tmp_path: Path) -> JobFile:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable[[Plan], Path]) -> None:
     launched = launch(job.path, plan=plan_file(CUT), steps=2, certify=True)

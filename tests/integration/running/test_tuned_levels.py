@@ -65,6 +65,7 @@ def job(shallow: Path, tmp_path: Path, costs: LayerCosts) -> Job:
     return ample.model_copy(update={"hardware": ample.hardware.model_copy(update={"memory_limit": limit})})
 
 
+@pytest.mark.long
 def test_a_search_finds_levels_for_samples_that_fit_on_no_single_rank_and_they_train(
     job: Job, shallow: Path, give_profile: Callable[..., None]
 ) -> None:

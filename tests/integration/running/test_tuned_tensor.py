@@ -30,6 +30,7 @@ def ranks_of(measurement: Measurement) -> list[tuple[int, int, int]]:
     return [(rank.stage, rank.data_rank, rank.tensor_rank) for rank in measurement.stages]
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_a_trial_of_cut_layers_is_measured_and_corrects_the_prediction(
     prepared: Prepared, pool: WarmPool, costs: LayerCosts

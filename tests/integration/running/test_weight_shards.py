@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.machines.own_ranks import on_ranks
+from tests.values.parameters import parameters
 from trials.channels.folder import file_meeting
 from trials.engine.gradients.flat import FlatGradients
 from trials.engine.group import process_group
@@ -76,8 +77,13 @@ def in_shards(meeting: str, name: str) -> tuple[list[list[list[float]]], list[li
         )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    parameters(
+        {f"{name}, {ranks}": (name, ranks) for name in ("float32", "bfloat16") for ranks in (1, 2, 3)},
+        short=("float32, 2", "bfloat16, 3"),
+    ),
+)
 def test_an_update_is_that_of_whole_weights(name: str, ranks: int, tmp_path: Path) -> None:
     expected = whole(getattr(torch, name))
     for parts, own, places in on_ranks(in_shards, file_meeting(tmp_path / "meeting"), name, world_size=ranks):

@@ -1,11 +1,13 @@
 """Ranks on two nodes: the same steps as on one machine, and what happens when a node or a rank is lost."""
 
+import itertools
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -13,8 +15,10 @@ import pytest
 from autotune.search.execution.profiling import profile_layers
 from tests.machines.nodes import OTHER, Cable, NodeProcesses, cable, two_nodes
 from tests.programs.processes import children, has_ended, ranks, wait_for_the_end
+from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, variant_of
 from trials.errors import NodeRefused, NodesMissing
+from trials.launchers import nodes as nodes_of_agent
 from trials.launchers.copies import copy_digest
 from trials.launchers.local import LocalLauncher
 from trials.launchers.node_ranks import NodeLauncher
@@ -101,10 +105,18 @@ def rank_of_other(starter: NodeProcesses) -> psutil.Process:
 
 
 def test_a_node_with_another_token_is_not_let_in(
-    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    joined: Cable, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    starter, looks = NodeProcesses(joined, token="guessed"), itertools.count()
+
+    def clock() -> float:
+        """An hour later when the node has ended, and the agent has looked again."""
+        has_ended = 1 in starter.processes and starter.processes[1].poll() is not None
+        return time.monotonic() + 3600.0 * (has_ended and 0 in both._present and next(looks) > 1)
+
+    monkeypatch.setattr(nodes_of_agent, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     with (
-        two_nodes(joined, NodeProcesses(joined, token="guessed"), patience_seconds=20) as both,
+        two_nodes(joined, starter) as both,
         pytest.raises(NodesMissing, match=r"node 1 has not come .*\(a process with another token has come in its pl"),
     ):
         NodeLauncher(both, tmp_path, 2, "cpu").start()
@@ -147,7 +159,17 @@ def test_a_node_with_other_software_is_refused_before_any_rank_starts(
     assert reason in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("plan", [PLAN, plan_of("4+2", data=2, zero=2), plan_of("4+2", data=2, zero=3)], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        {
+            "pipeline": PLAN,
+            "data parallel, ZeRO 2": plan_of("4+2", data=2, zero=2),
+            "data parallel, ZeRO 3": plan_of("4+2", data=2, zero=3),
+        },
+        short=("pipeline", "data parallel, ZeRO 3"),
+    ),
+)
 def test_two_nodes_have_the_losses_of_one_machine(
     plan: Plan, pool: WarmPool, request_of_trial: Request, tmp_path: Path
 ) -> None:

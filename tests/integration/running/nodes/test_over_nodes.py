@@ -256,6 +256,16 @@ def test_a_host_that_is_not_there_is_named(job: Callable[..., Job], joined: Cabl
     assert not programs("torchrun")
 
 
+def test_a_host_to_which_no_route_leads_is_named(joined: Cable) -> None:
+    """The other node has the route to this one alone."""
+    code = "from trials.launchers.network import address_towards; address_towards('198.51.100.7')"
+    ended = subprocess.run(
+        joined.on_other([sys.executable, "-P", "-c", code]), capture_output=True, text=True, check=False
+    )
+    assert "SiteError: no route leads to 198.51.100.7 (Network is unreachable); check the network" in ended.stderr
+
+
+@pytest.mark.long
 def test_a_host_to_which_no_route_leads_is_named_before_anything_starts(
     job: Callable[..., Job], joined: Cable, tmp_path: Path
 ) -> None:

@@ -61,7 +61,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("ranks", parameters({"two ranks": 2, "four ranks": 4}, short=("two ranks",)))
-@pytest.mark.parametrize("trained", parameters(TRAINED, short=("whole", "adapters")))
+@pytest.mark.parametrize("trained", parameters(TRAINED, short=("whole",)))
 def test_a_rank_holds_one_whole_part_and_its_shares_while_its_stage_is_built(
     trained: dict[str, Any], ranks: int, wide: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 
 
+@pytest.mark.long
 def test_stopped_ranks_and_their_loaders_end_when_their_agent_is_killed(shallow: Path, tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     request.write_text(wire.encode(prepared_of(shallow, tmp_path, data={"workers": 1}).request(PLAN, TRIAL)))

@@ -53,6 +53,7 @@ def test_a_trial_reports_each_ranks_seconds_bytes_and_losses(prepared: Prepared,
         assert parts.peak_bytes > parts.static_bytes > 0
 
 
+@pytest.mark.long
 def test_processes_that_load_ahead_change_no_loss(
     example: Path, prepared: Prepared, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_change_that_cannot_be_made_is_refused_and_changes_nothing(
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("home")
 def test_a_training_goes_on_with_a_plan_that_only_its_folder_knows(
     shallow: Path, pool: WarmPool, tmp_path: Path

@@ -131,7 +131,7 @@ def test_an_evaluation_has_transformers_own_loss_and_leaves_the_training_alone(
     assert [line["step"] for line in lines(parts)] == [1, 2, 3, 3, 4, 4]
 
 
-@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline", "data, padded")))
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("data, padded",)))
 def test_weights_of_samples_do_not_change_the_loss_of_an_evaluation(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

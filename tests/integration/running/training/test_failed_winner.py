@@ -130,6 +130,7 @@ def killed(moment: str) -> Callable[[Event], None]:
 AT_LAUNCH, BEFORE_LAUNCH = f"Training with plan {GREEDY.id}", "Tuned again after step"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", [AT_LAUNCH, pytest.param(BEFORE_LAUNCH, marks=pytest.mark.long)])
 def test_an_agent_that_follows_one_which_was_killed_at_its_new_plan_goes_on_with_the_plan_before(
     moment: str, shallow: Path, tmp_path: Path, pool: WarmPool, caplog: pytest.LogCaptureFixture

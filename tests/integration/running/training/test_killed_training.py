@@ -14,6 +14,7 @@ from autotune.cli import main
 from storage.store import open_store
 from tests.programs.processes import children, wait_for_the_end
 from tests.programs.users import JobFile
+from tests.values.parameters import parameters
 from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of, prepared_of
 
@@ -40,7 +41,8 @@ def kill_after_a_step(job: JobFile) -> None:
     wait_for_the_end(started)
 
 
-def test_a_killed_launch_is_named_until_its_training_goes_on(shallow: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", parameters({"at once": 0, "after another training": 1}, short=("at once",)))
+def test_a_killed_launch_is_named_until_its_training_goes_on(others: int, shallow: Path, tmp_path: Path) -> None:
     workload = prepared_of(shallow, tmp_path / "work", training=TRAINING).workload
     with open_store() as store:
         study = store.create_study(store.add_workload(workload), {}, seed=0)
@@ -49,15 +51,16 @@ def test_a_killed_launch_is_named_until_its_training_goes_on(shallow: Path, tmp_
     job.spoil(training={**TRAINING, "output": str(job.output)})
     kill_after_a_step(job)
     assert len(unended_trainings()) == 1
-    job.spoil(training={**TRAINING, "output": str(tmp_path / "other")})
-    launch(job.path, steps=1)
-    assert len(unended_trainings()) == 1
+    for number in range(others):
+        job.spoil(training={**TRAINING, "output": str(tmp_path / f"other-{number}")})
+        launch(job.path, steps=1)
+        assert len(unended_trainings()) == 1
     job.spoil(training={**TRAINING, "output": str(job.output)})
     launch(job.path, steps=1)
     assert unended_trainings() == []
     with open_store() as store:
-        killed, *others = [each.result for each in store.launches(PLAN.id)]
+        killed, *later = [each.result for each in store.launches(PLAN.id)]
     assert killed is not None
     assert killed.status == "interrupted"
     assert killed.steps >= 1
-    assert [each.steps for each in others if each is not None] == [1, 1]
+    assert [each.steps for each in later if each is not None] == [1] * (1 + others)

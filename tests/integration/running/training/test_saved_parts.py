@@ -64,8 +64,6 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
     parameters(
         CASES,
         short=(
-            "ZeRO 1, frozen vision and language",
-            "ZeRO 3, frozen language",
             "ZeRO 3, recomputed, frozen vision and language",
             "ZeRO 3, adapters and projector",
             "pipeline, frozen projector and language",

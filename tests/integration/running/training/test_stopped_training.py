@@ -74,7 +74,7 @@ def stopped_launch(job: JobFile, send: Callable[[psutil.Process], None]) -> tupl
 def test_a_stopped_training_goes_on_exactly(
     send: Callable[[psutil.Process], None], code: int, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    training = {"epochs": 8, "global_batch_samples": 8, "learning_rate": 5e-3}
+    training = {"epochs": 4, "global_batch_samples": 8, "learning_rate": 5e-3}
     data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}], "workers": 1}
     workload = prepared_of(shallow, tmp_path / "work", data=data, training=training).workload
     with open_store() as store:

@@ -247,6 +247,7 @@ def test_experts_and_their_routers_biases_are_read_and_saved(shallow: Path, pool
     assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
 
 
+@pytest.mark.long
 def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
     first = prepared_of(shallow, tmp_path / "first", training={"global_batch_samples": 24, "learning_rate": 3e-3})
     model = train(pool, first, PIPELINE).model
