@@ -65,7 +65,7 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         config_digest=config_digest(config),
         gradient_dtype=None if settings.dtype == GRADIENT_DTYPE else GRADIENT_DTYPE,
         trained=trained_parts(training, chain),
-        compiler=COMPILER if training.compiles else None,
+        compiler=COMPILER if training.compile else None,
         target_flops=2 * head,
     )
 

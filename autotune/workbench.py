@@ -48,7 +48,7 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     folder = work_folder(database_url)
     outline = look_at(job)
     check_devices(outline.hardware, job.search.parallel, job.hardware.memory_limit)
-    if job.training.compiles:
+    if job.training.compile:
         check_compiler(outline.hardware.accelerator)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
     names = device_names(outline.hardware, job.search.parallel)

@@ -29,7 +29,6 @@ from storage.database.tables import (
     ABANDONED,
     AGENT,
     BUNDLE,
-    COMPILE_DECISION,
     DELETED,
     FINISHED,
     LAYER_PROFILE,
@@ -75,7 +74,7 @@ def lines(connection: Connection, studies: Sequence[str], source: str) -> Iterat
     digest, count = hashlib.sha256(), 0
     documents = (
         {"table": table.name, "row": _document(table, row)}
-        for table, query in exported.queries(connection, studies).items()
+        for table, query in exported.queries(studies).items()
         # In parts, so that a large database is never in memory as a whole.
         for row in connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE)).mappings()
     )
@@ -223,9 +222,9 @@ def _has_subject(connection: Connection, row: Row) -> bool:
 def _differs(table: Table, stored: Row, row: Row) -> bool:
     """Return whether the two rows contradict each other in a column that the bundle has.
 
-    Layer profiles, decisions and notes are replaced in the course of time.
+    Layer profiles and notes are replaced in the course of time.
     """
-    if table in (LAYER_PROFILE, COMPILE_DECISION, NOTE):
+    if table in (LAYER_PROFILE, NOTE):
         return False
     ours, theirs = _document(table, stored), _document(table, row)
     names = {name for name in theirs if ours[name] != theirs[name]}

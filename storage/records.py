@@ -32,27 +32,6 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileDecision:
-    """Whether layers are compiled in trainings of one length, of jobs that leave it to the agent."""
-
-    workload_fingerprint: str
-    """Fingerprint of the workload without compiled layers."""
-    steps: int
-    """Optimizer steps of the whole training."""
-    compiler: str | None
-    """As in `ModelShape`."""
-    reason: str
-    """One line with the figures, for people."""
-    decided: datetime
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a training without a step."""
-        if self.steps < 1:
-            raise ValueError(f"a training has at least one step, not {self.steps}")
-        _to_utc(self, "decided")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRecord:
     """A process that runs trials, as of its last heartbeat."""
 

@@ -86,8 +86,6 @@ class Store(Housekeeping):
     layer_profile = reading(workload_queries.layer_profile)
     layer_profiles = reading(workload_queries.layer_profiles)
     save_layer_profile = writing(workload_queries.save_layer_profile)
-    compile_decisions = reading(workload_queries.compile_decisions)
-    keep_compile_decision = writing(workload_queries.keep_compile_decision)
     add_agent = writing(agent_queries.add)
     beat = writing(agent_queries.beat)
     agents = reading(agent_queries.present)

@@ -185,9 +185,8 @@ class TrainingSection(Section):
     """Parts of the model whose weights are not trained: vision, projector, language."""
     lora: LoraSection = LoraSection()
     """Adapters that train instead of the model's own weights, such as {rank: 8}."""
-    compile: bool | Literal["auto"] = False
-    """Whether torch.compile compiles each vision and language layer by itself, in trials and in the training; with
-    `auto` where that is repaid within the training."""
+    compile: bool = False
+    """Whether torch.compile compiles each vision and language layer by itself, in trials and in the training."""
     max_steps: Annotated[int, Field(gt=0)] | None = None
     """Steps after which the training ends, before the end of its epochs."""
     schedule: ScheduleName = "constant"
@@ -218,14 +217,6 @@ class TrainingSection(Section):
     """Newest checkpoints to keep; older ones of the same training are removed."""
     loggers: tuple[str, ...] = ()
     """Loggers of the progress, in addition to the console and progress.jsonl: tensorboard, wandb."""
-
-    @field_validator("compile", mode="before")
-    @classmethod
-    def _switch_or_auto(cls, compiled: object) -> object:
-        # One message, where the union would have one for each of its types.
-        if not isinstance(compiled, bool) and compiled != "auto":
-            raise ValueError(f"must be true, false or auto, not {compiled!r:.60}")
-        return compiled
 
     @field_validator("warmup")
     @classmethod
@@ -275,11 +266,6 @@ class TrainingSection(Section):
             if part not in trained and rates is not None and (rate := getattr(rates, part)) is not None:
                 raise ValueError(f"freezes {part}, which has a learning rate of {rate:g}; remove that")
         return lora
-
-    @property
-    def compiles(self) -> bool:
-        """Whether layers are compiled: with `auto` not before that is decided."""
-        return self.compile is True
 
     def mode_of(self, part: Part) -> TrainedAs:
         """Return how a part is trained."""

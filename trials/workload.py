@@ -5,7 +5,7 @@ keep their keys. Names for people are not part of a fingerprint.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
@@ -195,7 +195,3 @@ class Workload:
     @property
     def fingerprint(self) -> str:
         return wire.digest(self, never=_FOR_PEOPLE)
-
-    def with_layers(self, *, compiled: bool) -> "Workload":
-        """Return the workload with compiled or with uncompiled layers."""
-        return replace(self, model=replace(self.model, compiler=COMPILER if compiled else None))

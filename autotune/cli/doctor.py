@@ -11,7 +11,6 @@ from autotune.machine import device_problems
 from autotune.machine.device_problems import Finding, memory_limit, situation
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results.text_table import table
-from autotune.search.compile_setting import AUTO, MARGIN, CompileSetting, setting_of, settled_workload, steps_of
 from autotune.work_problems import database_findings, folder_findings, spool_findings
 from storage.errors import StorageError
 from storage.reading import read_store
@@ -69,15 +68,13 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     ]
     if job and outline:
         work, report = survey(job, outline, options.display)
-    database, problem, setting, costs = None, None, None, None
+    database, problem, costs = None, None, None
     try:
         with read_store(url) as store:
-            if job and work and job.training.compile == AUTO:
-                setting = setting_of(store, job, work)
-            if job and work:
+            if work:
                 from autotune.search.execution.profiling import stored_costs
 
-                costs = stored_costs(settled_workload(store, job, work), store)
+                costs = stored_costs(work, store)
             studies = store.studies(archived=True)
             database = {
                 "name": database_name(url),
@@ -92,10 +89,9 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
             findings += database_findings(store)
     except StorageError as error:
         problem = error
-    compiles = job is not None and (job.training.compiles or (setting is not None and setting.compiled))
-    if compiles and (missing := missing_tool(hardware.accelerator)):
+    if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
-    data = model = compiling = None
+    data = model = None
     if job and outline and work and report:
         from autotune.data_problems import data_findings
         from autotune.model_shape import parameters_of_parts
@@ -107,8 +103,6 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
             *outline.findings,
             *tried_traps(job, work, costs, runs=not any(each.prevents for each in findings)),
         ]
-        if job.training.compile == AUTO:
-            compiling = _compiling(job, work, setting)
     memory = _memory(hardware, groups, wanted)
     document = {
         "hardware": wire.to_document(hardware),
@@ -117,7 +111,6 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "database": database,
         "data": data,
         "parameters": model,
-        "compile": compiling,
         "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
@@ -126,7 +119,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         lambda: _text(
             _hardware_text(hardware, memory),
             database,
-            _job_lines(job, work, data, model, compiling) if job and work and data and model else [],
+            _job_lines(job, work, data, model) if job and work and data and model else [],
             findings,
             warned=bool(warnings),
         ),
@@ -153,18 +146,6 @@ def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
             "target_share": lengths.target_share,
         },
     }
-
-
-def _compiling(job: "Job", work: Workload, setting: CompileSetting | None) -> str:
-    """Return what `training.compile: auto` has decided, or how it will be."""
-    if setting is not None and not setting.is_open:
-        return setting.text
-    if (missing := missing_tool(work.hardware.accelerator)) is not None:
-        return f"training.compile: auto: compiling needs {missing}, so layers stay as they are"
-    return (
-        f"training.compile: auto: `autotune tune JOB` will profile the layers both ways and compile them if that is "
-        f"repaid {MARGIN} times within the {steps_of(job.training, work.data.samples):,} steps of the training"
-    )
 
 
 def _memory(hardware: Hardware, groups: int, wanted: int | None) -> _Part:
@@ -194,9 +175,7 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _job_lines(
-    job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int], compiling: str | None
-) -> list[str]:
+def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int]) -> list[str]:
     lengths, shape, search = data["lengths"], work.model, job.search
     parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
     layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
@@ -212,8 +191,6 @@ def _job_lines(
     ]
     if data["metadata"]:
         lines.append(f"Unused    {data['metadata']}")
-    if compiling:
-        lines.append(f"Layers    {compiling}")
     return lines
 
 

@@ -30,7 +30,6 @@ from autotune.results import study_report
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan
 from autotune.results.rival import Rival
-from autotune.search.compiling import decided
 from autotune.search.execution.profiling import layer_costs
 from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_document, launched_text
@@ -77,8 +76,7 @@ def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: boo
         output_file.check_no_input(out, (file.path,))
     job = file.job
     listener = options.display
-    with workbench(job, options.database_url(job.database), listener) as opened:
-        bench = decided(opened, listener)
+    with workbench(job, options.database_url(job.database), listener) as bench:
         work, logs = bench.prepared.workload, bench.folder / "ranks" / "profile"
         bench.store.add_workload(work)
         launcher = bench.site.launcher(logs, work.hardware.devices)
@@ -152,8 +150,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     if submit:
         _submit(options, job)
         return
-    with training_bench(job, options.database_url(job.database), options.display) as opened:
-        bench = decided(opened, options.display)
+    with training_bench(job, options.database_url(job.database), options.display) as bench:
         best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
             check_new(bench.store, bench.prepared.workload, job.training.output)

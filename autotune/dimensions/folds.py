@@ -98,7 +98,7 @@ def refused(name: str, why: str) -> JobError:
 
 def check_layout(layout: Layout, job: "Job", hardware: Hardware) -> None:
     """Raise InvalidPlan, with the reason, for a layout that the model, its training or the nodes do not allow."""
-    if job.training.compiles:
+    if job.training.compile:
         from trials.model.refusals.compiling import check_compilable  # noqa: PLC0415 - look-ups do without models
 
         check_compilable(layout)

@@ -190,7 +190,7 @@ class Forecaster:
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,
             )
-            if self.job.training.compiles:
+            if self.job.training.compile:
                 check_compilable(plan.layout)
             tensor = plan.layout.tensor
             if tensor > 1:

@@ -3,54 +3,36 @@
 from pathlib import Path
 
 from autotune.events import Listener, Note, Phase, PhaseBegan
-from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_file, cluster_of_store
-from autotune.forecast.forecast import Forecast, ForecastData, Forecaster, workload_on
-from autotune.forecast.profile_file import read_profile
+from autotune.forecast.cluster import ClusterOptions, cluster_of_file, cluster_of_store
+from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.model_shape import model_shape
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.known_plan import known_text
-from autotune.search.compile_setting import AUTO, setting_of, with_compile
 from storage.reading import read_store
-from storage.store import Store
 from trials.job import Job
 from trials.plan import Plan
-from trials.workload import ModelShape
 
 
 def _forecaster_of(job: Job, options: ClusterOptions, database_url: str | None, listener: Listener) -> Forecaster:
     """Return the forecaster of a job, which has learned from its stored trials unless a profile file is given.
 
-    With `training.compile: auto` it is of layers as decided; of a file, as they were profiled.
+    Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
+    shape = model_shape(job.model, job.training)
     if (profile := options.profile_file) is not None:
-        if job.training.compile == AUTO:
-            job = with_compile(job, compiled=read_profile(profile).model.compiler is not None)
-        shape = model_shape(job.model, job.training)
         cluster = cluster_of_file(job, shape, profile, options)
         return Forecaster(job, shape, cluster, _data_of(job, listener))
     # Not held while the data are read, for minutes perhaps: it is opened again for the trials.
     with read_store(database_url) as store:
-        shape, cluster = _stored(job, options, store)
+        cluster = cluster_of_store(job, shape, store, options)
     data = _data_of(job, listener)
     with read_store(database_url) as store:
-        if job.training.compile == AUTO:
-            setting = setting_of(store, job, workload_on(cluster, job, shape, data))
-            listener(Note(text=setting.text))
-            if setting.compiled:
-                job = with_compile(job, compiled=True)
-                shape, cluster = _stored(job, options, store)
         forecaster = Forecaster(job, shape, cluster, data)
         trials = store.comparable_trials(forecaster.workload)
     if trials:
         listener(PhaseBegan(phase=Phase.PREDICTION, text="Learning from trials"))
         forecaster.learn(trials)
     return forecaster
-
-
-def _stored(job: Job, options: ClusterOptions, store: Store) -> tuple[ModelShape, Cluster]:
-    """Return the model of the job, and the stored profile of it. Raise what `cluster_of_store` raises."""
-    shape = model_shape(job.model, job.training)
-    return shape, cluster_of_store(job, shape, store, options)
 
 
 def _data_of(job: Job, listener: Listener) -> ForecastData:

@@ -3,7 +3,6 @@
 from autotune.database_setting import chosen_database
 from autotune.job_file import JobLike, as_job
 from autotune.plan_choice import known_winner
-from autotune.search.compile_setting import settled_workload
 from autotune.workload import look_at, workload_of
 from storage.reading import read_store
 from storage.records import BestPlan
@@ -16,7 +15,6 @@ def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
     job is finished; the message names the nearest plan.
     """
     job = as_job(job)
-    outline = look_at(job)
-    now = workload_of(job, outline)
+    now = workload_of(job, look_at(job))
     with read_store(chosen_database(database, job.database)) as store:
-        return known_winner(store, settled_workload(store, job, now))
+        return known_winner(store, now)

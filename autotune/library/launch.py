@@ -12,7 +12,6 @@ from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import Keeps, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
-from autotune.search.compiling import as_decided
 from autotune.training.full_training import Launched
 from autotune.training.plan_change import plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
@@ -83,10 +82,9 @@ def bench_with_plan(
 
     Without a wanted plan, a training that has begun goes on with its own, unless it `retunes`.
 
-    Raise what `training_bench`, `as_decided` and `choose_plan` raise.
+    Raise what `training_bench` and `choose_plan` raise.
     """
-    with training_bench(job, database_url, listener) as opened:
-        bench = as_decided(opened, listener)
+    with training_bench(job, database_url, listener) as bench:
         now, output = bench.prepared.workload, job.training.output
         chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
         keeps_own = wanted is None and not retunes

@@ -10,7 +10,6 @@ from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import search_bench
 from autotune.results.evidence import trials_behind
-from autotune.search.compiling import decided
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench
 from storage.records import BestPlan, TrialSummary
@@ -53,8 +52,7 @@ def tune(
 
 def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool) -> Tuned:
     """Search as `tune` does, and return what is known of the winner, too."""
-    with search_bench(job, database_url, listener) as opened:
-        bench = decided(opened, listener, fresh=fresh)
+    with search_bench(job, database_url, listener) as bench:
         best, certificate = certified_winner(bench, listener, fresh=fresh)
         found = Tuned(best=best, certificate=certificate, trials=trials_behind(best, bench.store))
     warn_of(certificate)
@@ -62,7 +60,7 @@ def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool
 
 
 def certified_winner(bench: Workbench, listener: Listener, *, fresh: bool) -> tuple[BestPlan, Certificate]:
-    """Search on a bench of `decided`, and certify the winner unless that was done before, whether it holds or not."""
+    """Search, and certify the winner unless that was done before, whether it holds or not."""
     best = Tuner(bench, listener).tune(fresh=fresh)
     known = known_certificate(bench.prepared, best.plan, bench.folder)
     return best, known or certify(bench.prepared, best.plan, bench.folder, bench.site, listener)

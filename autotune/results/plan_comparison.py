@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -78,7 +78,9 @@ class PlanComparison:
 
 def _samples(workload: Workload) -> tuple[object, ...]:
     """Return what two workloads must share for their samples per second to be comparable."""
-    return workload.model.fingerprint, workload.data.fingerprint, workload.global_batch_samples, workload.oversize
+    # Compiled layers train the same model.
+    model = replace(workload.model, compiler=None).fingerprint
+    return model, workload.data.fingerprint, workload.global_batch_samples, workload.oversize
 
 
 def stage_means(tried: TriedPlan) -> tuple[StageMeans, ...]:
@@ -179,6 +181,8 @@ def _stage_rows(tried: TriedPlan, means: Sequence[StageMeans]) -> list[tuple[str
 
 def _verdict(compared: PlanComparison) -> str:
     one, other = (tried.plan.id for tried in compared.plans)
+    if one == other:
+        one, other = (f"{tried.plan.id}@{tried.study.name}" for tried in compared.plans)
     ratio, found = compared.ratio, compared.differences
     if ratio is not None:
         lines = [f"{other} is {ratio.mean:.2f} +- {ratio.error:.2f} times as fast as {one}"]

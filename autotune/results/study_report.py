@@ -13,14 +13,12 @@ from autotune.results.headline import headline_of, is_sure
 from autotune.results.launch_report import launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import table, terminal_width
-from autotune.search.compile_setting import decision_text
 from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import (
     AbandonedTrial,
     Baseline,
     BestPlan,
-    CompileDecision,
     FinishedTrial,
     LaunchRecord,
     StudyRecord,
@@ -314,7 +312,6 @@ def show_text(
     ran: Sequence[TrialSummary],
     used_by: Sequence[str],
     annotation: Annotation,
-    decisions: Sequence[CompileDecision],
 ) -> str:
     """Show the plan, how certain it is, its measurements, and whether it holds here. `ran` are its study's trials."""
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
@@ -338,7 +335,6 @@ def show_text(
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
         f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
-    sections += [f"{decision_text(each)} ({each.decided:%Y-%m-%d %H:%M} UTC)" for each in decisions]
     sections += [trial_line(trial, known=False) for trial in finished]
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:

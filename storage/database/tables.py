@@ -286,16 +286,6 @@ LAYER_PROFILE = Table(
     _required("document", Text),
 )
 
-COMPILE_DECISION = Table(
-    "autotune_compile_decision",
-    METADATA,
-    Column("workload_fingerprint", Text, ForeignKey(WORKLOAD.c.fingerprint), primary_key=True),
-    Column("steps", Whole, primary_key=True, autoincrement=False),
-    Column("compiler", Text),
-    _required("reason", Text),
-    _required("decided", UtcDateTime),
-)
-
 BEST_PLAN = Table(
     "autotune_best_plan",
     METADATA,

@@ -13,7 +13,6 @@ from storage.database.tables import (
     ATTEMPT,
     BEST_PLAN,
     BUNDLE,
-    COMPILE_DECISION,
     DATA_PROFILE,
     HARDWARE,
     LAUNCH,
@@ -34,7 +33,6 @@ from storage.records import (
     AbandonedTrial,
     Baseline,
     BestPlan,
-    CompileDecision,
     DisturbedRun,
     FinishedTrial,
     LaunchRecord,
@@ -122,10 +120,6 @@ def workload(row: Row) -> Workload:
 def layer_profile(row: Row) -> LayerProfile:
     given = {"hardware": hardware(row), "model": model(row), "software": _value(Software, LAYER_PROFILE, row)}
     return _value(LayerProfile, LAYER_PROFILE, row, **given)
-
-
-def compile_decision(row: Row) -> CompileDecision:
-    return _value(CompileDecision, COMPILE_DECISION, row)
 
 
 def study(row: Row) -> StudyRecord:

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, Table, select, union
+from sqlalchemy import Column, Select, Table, select, union
 
-from storage.database import rows
 from storage.database.tables import (
     ATTEMPT,
     BEST_PLAN,
-    COMPILE_DECISION,
     DATA_PROFILE,
     HARDWARE,
     LAUNCH,
@@ -26,7 +24,6 @@ from storage.database.tables import (
     TRIAL,
     WORKLOAD,
 )
-from storage.queries import codec
 
 TABLES: tuple[Table, ...] = (
     HARDWARE,
@@ -34,7 +31,6 @@ TABLES: tuple[Table, ...] = (
     DATA_PROFILE,
     WORKLOAD,
     LAYER_PROFILE,
-    COMPILE_DECISION,
     PLAN,
     STUDY,
     TRIAL,
@@ -50,13 +46,10 @@ TABLES: tuple[Table, ...] = (
 """Tables in an order in which rows follow those that they refer to."""
 
 
-def queries(connection: Connection, ids: Sequence[str]) -> dict[Table, Select[Any]]:
+def queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
     """Return the query for the rows of each table that belong to the studies, in the order of `TABLES`."""
     of_workloads = select(STUDY.c.workload_fingerprint).where(STUDY.c.id.in_(ids))
-    decided = COMPILE_DECISION.c.workload_fingerprint
-    decisions = select(COMPILE_DECISION).where(decided.in_(_with_layers_as_they_are(connection, of_workloads)))
-    all_workloads = union(of_workloads, decisions.with_only_columns(decided))
-    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(all_workloads))
+    workloads = select(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(of_workloads))
 
     def of_workload(table: Table, reference: Column[Any]) -> Select[Any]:
         key = table.c.fingerprint
@@ -90,7 +83,6 @@ def queries(connection: Connection, ids: Sequence[str]) -> dict[Table, Select[An
         )
         .where(WORKLOAD.c.fingerprint.in_(of_workloads))
         .distinct(),
-        COMPILE_DECISION: decisions.order_by(*COMPILE_DECISION.primary_key),
         PLAN: plans.order_by(PLAN.c.id),
         STUDY: select(STUDY).where(STUDY.c.id.in_(ids)).order_by(STUDY.c.started),
         TRIAL: trials.order_by(TRIAL.c.study_id, TRIAL.c.number),
@@ -105,9 +97,3 @@ def queries(connection: Connection, ids: Sequence[str]) -> dict[Table, Select[An
         NOTE: annotations(NOTE),
         TAG: annotations(TAG),
     }
-
-
-def _with_layers_as_they_are(connection: Connection, fingerprints: Select[Any]) -> set[str]:
-    """Return the keys of the same workloads without compiled layers."""
-    found = connection.execute(rows.whole(WORKLOAD).where(WORKLOAD.c.fingerprint.in_(fingerprints))).mappings()
-    return {each.with_layers(compiled=False).fingerprint for each in rows.readable(WORKLOAD, found, codec.workload)}

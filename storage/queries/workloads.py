@@ -1,4 +1,4 @@
-"""Workloads, and the layer profiles and decisions that their studies share."""
+"""Workloads, and the layer profiles that their studies share."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -7,7 +7,6 @@ from sqlalchemy import Connection, Select, delete, exists, select, update
 
 from storage.database import rows
 from storage.database.tables import (
-    COMPILE_DECISION,
     DATA_PROFILE,
     HARDWARE,
     LAYER_PROFILE,
@@ -16,7 +15,7 @@ from storage.database.tables import (
     WORKLOAD,
 )
 from storage.queries import codec, provenance
-from storage.records import CompileDecision, LayerProfile
+from storage.records import LayerProfile
 from trials.workload import Software, Workload
 
 
@@ -74,25 +73,6 @@ def save_layer_profile(
     key = tuple(row[column.name] for column in LAYER_PROFILE.primary_key)
     connection.execute(update(LAYER_PROFILE).where(rows.has_key(LAYER_PROFILE, key)).values(measured))
     connection.execute(delete(PROVENANCE).where(provenance.is_of(LAYER_PROFILE, key)))  # measured anew here
-
-
-def compile_decisions(connection: Connection, workload_fingerprint: str) -> tuple[CompileDecision, ...]:
-    """Return the decisions for trainings on a workload without compiled layers, newest first."""
-    query = select(COMPILE_DECISION).where(COMPILE_DECISION.c.workload_fingerprint == workload_fingerprint)
-    found = connection.execute(query.order_by(COMPILE_DECISION.c.decided.desc())).mappings()
-    return tuple(rows.readable(COMPILE_DECISION, found, codec.compile_decision))
-
-
-def keep_compile_decision(connection: Connection, decision: CompileDecision, *, anew: bool = False) -> CompileDecision:
-    """Store the decision, and return it. Where one is stored for this length, that stays, unless `anew`."""
-    rows.get(connection, WORKLOAD, decision.workload_fingerprint)
-    key, values = (decision.workload_fingerprint, decision.steps), codec.columns(decision)
-    rows.ensure(connection, COMPILE_DECISION, values)
-    here = rows.has_key(COMPILE_DECISION, key)
-    if anew:
-        connection.execute(update(COMPILE_DECISION).where(here).values(values))
-        provenance.forget(connection, COMPILE_DECISION, [key])
-    return codec.compile_decision(connection.execute(select(COMPILE_DECISION).where(here)).mappings().one())
 
 
 def _layer_profiles() -> Select[Any]:

@@ -16,7 +16,6 @@ from storage.database.tables import (
     AGENT,
     ATTEMPT,
     BEST_PLAN,
-    COMPILE_DECISION,
     DATA_PROFILE,
     DELETED,
     FINISHED,
@@ -205,11 +204,6 @@ def _layer_profile(row: Row) -> str | None:
     return None
 
 
-def _compile_decision(row: Row) -> str | None:
-    codec.compile_decision(row)
-    return None
-
-
 def _launch(row: Row) -> str | None:
     codec.launch(row)
     return None
@@ -242,7 +236,6 @@ ROW_CHECKS: dict[Table, Callable[[Any], str | None]] = {
     WORKLOAD: _workload,
     PLAN: _plan,
     LAYER_PROFILE: _layer_profile,
-    COMPILE_DECISION: _compile_decision,
     STUDY: _study,
     ATTEMPT: _attempt,
     TRIAL: _trial,

@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from tests.values.storage import (
     WORKLOAD,
     best_of,
     concluded,
-    decision_of,
     packed_plan,
     result_of,
     slow_window,
@@ -46,7 +44,6 @@ def studied(store: Store) -> str:
     store.save_layer_profile(
         WORKLOAD.hardware.fingerprint, WORKLOAD.model.fingerprint, WORKLOAD.software, wire.encode(COSTS)
     )
-    store.keep_compile_decision(decision_of(310))
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
     for window in (window_of(launch.id), slow_window(launch.id, 12)):
         store.add_window(window)
@@ -245,7 +242,6 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
         (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which cannot be a measured value"),
         (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
         (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
-        (changed("compile_decision", '"steps": 310', '"steps": 0'), "at least one step"),
         (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
         (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
         (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),
@@ -277,30 +273,6 @@ def test_the_speed_of_finished_trainings_travels_with_them(store: Store, there: 
     assert len(finished.windows) == 2
     assert there.launches(packed_plan().id) == (finished,)
     assert not list(there.problems())
-
-
-def test_a_decision_to_compile_travels_with_searches_of_layers_either_way(
-    store: Store, there: Store, tmp_path: Path
-) -> None:
-    compiled = WORKLOAD.with_layers(compiled=True)
-    store.add_workload(WORKLOAD)
-    decision = store.keep_compile_decision(decision_of(9000, compiled.model.compiler))
-    for workload in (compiled, WORKLOAD):
-        study = store.create_study(store.add_workload(workload), {}, seed=0).id
-        concluded(store, best_of(study, workload=workload))
-        there.import_bundle(exported(store, study, tmp_path / "bundle.jsonl"))
-        assert there.compile_decisions(WORKLOAD.fingerprint) == (decision,)
-    assert not list(there.problems())
-
-
-def test_a_decision_that_is_stored_holds_until_it_is_made_anew(store: Store, there: Store, bundle: Path) -> None:
-    there.import_bundle(bundle)
-    (theirs,) = store.compile_decisions(WORKLOAD.fingerprint)
-    later = replace(theirs, compiler="inductor", decided=NOON + timedelta(minutes=1))
-    assert there.keep_compile_decision(later) == theirs
-    assert there.keep_compile_decision(later, anew=True) == later
-    there.import_bundle(bundle)
-    assert there.compile_decisions(WORKLOAD.fingerprint) == (later,)
 
 
 def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:

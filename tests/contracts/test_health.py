@@ -15,7 +15,6 @@ from tests.values.storage import (
     best_of,
     changed,
     concluded,
-    decision_of,
     packed_plan,
     result_of,
     window_of,
@@ -33,7 +32,6 @@ def filled(store: Store) -> str:
     store.take_resources(store.add_agent("a host", "1 1").id, ["GPU-a"])
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 8.0)
     store.add_window(window_of(launch.id))
-    store.keep_compile_decision(decision_of(310))
     return study
 
 
@@ -67,7 +65,6 @@ SPOILS = {
     ),
     "a window of nonsense": ("UPDATE autotune_launch_window SET parts = '{}'", "cannot be read"),
     "a window that runs backwards": ("UPDATE autotune_launch_window SET last_step = 1", "the steps 2 to 1"),
-    "a decision for no training": ("UPDATE autotune_compile_decision SET steps = 0", "at least one step"),
     "a lease of nobody": ("UPDATE autotune_agent SET ended = started", "held by an agent that has ended"),
 }
 

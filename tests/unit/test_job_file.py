@@ -117,8 +117,8 @@ def test_every_problem_is_listed_with_its_line(job_file: Path) -> None:
         ("training: {betas: [-0.1, 0.9]}", "training.betas[0]: must be greater than or equal to 0, not -0.1"),
         ("training: {betas: [0.9]}", "training.betas[1]: missing; add this entry to the list"),
         ("training: {betas: [0.9, 0.9, 0.9]}", "training.betas: must be a list of 2 entries at most, not a list"),
-        ("training: {compile: maybe}", "training.compile: must be true, false or auto, not 'maybe'"),
-        ("training: {compile: 1}", "training.compile: must be true, false or auto, not 1"),
+        ("training: {compile: auto}", "training.compile: must be true or false, not 'auto'"),
+        ("training: {compile: 1}", "training.compile: must be true or false, not 1"),
         ("training: {clip_norm: 0}", "training.clip_norm: must be greater than 0, not 0"),
         (
             "training: {loss_weighting: sum}",

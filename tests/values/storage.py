@@ -11,7 +11,6 @@ from storage.records import (
     AgentRecord,
     Baseline,
     BestPlan,
-    CompileDecision,
     DisturbedRun,
     LaunchResult,
     ParetoPlan,
@@ -297,16 +296,6 @@ def concluded(store: Store, best: BestPlan, calibration_state: str = "{}") -> Be
     assert store.conclude_study(best, calibration_state, agent)
     store.end_agent(agent)
     return best
-
-
-def decision_of(steps: int, compiler: str | None = None) -> CompileDecision:
-    return CompileDecision(
-        workload_fingerprint=WORKLOAD.fingerprint,
-        steps=steps,
-        compiler=compiler,
-        reason="steps with compiled layers take 0.91 of the time",
-        decided=NOON,
-    )
 
 
 def launch_result(launch_id: str, **fields: Any) -> LaunchResult:

@@ -78,8 +78,6 @@ class LayerCosts:
     """Ranks on each of several nodes; 0 where all were on one."""
     compile_seconds: Measured | None = None
     """Seconds in which a rank compiles layers of all kinds; None where layers were not compiled."""
-    compiled_shares: tuple[tuple[LayerKind, Measured, Measured], ...] = ()
-    """(kind, time of a compiled layer over an uncompiled one's, spread of this ratio), both timed in turns."""
     slow_calls: tuple[SlowCall, ...] = ()
 
     def __post_init__(self) -> None:

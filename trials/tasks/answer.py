@@ -153,8 +153,6 @@ class ProfileReport:
     share is 0 where nothing was timed and the time was computed from others."""
     compile_seconds: float | None = None
     """Seconds in which the layers were compiled, at first passes of each kind; None where they are not."""
-    compiled_shares: tuple[tuple[LayerKind, float, float], ...] = ()
-    """As in `LayerCosts`, on this rank."""
     slow_calls: tuple[SlowCall, ...] = ()
     """As in `LayerCosts`, on this rank."""
     kind: Literal["profile"] = "profile"

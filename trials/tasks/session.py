@@ -155,7 +155,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
     if grid.tensor > 1:
         attending = {degree: join_groups(grid.attending_ranks(degree), rank) for degree in sorted({*degrees})}
     stage = build_stage(request, where.stage, device, sharing[1])
-    if request.job.training.compiles:
+    if request.job.training.compile:
         compile_layers(stage)
     stage.sharing = tuple(sharing[degree] for degree in degrees)
     stage.attending = tuple(attending[degree] for degree in degrees)
@@ -186,7 +186,7 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
         language_layers=len(skeleton.chain.language_layers),
         dtype=request.job.model.dtype,
     )
-    if request.job.training.compiles:
+    if request.job.training.compile:
         check_compilable(request.plan.layout)
     degree = request.plan.layout.tensor
     config, layers = skeleton.model.config, skeleton.modules(skeleton.chain.language_layers)

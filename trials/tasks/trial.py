@@ -68,7 +68,7 @@ def _timed_steps(session: Session, task: Trial) -> Generator[_Timed, None, None]
             for number in tuple(left):
                 graphs = compiled_graphs()
                 timed = _time(session, batches, epoch.step(number))
-                if session.request.job.training.compiles and _any_rank(session, compiled_graphs() > graphs):
+                if session.request.job.training.compile and _any_rank(session, compiled_graphs() > graphs):
                     break
                 left.remove(number)
                 yield timed

@@ -14,7 +14,6 @@ from autotune.results import study_report
 from autotune.results.evidence import trials_behind, trials_behind_each
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from autotune.results.study_report import Known
-from autotune.search.compile_setting import decisions_of, settled_workload
 from storage.annotation import Annotation
 from storage.errors import UnknownPlan, UnknownRecord
 from storage.nearness import Fields, fields_of, fields_of_machine
@@ -59,7 +58,6 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
     """List plans; without a machine or a job to compare with, the latest search comes first."""
     job, now = _job_to_compare(options, wanted.like) if wanted.like else (None, None)
     with read_store(options.database_url(job.database if job else None)) as store:
-        now = settled_workload(store, job, now) if job and now else None
         found: Sequence[Known]
         if now or wanted.here:
             found = _nearest_plans(store, wanted, now)
@@ -162,9 +160,6 @@ def show_plan(options: Options, plan: str) -> None:
         ran = trials_behind(tried.won, store) if tried.won else ()
         used = _uses(store).get(tried.plan.id, ())
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
-        decisions = [
-            each for each in decisions_of(store, tried.workload) if each.compiler == tried.workload.model.compiler
-        ]
     folder = certificates_folder(work_folder(options.database_url()))
     certificates = stored_certificates(folder, tried.plan.id)
     holds, known = holds_here(tried, _hardware_here), known_text(tried)
@@ -176,7 +171,6 @@ def show_plan(options: Options, plan: str) -> None:
             "launches": [wire.to_document(launch) for launch in launches],
             **wire.to_document(annotation),
             "certificates": [wire.to_document(each) for each in certificates],
-            "compile_decisions": [wire.to_document(each) for each in decisions],
         },
         lambda: "\n\n".join(
             (
@@ -188,7 +182,6 @@ def show_plan(options: Options, plan: str) -> None:
                     ran=ran,
                     used_by=used,
                     annotation=annotation,
-                    decisions=decisions,
                 ),
                 *map(certificate_text, certificates),
             )

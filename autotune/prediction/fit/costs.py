@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
-from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
@@ -87,10 +86,6 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
         exchanges=fit_exchanges(reports, of_node),
         of_node=of_node,
         compile_seconds=_slowest_compile(reports),
-        compiled_shares=tuple(
-            (of_ranks[0][0], fmean(share for _, share, _ in of_ranks), max(spread for *_, spread in of_ranks))
-            for of_ranks in zip(*(report.compiled_shares for report in reports), strict=True)
-        ),
         slow_calls=tuple(_slowest_calls(reports).values()),
     )
 

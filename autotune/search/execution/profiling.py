@@ -49,7 +49,7 @@ def layer_costs(
     work = prepared.workload
     if not fresh and (stored := stored_costs(work, store)) is not None:
         return stored
-    layers = "compiled layers" if prepared.job.training.compiles else "layers"
+    layers = "compiled layers" if prepared.job.training.compile else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
     costs = profile_layers(prepared, pool, logs)
     store.save_layer_profile(*_keys(work), wire.encode(costs))

@@ -95,14 +95,6 @@ def _workloads() -> None:
         _time("created"),
         _text("document"),
     )
-    op.create_table(
-        "autotune_compile_decision",
-        _reference("workload_fingerprint", "workload.fingerprint", primary_key=True),
-        _integer("steps", primary_key=True, autoincrement=False),
-        _text("compiler", nullable=True),
-        _text("reason"),
-        _time("decided"),
-    )
 
 
 def _studies_and_plans() -> None:

@@ -102,9 +102,21 @@ def test_a_baseline_has_the_speed_with_which_the_winner_was_compared(url: str) -
 
 
 def test_one_plan_on_other_hardware_is_compared_and_the_difference_named(url: str) -> None:
-    shown = text(url, name_of(url, WORKLOAD), f"{packed_plan().id[:8]}@{name_of(url, H100)}")
-    assert f"{packed_plan().id} is 2.00 +- 0.0" in shown
+    here, there = name_of(url, WORKLOAD), name_of(url, H100)
+    shown = text(url, here, f"{packed_plan().id[:8]}@{there}")
+    (verdict,) = (line for line in shown.splitlines() if "times as fast" in line)
+    assert verdict.startswith(f"{packed_plan().id}@{there} is 2.00 +- 0.0")
+    assert verdict.endswith(f" times as fast as {packed_plan().id}@{here}")
     assert "Measured on different workloads: hardware.device_name" in shown
+
+
+def test_compiled_layers_are_compared_with_layers_as_they_are(url: str) -> None:
+    compiled = changed("model.compiler", "inductor")
+    with open_store(url) as store:
+        add(store, compiled, 80.0)
+    shown = text(url, name_of(url, WORKLOAD), name_of(url, compiled))
+    assert f"{packed_plan().id}@{name_of(url, compiled)} is 1.25 +- 0.0" in shown
+    assert "Measured on different workloads: model.compiler" in shown
 
 
 def test_speeds_on_other_data_are_not_compared(url: str) -> None:

@@ -21,9 +21,7 @@ from tests.programs.processes import children
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
 from tests.values.training import PACKED, plan_of, prepared_of
-from trials import wire
 from trials.channels.folder import FolderChannel, file_meeting
-from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Step
 from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
@@ -35,7 +33,6 @@ from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 from trials.tasks.session import Session, open_session
 from trials.tasks.trial import run_trial
-from trials.workload import COMPILER
 
 COMPILED: dict[str, Any] = {"compile": True}
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
@@ -209,65 +206,16 @@ def test_a_compiled_job_is_tuned_certified_and_trained_apart_from_the_plain_one(
         with safe_open(file, "pt") as weights:
             names |= set(weights.keys())
     assert "model.layers.0.self_attn.q_proj.weight" in names
+    run("tune", job.spoil(training__compile=False))
+    with open_store() as store:
+        studies = [study.name for study in store.studies()]
+    assert " times as fast as " in run("compare", *studies)
 
 
 def examined(path: Path) -> dict[str, Any]:
     """Return what `doctor` says of a job."""
     document: dict[str, Any] = json.loads(CliRunner().invoke(main, ["doctor", str(path), "--json"]).stdout)
     return document
-
-
-def plant_gain() -> None:
-    """Replace the stored profile of compiled layers by that of the others, in half of the time: no timing decides."""
-    with open_store() as store:
-        profiles = {profile.model.compiler: profile for profile in store.layer_profiles()}
-        compiled = profiles[COMPILER]
-        plain, measured = (wire.decode(LayerCosts, profiles[each].document) for each in (None, COMPILER))
-        assert plain.compile_seconds is None
-        assert measured.compile_seconds is not None
-        assert [kind for kind, *_ in measured.compiled_shares] == ["language"]
-        faster = replace(plain, compile_seconds=0.01, compiled_shares=(("language", 0.5, 0.0),))
-        store.save_layer_profile(
-            compiled.hardware.fingerprint, compiled.model.fingerprint, compiled.software, wire.encode(faster)
-        )
-
-
-@needs_compiler
-@pytest.mark.long
-@pytest.mark.ranks
-@pytest.mark.usefixtures("home", "brief_profiles")
-def test_auto_compiles_a_long_training_and_leaves_the_layers_of_a_short_one(words: Path, tmp_path: Path) -> None:
-    job = JobFile(words, tmp_path)
-    short = run("tune", job.spoil(search=BRIEF, training__compile="auto", training__max_steps=3))
-    assert "Profiling the layers on" in short
-    assert "Profiling the compiled layers on" in short
-    assert ": not compiled" in short
-    assert "Layers are compiled." not in short
-    shown = run("show", short.split()[1])
-    assert "; compiled layers)" not in shown
-    assert ": not compiled" in shown
-
-    plant_gain()
-    decided = "; the training has 300: compiled"
-    long = run("tune", job.spoil(training__max_steps=300, training__epochs=50))
-    assert "Profiling" not in long
-    assert decided in long
-    assert "Layers are compiled." in long
-    plan = long.split()[1]
-    shown = run("show", plan)
-    assert "; compiled layers)" in shown
-    assert decided in shown
-    assert decided in examined(job.path)["compile"]
-    assert run("tune", str(job.path)).split()[1] == plan
-    predicted = run("predict", str(job.path))
-    assert decided in predicted
-    assert predicted.count("Reading the data") == 1
-    assert plan in run("plans", "--like", str(job.path), "--verdict", "valid")
-    run("launch", str(job.path), "--steps", "2")
-    with open_store() as store:
-        (launch,) = store.launches(plan)
-        assert store.workload(launch.workload_fingerprint).model.compiler == COMPILER
-    assert ": not compiled" in run("tune", job.spoil(training__max_steps=3))
 
 
 # --- what is refused ---
@@ -318,20 +266,6 @@ def test_a_machine_without_a_compiler_is_refused_before_anything_is_measured(
     assert any(f"{finding['what']}; {finding['remedy']}".startswith(NO_COMPILER) for finding in findings)
     job.spoil(training__compile=False)
     assert not [finding for finding in examined(job.path)["findings"] if "compiler" in finding["what"]]
-
-
-@needs_compiler
-@pytest.mark.usefixtures("home")
-def test_doctor_says_what_auto_will_do(shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = JobFile(shallow, tmp_path)
-    job.spoil(training__compile="auto", training__epochs=5)
-    assert examined(job.path)["compile"].endswith("that is repaid 2 times within the 30 steps of the training")
-    assert "Layers    training.compile: auto: `autotune tune JOB` will profile" in run("doctor", str(job.path))
-    monkeypatch.setenv("CXX", "/nonexistent")
-    found = examined(job.path)
-    needs = "compiling needs a compiler, and CXX=/nonexistent is none, so layers stay as they are"
-    assert found["compile"] == f"training.compile: auto: {needs}"
-    assert not any("compile" in finding["what"] for finding in found["findings"])
 
 
 @pytest.mark.ranks

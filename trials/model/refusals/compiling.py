@@ -14,20 +14,16 @@ INSTALL = "install it, or remove training.compile from the job file"
 
 def check_compilable(layout: Layout) -> None:
     """Raise InvalidPlan for a layout whose layers are compiled otherwise than in a profile."""
-    if (why := uncompilable(layout)) is not None:
-        other = "ZeRO 2" if layout.zero == 3 else "tensor 1" if layout.tensor > 1 else "offload none"
-        raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")
-
-
-def uncompilable(layout: Layout) -> str | None:
-    """Return the part of a layout that keeps layers from being compiled as in a profile; None where there is none."""
     if layout.zero == 3:
-        return "ZeRO 3, whose hooks gather weights inside of a layer"
-    if layout.tensor > 1:
-        return f"tensor degree {layout.tensor}, whose ranks exchange states inside of a layer"
-    if layout.offload != "none":
-        return "offload, whose hooks see what each operation keeps"
-    return None
+        why, other = "ZeRO 3, whose hooks gather weights inside of a layer", "ZeRO 2"
+    elif layout.tensor > 1:
+        why = f"tensor degree {layout.tensor}, whose ranks exchange states inside of a layer"
+        other = "tensor 1"
+    elif layout.offload != "none":
+        why, other = "offload, whose hooks see what each operation keeps", "offload none"
+    else:
+        return
+    raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")
 
 
 def check_compiler(accelerator: str) -> None:

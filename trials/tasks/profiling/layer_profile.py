@@ -38,7 +38,6 @@ from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tenso
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import ProbeSizes, Profile, Request
 
-_COMPILED: tuple[LayerKind, ...] = ("vision", "language")
 # A choice: a machine that is still disturbed in the third round is marked as noisy instead.
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
@@ -63,7 +62,9 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     stage = build()
     paths_by_kind, parameters_of = _paths_by_kind(stage), _parameters_by_kind(stage)
     profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
-    compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compiles else None
+    # Before they are compiled, since a function mode does not see the calls inside compiled layers.
+    slow_calls = profiler.slow_calls(task.sizes)
+    compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
@@ -79,9 +80,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         # The layers are timed apart, so their stage is not tied.
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,
-        compiled_shares=() if compile_seconds is None else profiler.shares_of(build(), task.sizes),
-        # A function mode does not see the calls inside compiled layers.
-        slow_calls=(profiler if compile_seconds is None else profiler.of(build())).slow_calls(task.sizes),
+        slow_calls=slow_calls,
     )
     if task.exchange_seconds is None:
         return layers
@@ -217,29 +216,6 @@ class Profiler:
         """Run each probe once, so that buffers are allocated, code is loaded, and layers are compiled."""
         for probe in probes:
             self._times(probe)
-
-    def shares_of(self, plain: StageModule, sizes: ProbeSizes) -> tuple[tuple[LayerKind, float, float], ...]:
-        """Return the time of each kind of compiled layer over that of the same in `plain`, and the spread of that.
-
-        Each probe takes turns with its twin, so that a drift of the machine affects both alike.
-        """
-        other = self.of(plain)
-        stages = (probes(stage, sizes, self._device) for stage in (self._stage, plain))
-        pairs = [pair for pair in zip(*stages, strict=True) if pair[0].layer in _COMPILED]
-        other.warm_up(twin for _, twin in pairs)
-        shares: dict[LayerKind, list[float]] = {probe.layer: [] for probe, _ in pairs}
-        for _ in range(self._repeats):
-            seconds: dict[LayerKind, list[tuple[float, float]]] = {kind: [] for kind in shares}
-            for probe, twin in pairs:
-                seconds[probe.layer].append((sum(self._times(probe)), sum(other._times(twin))))
-            for kind, timed in seconds.items():
-                compiled, usual = map(sum, zip(*timed, strict=True))
-                shares[kind].append(compiled / usual)
-        return tuple((kind, statistics.median(each), interquartile_range(each)) for kind, each in shares.items())
-
-    def of(self, stage: StageModule) -> "Profiler":
-        """Return a profiler of another stage of the same layers."""
-        return Profiler(stage, self._takes_gradient, self._device, self._repeats)
 
     def slow_calls(self, sizes: ProbeSizes) -> tuple[SlowCall, ...]:
         """Return `LayerCosts.slow_calls`, from the most units and the longest sample of `sizes`."""

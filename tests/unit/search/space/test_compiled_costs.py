@@ -27,17 +27,6 @@ def test_a_profile_takes_as_long_to_compile_as_the_slowest_rank_and_shows_it() -
     assert "compiling" not in costs_text(plain, pack)
 
 
-def test_shares_of_the_time_are_those_of_all_ranks() -> None:
-    first, second = (replace(report, compile_seconds=30.0) for report in reports_of(COSTS, 0.0, ranks=2))
-    shares = fit_costs(
-        [
-            replace(first, compiled_shares=(("language", 0.75, 0.02),)),
-            replace(second, compiled_shares=(("language", 1.0, 0.01),)),
-        ]
-    ).compiled_shares
-    assert shares == (("language", 0.875, 0.02),)
-
-
 def test_a_profile_from_before_is_of_layers_as_they_are() -> None:
     document = wire.to_document(COSTS)
     del document["compile_seconds"]
