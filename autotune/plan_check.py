@@ -14,7 +14,7 @@ from trials.data.order import epoch_order
 from trials.errors import InvalidPlan
 from trials.model.refusals.heads import check_degrees
 from trials.model.skeleton import load_config
-from trials.plan import Levelled, Plan
+from trials.plan import TOWERS, Levelled, Plan
 from trials.tasks.training.course import curriculum_of, set_course
 from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, read_record
 from trials.units import number_of
@@ -34,6 +34,11 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
     try:
         plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
         check_layout(plan.layout, prepared.job, prepared.workload.hardware)
+        levels = [level for stage in plan.stages for level in stage.recomputed]
+        if prepared.job.training.compile and any(level.selective(tower) for level in levels for tower in TOWERS):
+            raise InvalidPlan(
+                "the compiler decides what compiled layers recompute; use selective 0, or remove training.compile"
+            )
         if max(plan.layout.tensor, *plan.packing.degrees) > 1:
             config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
             check_degrees(config.get_text_config(), plan.packing.degrees, plan.layout.tensor)

@@ -3,7 +3,7 @@
 from autotune.dimensions.folds import layout_text
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan
+from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan, Recomputed
 from trials.units import number_of
 
 _MEBI = 1 << 20
@@ -40,8 +40,15 @@ def freeing_text(layout: Layout) -> str:
 def _recomputed(plan: Plan, level: int) -> str:
     """Return the recomputed layers of the stages for packs of a level."""
     levels = [stage.recomputed[level] for stage in plan.stages]
-    text = " | ".join(f"{each.vision}v+{each.language}l" for each in levels)
+    text = " | ".join(map(recomputed_text, levels))
     return f"level {level + 1} {text}" if level else text
+
+
+def recomputed_text(recomputed: Recomputed) -> str:
+    """Return the recomputed layers of a stage, then those that are recomputed selectively."""
+    whole = f"{recomputed.vision}v+{recomputed.language}l"
+    vision, language = recomputed.selective_vision, recomputed.selective_language
+    return f"{whole} and {vision}v+{language}l selectively" if vision or language else whole
 
 
 def packing_text(packing: Packing) -> str:

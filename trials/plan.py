@@ -211,10 +211,23 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputed:
-    """Layers of a stage, the first ones of each kind, that are recomputed in the backward pass."""
+    """Layers of a stage, the first ones of each kind, that are recomputed in the backward pass.
+
+    The `selective` layers behind them keep outputs of matrix products and attention, and recompute the rest from these.
+    """
 
     vision: int
     language: int
+    selective_vision: int = 0
+    selective_language: int = 0
+
+    def whole(self, tower: Tower) -> int:
+        """Return the layers of this kind that are recomputed as a whole."""
+        return self.vision if tower == "vision" else self.language
+
+    def selective(self, tower: Tower) -> int:
+        """Return the layers of this kind that are recomputed selectively."""
+        return self.selective_vision if tower == "vision" else self.selective_language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,30 +241,46 @@ class Stage:
     language: int
     recompute_vision: int = 0
     recompute_language: int = 0
+    selective_vision: int = 0
+    """Further layers that are recomputed selectively."""
+    selective_language: int = 0
     further_levels: tuple[Recomputed, ...] = ()
     """Recomputed layers for packs of the second level, the third, and so on."""
 
     def __post_init__(self) -> None:
         if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
             raise InvalidPlan(f"a stage needs at least one layer, not {self.vision} vision + {self.language} language")
-        of_levels = [(level.vision, level.language) for level in self.further_levels]
-        for vision, language in ((self.recompute_vision, self.recompute_language), *of_levels):
-            if not (0 <= vision <= self.vision and 0 <= language <= self.language):
-                raise InvalidPlan(
-                    f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
-                    f"{vision} and {language} of them"
-                )
+        for level in self.recomputed:
+            for tower, layers in zip(TOWERS, (self.vision, self.language), strict=True):
+                whole, selective = level.whole(tower), level.selective(tower)
+                if min(whole, selective) < 0 or whole + selective > layers:
+                    also = f" and {selective} selectively" if selective else ""
+                    raise InvalidPlan(
+                        f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
+                        f"{whole} {tower} layers{also}"
+                    )
 
     @property
     def recomputed(self) -> tuple[Recomputed, ...]:
         """Recomputed layers for packs of each level."""
-        return (Recomputed(vision=self.recompute_vision, language=self.recompute_language), *self.further_levels)
+        first = Recomputed(
+            vision=self.recompute_vision,
+            language=self.recompute_language,
+            selective_vision=self.selective_vision,
+            selective_language=self.selective_language,
+        )
+        return (first, *self.further_levels)
 
     def recomputing(self, of_levels: Sequence[Recomputed]) -> "Stage":
         """Return the stage with these recomputed layers for packs of each level."""
         first, *further = of_levels
         return replace(
-            self, recompute_vision=first.vision, recompute_language=first.language, further_levels=tuple(further)
+            self,
+            recompute_vision=first.vision,
+            recompute_language=first.language,
+            selective_vision=first.selective_vision,
+            selective_language=first.selective_language,
+            further_levels=tuple(further),
         )
 
 
@@ -288,6 +317,7 @@ class Plan(_Remembered):
                     f"stage {number} recomputes layers for {number_of(given, 'level')} of packs but the packing has "
                     f"{levels}; give its further_levels {number_of(levels - 1, 'entry', 'entries')}"
                 )
+        self._check_selective()
         seen_language = False
         for number, stage in enumerate(self.stages):
             if stage.vision and seen_language:
@@ -301,6 +331,14 @@ class Plan(_Remembered):
                     f"leave {self.layout.data % degree} over; use a degree of {' or '.join(divisors)}, or data "
                     f"{-(-self.layout.data // degree) * degree}"
                 )
+
+    def _check_selective(self) -> None:
+        """Raise InvalidPlan where the layout does not allow the selective recomputation of a stage."""
+        levels = [level for stage in self.stages for level in stage.recomputed]
+        for tower in TOWERS:
+            if (self.layout.zero == 3 or self.layout.offloads(tower)) and any(each.selective(tower) for each in levels):
+                why, other = ("ZeRO 3", "ZeRO 2") if self.layout.zero == 3 else ("offload", "offload none")
+                raise InvalidPlan(f"{why} takes away what selective recomputation needs; use {other}, or selective 0")
 
     def __hash__(self) -> int:
         try:

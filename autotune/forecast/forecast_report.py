@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
-from autotune.plan_text import freeing_text, plan_text
+from autotune.plan_text import freeing_text, plan_text, recomputed_text
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
@@ -151,7 +151,7 @@ def _stages(forecast: Forecast) -> str:
         (
             str(number),
             f"{stage.vision}v+{stage.language}l",
-            "; ".join(f"{level.vision}v+{level.language}l" for level in stage.recomputed),
+            "; ".join(map(recomputed_text, stage.recomputed)),
             f"{idle:.1%}",
             f"{memory.expected / _MEBI:,.0f}",
             f"{memory.low / _MEBI:,.0f} to {memory.high / _MEBI:,.0f}",

@@ -74,6 +74,8 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
         kind: {
             **dict(zip(_SECONDS, pack.seconds(costs, kind), strict=True)),
             "kept_bytes": pack.cost(cost.kept_bytes, kind),
+            "selective_seconds": pack.cost(cost.selective_seconds, kind),
+            "selective_bytes": pack.cost(cost.selective_bytes, kind),
             "noisy": cost.is_noisy,
         }
         for kind, cost in costs.layers
@@ -98,9 +100,14 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")
+    lines.append("")
+    for kind, cost in costs.layers:
+        if cost.can_select:
+            share = pack.cost(cost.selective_bytes, kind) / max(pack.cost(cost.kept_bytes, kind), 1)
+            seconds = pack.cost(cost.selective_seconds, kind)
+            lines.append(f"selective  {seconds * 1e3:.3f} ms per {kind} layer, which keeps {share:.0%} of its bytes")
     pixels, labels = (pack.cost(each) * 1e3 for each in (costs.loading.pixels_seconds, costs.loading.labels_seconds))
     lines += [
-        "",
         f"loading    {pixels:.3f} ms, of labels alone {labels:.3f} ms",
         f"link       {_link(costs.link)}",
         f"reduction  {_nanoseconds_per_kibi(average_of_all(costs))}",

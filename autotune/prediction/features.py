@@ -54,6 +54,7 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             forward_seconds=sized(cost.forward_seconds),
             backward_seconds=sized(cost.backward_seconds),
             recompute_seconds=times(cost.recompute_seconds, factors[_RECOMPUTE]),
+            selective_seconds=times(cost.selective_seconds, factors[_RECOMPUTE]),
         )
 
     def link(cost: LinkCost) -> LinkCost:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from autotune.prediction.columns import in_columns
+from autotune.prediction.parts import Parts
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
@@ -15,11 +16,12 @@ def offloaded_kinds(layout: Layout) -> list[int]:
 
 
 class Freeing:
-    """Seconds that freeing the memory of a layer of each kind adds to its passes."""
+    """Seconds that freeing the memory of layers adds to the passes of stages."""
 
     def __init__(self, costs: LayerCosts) -> None:
         layers = [costs[kind] for kind in KINDS]
         self._again = in_columns(layer.recompute_seconds for layer in layers)
+        self._selectively = in_columns(layer.selective_seconds for layer in layers)
         self._kept = in_columns(layer.kept_bytes for layer in layers)
         self._passes = (
             in_columns(layer.forward_seconds for layer in layers),
@@ -28,8 +30,13 @@ class Freeing:
         copy = costs.exchange("copy")
         self._per_byte = copy.seconds_per_byte if copy else (0.0, 0.0)
 
-    def seconds(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
-        """Return the seconds for packs of `sizes` [packs, 5], with the `curves` at these sizes, [packs, kinds].
+    def seconds(self, parts: Parts, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
+        """Return the seconds [packs, stages] of packs of `sizes` [packs, 5], with `curves` [packs, kinds] at these."""
+        selective: Floats = curves * (sizes @ self._selectively.T)
+        return self._of_layers(sizes, curves, layout) @ parts.recomputed.T + selective @ parts.selective.T
+
+    def _of_layers(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
+        """Return the seconds of recomputing a whole layer of each kind, or of offloading what it keeps, [packs, kinds].
 
         What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after
         it runs backward. Packs wait where a copy takes longer than the pass of such a layer.

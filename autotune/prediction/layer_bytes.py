@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +12,15 @@ from autotune.dimensions.zero import gathered_parameters
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
 from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
-from trials.arrays import Floats, Ints
+from trials.arrays import Bools, Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import buffer_bytes
 from trials.plan import Layout
 
-_NO_STAGES: Ints = np.zeros(0, dtype=np.int64)
+Place: TypeAlias = tuple[int, bool]
+"""The last layer of a kind in a backward pass, or the last one of it that is recomputed selectively."""
+PLACES: tuple[Place, ...] = (*((kind, False) for kind in range(len(KINDS))), (VISION, True), (LANGUAGE, True))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +32,10 @@ class LayerBytes:
     transient: Floats
     inputs: Floats
     """Bytes of the inputs, which are all that layers keep that are recomputed."""
+    selective: Floats
+    """Bytes that layers keep that are recomputed selectively."""
+    peak: Floats
+    """Most bytes of such a layer, with those that are shared, during its backward pass."""
     offloaded: NDArray[np.bool_]
     """Whether layers of each kind offload instead of being recomputed, [kinds]."""
 
@@ -45,22 +52,35 @@ class LayerBytes:
             if each.layer is not None:
                 of_kinds[each.layer] = each.held(of_kinds[each.layer])
         layers = list(of_kinds.values())
+        kept, shared = (
+            factor * in_columns(of_layers)
+            for of_layers in ((layer.kept_bytes for layer in layers), (layer.shared_bytes for layer in layers))
+        )
+        # Where ranks exchange, layers keep the same shares as alone.
+        alone = [costs[kind] for kind in KINDS]
+        shares = in_columns(layer.selective_bytes for layer in alone), in_columns(layer.kept_bytes for layer in alone)
+        selective = kept * np.minimum(np.divide(*shares, out=np.zeros_like(kept), where=shares[1] > 0), 1)
+        peak = factor * in_columns(layer.selective_peak_bytes for layer in layers)
         of_engine = np.zeros((len(KINDS), len(EVERY)))
         of_engine[:, CONSTANT] = element_bytes * np.array(gathered_parameters(costs, layout))
         of_engine[:, CONSTANT] += is_counted * buffer_bytes(layout, element_bytes)
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
-            kept=factor * in_columns(layer.kept_bytes for layer in layers),
-            shared=factor * in_columns(layer.shared_bytes for layer in layers),
+            kept=kept,
+            shared=shared,
             transient=factor * in_columns(layer.transient_bytes for layer in layers) + of_engine,
             inputs=factor * in_columns(layer.recomputed_bytes for layer in layers),
+            selective=selective,
+            # A further rung must not need more memory, which holds where one selective layer beside another that runs
+            # again keeps as much as a whole one; measured layers do.
+            peak=np.clip(peak, np.maximum(selective, kept + shared - selective), kept + shared),
             offloaded=offloaded,
         )
 
     @cached_property
     def columns(self) -> tuple[int, ...]:
         """Columns of sizes on which the bytes depend, and the constant one; seldom that of squared lengths."""
-        every = np.concatenate([self.kept, self.shared, self.transient, self.inputs])
+        every = np.concatenate([self.kept, self.shared, self.transient, self.inputs, self.peak])
         return tuple(column for column in EVERY if column == CONSTANT or every[:, column].any())
 
     def of_packs(self, parts: Parts, kinds: int) -> Floats:
@@ -70,19 +90,33 @@ class LayerBytes:
         return kept
 
     def split(self, parts: Parts, kinds: int) -> tuple[Floats, Floats]:
-        """Return the same for layers that are kept whole, and for inputs of those that are recomputed.
+        """Return the same for layers that are not recomputed as a whole, and for inputs of those that are.
 
         Of those that offload, only the input of the first stays: other stages or layers hold it as well.
         """
-        layers, recomputed = parts.layers[:, :kinds], parts.recomputed[:, :kinds]
-        whole = layers - recomputed
-        kept: Floats = whole @ self.kept[:kinds] + (whole > 0) @ self.shared[:kinds]
+        layers, recomputed, selective = (each[:, :kinds] for each in (parts.layers, parts.recomputed, parts.selective))
+        whole = layers - recomputed - selective
+        kept: Floats = (
+            whole @ self.kept[:kinds]
+            + selective @ self.selective[:kinds]
+            + (whole + selective > 0) @ self.shared[:kinds]
+        )
         inputs: Floats = np.where(self.offloaded[:kinds], recomputed > 0, recomputed) @ self.inputs[:kinds]
         return kept, inputs
 
-    def freed(self) -> Floats:
-        """Return the most that a layer of each kind frees that is recomputed or offloads, [kinds, 5]."""
-        freed: Floats = np.maximum(self.kept - ~self.offloaded[:, None] * self.inputs, 0)
+    def freed(self, rungs: tuple[int, int]) -> Floats:
+        """Return the most that the first of the `rungs` of (vision, language) layers frees, then the later one, [4, 5].
+
+        Layers with one rung are recomputed or offload; with two they are recomputed selectively first, and then as a
+        whole. A kind with one rung has the same bytes for both.
+        """
+        both, two = [VISION, LANGUAGE], np.array(rungs)[:, None] > 1
+        kept, selective, left = (
+            each[both] for each in (self.kept, self.selective, ~self.offloaded[:, None] * self.inputs)
+        )
+        whole = np.maximum(kept - left, 0)
+        first, later = np.where(two, kept - selective, whole), np.where(two, np.maximum(selective - left, 0), whole)
+        freed: Floats = np.concatenate([first, later])
         return freed
 
     def beginning(self, parts: Parts) -> Floats:
@@ -110,32 +144,40 @@ class LayerBytes:
     def _has_transient(self) -> list[bool]:
         return [bool(of_kind.any()) for of_kind in self.transient]
 
-    def needs_most_at(self, parts: Parts, kind: int) -> Ints:
-        """Return the stages that may need most at the last layer of a kind, and not as the backward pass begins."""
-        if self._has_transient[kind] or self.offloaded[kind]:
+    def needs_most_at(self, parts: Parts, place: Place) -> Ints:
+        """Return the stages that may need most at this place, and not as the backward pass begins."""
+        kind, is_selective = place
+        if not is_selective and (self._has_transient[kind] or self.offloaded[kind]):
             return np.flatnonzero(parts.layers[:, kind])
-        return np.flatnonzero(recomputes_all(parts, kind)) if kind in (VISION, LANGUAGE) else _NO_STAGES
+        return np.flatnonzero(_frees_all(parts, place))
 
-    def running(self, parts: Parts, kind: int) -> tuple[Floats, Floats, Floats]:
-        """Return what a pack keeps during the backward pass of the last layer of a kind, [stages, 5] each.
+    def running(self, parts: Parts, place: Place) -> tuple[Floats, Floats, Floats]:
+        """Return what a pack keeps during the backward pass of the layer at this place, [stages, 5] each.
 
         The parts are those of `PeakParts` but the static one. Later layers have had their backward pass and are free.
-        Where all layers of the kind are recomputed, the last of them runs again.
+        Where no layer of the kind is kept whole, this one is recomputed, as a whole or selectively.
         """
+        kind, is_selective = place
         kept, inputs = self.split(parts, kind + 1)
-        before, inputs_before = self.split(parts, kind)
-        # The layer that runs again keeps all of its activations, the other recomputed ones their inputs.
-        others = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
-        again = inputs_before + others + self.kept[kind] + self.shared[kind]
-        recomputed = recomputes_all(parts, kind)[:, None] & ~self.offloaded[kind]
+        again = _frees_all(parts, place)[:, None] & ~self.offloaded[kind]
+        if is_selective:
+            inputs = inputs + again * (self.peak[kind] - self.selective[kind] - self.shared[kind])
+        else:
+            before, inputs_before = self.split(parts, kind)
+            # The layer that runs again keeps all of its activations, the other recomputed ones their inputs.
+            others = (parts.recomputed[:, kind, None] - 1) * self.inputs[kind]
+            kept = np.where(again, before, kept)
+            inputs = np.where(again, inputs_before + others + self.kept[kind] + self.shared[kind], inputs)
         transient = np.broadcast_to(self.transient[kind], kept.shape) + self._on_their_way(parts, kind + 1)
-        return np.where(recomputed, before, kept), np.where(recomputed, again, inputs), transient
+        return kept, inputs, transient
 
 
-def recomputes_all(parts: Parts, kind: int) -> NDArray[np.bool_]:
-    """Return which stages recompute all layers of a kind, of which they have some, [stages].
+def _frees_all(parts: Parts, place: Place) -> Bools:
+    """Return which stages keep no layer of a kind whole, and recompute some as this place says, [stages].
 
     Had one been kept, it would have needed as much before.
     """
-    every: NDArray[np.bool_] = (parts.layers[:, kind] > 0) & (parts.recomputed[:, kind] == parts.layers[:, kind])
-    return every
+    kind, is_selective = place
+    whole, selective = parts.recomputed[:, kind], parts.selective[:, kind]
+    frees: Bools = ((selective if is_selective else whole) > 0) & (whole + selective == parts.layers[:, kind])
+    return frees

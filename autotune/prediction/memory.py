@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from autotune.prediction.layer_bytes import LayerBytes
+from autotune.prediction.layer_bytes import PLACES, LayerBytes
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.sizes import EpochSizes
@@ -163,21 +163,21 @@ class StageMemory:
         of_packs = of_layers.of_packs(parts, len(KINDS))
         kept = _largest_alone(sizes, of_packs, columns)
         running = _largest_alone(sizes, of_packs + of_layers.beginning(parts), columns)
-        for kind in range(len(KINDS)):
-            if len(rows := of_layers.needs_most_at(parts, kind)):
-                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], kind), axis=0), columns)
+        for place in PLACES:
+            if len(rows := of_layers.needs_most_at(parts, place)):
+                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], place), axis=0), columns)
                 running[rows] = np.maximum(running[rows], later)
         return kept, running
 
-    def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes) -> Floats:
-        """Return the most bytes that recomputing saves in stages that have `in_flight` packs, [4, stages].
+    def freed(self, in_flight: Ints, layout: Layout, sizes: EpochSizes, rungs: tuple[int, int]) -> Floats:
+        """Return the most bytes that recomputing saves in stages that have `in_flight` packs, [6, stages].
 
-        They are those of a further vision layer and of a further language layer, and what the last one of either kind
-        saves in addition.
+        They are those of one of the first `rungs` of vision layers and of language layers, those of a later one, and
+        what the last layer of either kind saves in addition.
         """
         of_layers = self.of_layers(sizes.degree, layout)
-        both, columns = [VISION, LANGUAGE], of_layers.columns
-        rows = np.concatenate([of_layers.freed()[both], of_layers.shared[both]])
+        columns = of_layers.columns
+        rows = np.concatenate([of_layers.freed(rungs), of_layers.shared[[VISION, LANGUAGE]]])
         of_stages = np.tile(rows, (len(in_flight), 1))
         saved = _largest(sizes, np.repeat(in_flight, len(rows)), of_stages, of_stages, columns)
         freed: Floats = saved.reshape(-1, len(rows)).T
@@ -202,9 +202,9 @@ class StageMemory:
         kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
         waiting = _largest(sizes, in_flight, kept + of_layers.beginning(parts), kept, columns)
         most = waiting.copy()
-        for kind in range(len(KINDS)):
-            if len(rows := of_layers.needs_most_at(parts, kind)):
-                running = np.sum(of_layers.running(parts[rows], kind), axis=0)
+        for place in PLACES:
+            if len(rows := of_layers.needs_most_at(parts, place)):
+                running = np.sum(of_layers.running(parts[rows], place), axis=0)
                 most[rows] = np.maximum(most[rows], _largest(sizes, in_flight[rows], running, kept[rows], columns))
         return waiting, most
 
@@ -213,11 +213,11 @@ class StageMemory:
     def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
-        The first case has all packs in flight as a backward pass begins, each further case the last layer of a kind.
+        The first case has all packs in flight as a backward pass begins, each further case runs the layer at a place.
         They are exact: packs in flight are those of the epoch, and each keeps what is kept at its level.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        waiting, beginning, *later = np.zeros((2 + len(KINDS), len(sizes.table), 3))
+        waiting, beginning, *later = np.zeros((2 + len(PLACES), len(sizes.table), 3))
         for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
             part, of_layers = stages[number : number + 1], self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
@@ -225,9 +225,9 @@ class StageMemory:
             # A pack has transient bytes, the third part, only while its backward pass runs.
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
             beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
-            for kind, of_kind in enumerate(later):
-                if len(of_layers.needs_most_at(part, kind)):
-                    of_kind[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, kind)).T
+            for place, of_place in zip(PLACES, later, strict=True):
+                if len(of_layers.needs_most_at(part, place)):
+                    of_place[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, place)).T
         return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *later)])
 
 

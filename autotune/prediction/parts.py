@@ -1,7 +1,7 @@
 """Pipeline stages as counts of layers, so that thousands of possible stages are computed at once."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -9,7 +9,7 @@ import numpy as np
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.model.cut import Cut, cut
-from trials.plan import Plan
+from trials.plan import TOWERS, Plan
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 """Columns of the kinds of layers that can be recomputed."""
@@ -23,6 +23,8 @@ class Parts:
     layers: Floats
     recomputed: Floats
     """Number of `layers`, the first ones, that are recomputed."""
+    selective: Floats
+    """Number of those after them that are recomputed selectively."""
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], level: int = 0) -> "Parts":
@@ -46,30 +48,31 @@ class Parts:
 
     @classmethod
     def _of(cls, stages: Iterable[tuple[int, ...]]) -> "Parts":
-        layers, recomputed = np.split(np.array([*stages], dtype=np.float64), [len(KINDS)], axis=1)
-        of_kinds = np.zeros_like(layers)
-        of_kinds[:, [VISION, LANGUAGE]] = recomputed
-        return cls(layers=layers, recomputed=of_kinds)
+        layers, *freed = np.split(np.array([*stages], dtype=np.float64), [len(KINDS), len(KINDS) + 2], axis=1)
+        recomputed, selective = np.zeros((2, *layers.shape))
+        for of_kinds, of_towers in zip((recomputed, selective), freed, strict=True):
+            of_kinds[:, [VISION, LANGUAGE]] = of_towers
+        return cls(layers=layers, recomputed=recomputed, selective=selective)
 
     @property
     def before_head(self) -> "Parts":
         """These stages without the head."""
-        return Parts(layers=self.layers * (np.arange(len(KINDS)) < HEAD), recomputed=self.recomputed)
+        return replace(self, layers=self.layers * (np.arange(len(KINDS)) < HEAD))
 
     def __len__(self) -> int:
         return len(self.layers)
 
     def __getitem__(self, stages: slice | Ints) -> "Parts":
-        return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages])
+        return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages], selective=self.selective[stages])
 
 
 def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
-    """Return the layers of each kind, then the recomputed ones of vision and language."""
-    layers = stage.embeds, len(stage.vision), stage.projects, len(stage.language), stage.heads
-    if not level:
-        return *layers, stage.recompute_vision, stage.recompute_language
-    recomputed = stage.recomputed(level)
-    return *layers, recomputed.vision, recomputed.language
+    """Return the layers of each kind, then those of vision and language that are recomputed, and selectively."""
+    freed = stage.levels[level]
+    return (
+        *(stage.embeds, len(stage.vision), stage.projects, len(stage.language), stage.heads),
+        *(*map(freed.whole, TOWERS), *map(freed.selective, TOWERS)),
+    )
 
 
 def numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:

@@ -82,7 +82,7 @@ class StageTimes:
             load=self.load_seconds(parts, sizes.whole),
             forward=forward,
             backward=backward,
-            recompute=self._freeing.seconds(sizes.table, curves, layout) @ parts.recomputed.T,
+            recompute=self._freeing.seconds(parts, sizes.table, curves, layout),
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
@@ -108,9 +108,9 @@ class StageTimes:
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
         """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
         curves = self._curves.at(sizes)
-        freeing = self._freeing.seconds(sizes, curves, layout)
+        freeing = self._freeing.seconds(parts, sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
-        return forward @ parts.layers.T, backward @ parts.layers.T + freeing @ parts.recomputed.T
+        return forward @ parts.layers.T, backward @ parts.layers.T + freeing
 
     def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""

@@ -14,7 +14,7 @@ from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED
 from autotune.results.headline import headline_of, is_sure
 from storage.records import BestPlan, FinishedTrial
-from trials.plan import Plan
+from trials.plan import TOWERS, Plan
 from trials.units import probability_text
 
 
@@ -123,6 +123,8 @@ def _recomputed(plan: Plan, level: int) -> str:
     """Return the recomputed layers of the stages for packs of a level, in words."""
     of_level = [stage.recomputed[level] for stage in plan.stages]
     text = _stages((each.vision, each.language) for each in of_level)
+    if any(each.selective(tower) for each in of_level for tower in TOWERS):
+        text += f"; selectively {_stages((each.selective_vision, each.selective_language) for each in of_level)}"
     return f"level {level + 1}: {text}" if level else text
 
 

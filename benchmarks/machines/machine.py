@@ -22,7 +22,7 @@ from trials.costs.coefficients import KINDS, LayerKind
 from trials.data.epoch import Epoch
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.cut import Cut, cut
-from trials.plan import Layout, Packing, Plan
+from trials.plan import TOWERS, Layout, Packing, Plan
 
 _ADAM_BYTES = 30
 """Bytes that Adam moves per parameter: float32 weight and two moments both ways, gradient in, 16-bit weight out."""
@@ -186,7 +186,7 @@ class Machine:
 
     def _stage_passes(self, layers: dict[LayerKind, LayerSeconds], held: Cut) -> tuple[Floats, Floats]:
         """Return the seconds (forward, backward) of packs on one stage, each [packs]."""
-        again = {"vision": held.recompute_vision, "language": held.recompute_language}
+        again: dict[LayerKind, int] = {tower: held.levels[0].whole(tower) for tower in TOWERS}
         forward, backward, launch_forward, launch_backward = np.zeros((4, len(layers["head"].forward)))
         for kind, count in _counts(held).items():
             layer, repeated = layers[kind], again.get(kind, 0)

@@ -348,9 +348,9 @@ def _again(forward: float) -> float:
 def _held(held: Cut) -> Iterator[tuple[LayerKind, int, int]]:
     """Yield (kind, layers, recomputed ones)."""
     yield "vision_embedding", int(held.embeds), 0
-    yield "vision", len(held.vision), held.recompute_vision
+    yield "vision", len(held.vision), held.levels[0].vision
     yield "projector", int(held.projects), 0
-    yield "language", len(held.language), held.recompute_language
+    yield "language", len(held.language), held.levels[0].language
     yield "head", int(held.heads), 0
 
 

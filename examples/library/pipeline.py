@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForImageTextToText
 
 from autotune import EvenPackSampler, PackCollator, PackSampler, Plan, SampleDataset, best_plan
+from trials.recomputation.selective import run_selectively
 
 # What travels between layers is a tuple of two tensors: states, and int64 [2, T] with the ids and positions of tokens.
 # DeepSpeed wants a gradient for each float tensor, and the same number of tensors between all stages.
@@ -105,6 +106,13 @@ class Recomputed(nn.Module):
         return checkpoint(self.layer, inputs, use_reentrant=False)
 
 
+class SelectivelyRecomputed(Recomputed):
+    """A layer that keeps outputs of matrix products and attention, and computes the rest again from these."""
+
+    def forward(self, inputs: tuple[torch.Tensor, torch.Tensor]) -> Any:
+        return run_selectively(self.layer, self.layer, inputs)
+
+
 class SplitPipeline(PipelineModule):
     """A pipeline whose stages end where the plan says, not where DeepSpeed's own rules do."""
 
@@ -124,13 +132,15 @@ def chain(model: Any, plan: Plan) -> tuple[list[nn.Module], list[int]]:
     language = [LanguageLayer(layer, rotary) for layer in model.model.language_model.layers]
     layers, ends = [Embedding(model)], []
     for stage in plan.stages:
-        # The first layers of each kind are recomputed.
-        for waiting, count, again in (
-            (vision, stage.vision, stage.recompute_vision),
-            (language, stage.language, stage.recompute_language),
+        # The first layers of each kind are recomputed, those behind them selectively.
+        for waiting, count, again, selective in (
+            (vision, stage.vision, stage.recompute_vision, stage.selective_vision),
+            (language, stage.language, stage.recompute_language, stage.selective_language),
         ):
             taken = [waiting.pop(0) for _ in range(count)]
-            layers += [Recomputed(layer) if number < again else layer for number, layer in enumerate(taken)]
+            layers += [Recomputed(layer) for layer in taken[:again]]
+            layers += [SelectivelyRecomputed(layer) for layer in taken[again : again + selective]]
+            layers += taken[again + selective :]
             # The projector is on the stage of the last vision layer.
             if waiting is vision and not vision and count:
                 layers.append(Projector(model))

@@ -28,6 +28,7 @@ from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
+from trials.plan import Recomputed
 from trials.sharing.group import SharingGroup
 from trials.tasks.profiling import slow_calls
 from trials.tasks.profiling.layer_profile import one_of_each, quick_slow_calls
@@ -79,8 +80,7 @@ def stage(config: PretrainedConfig) -> StageModule:
         Cut(
             vision=vision,
             language=language,
-            recompute_vision=0,
-            recompute_language=0,
+            levels=(Recomputed(vision=0, language=0),),
             embeds=True,
             projects=True,
             heads=True,

@@ -13,6 +13,7 @@ from trials.model.cut import Cut
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
+from trials.plan import Recomputed
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 TRAINING = TrainingSection.model_validate(
@@ -36,8 +37,7 @@ def stage_of(folder: str, *, whole: bool) -> StageModule:
         Cut(
             vision=range(0 if whole else vision, vision),
             language=range(0 if whole else language - 1, language),
-            recompute_vision=0,
-            recompute_language=0,
+            levels=(Recomputed(vision=0, language=0),),
             embeds=whole,
             projects=whole,
             heads=True,

@@ -12,7 +12,7 @@ from tests.values.exchanges import copies, exchanging
 from tests.values.search import layer_costs, limits_of, predictor_of
 from trials.costs.coefficients import times
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import Layout, Offload, Packed, Packing, Padded
+from trials.plan import TOWERS, Layout, Offload, Packed, Packing, Padded
 
 packings: st.SearchStrategy[Packing] = st.sampled_from(
     [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]
@@ -32,12 +32,35 @@ def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, 
     )
     packing = draw(packings)
     factors = draw(st.lists(st.tuples(st.floats(0.2, 3), st.floats(0, 2), st.floats(0, 1)), min_size=5, max_size=5))
+    selective = draw(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=5, max_size=5))
     out, back = draw(st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)))
-    costs = exchanging(_uneven(draw(layer_costs), factors), copies(out, back))
+    costs = exchanging(selecting(_uneven(draw(layer_costs), factors), selective), copies(out, back))
     predictor = predictor_of(costs, batch=draw(st.sampled_from([1, 8, 32])))
     least = Solver(predictor, limits_of(1, vision, language)).least_bytes(packing, layout)
     limit = round(least * draw(st.floats(0.5, 3)))
     return predictor, limits_of(limit, vision, language), packing, layout
+
+
+def selecting(costs: LayerCosts, shares: list[tuple[float, float, float]]) -> LayerCosts:
+    """Return costs whose layers can be recomputed selectively, in shares of the seconds and bytes of what others take.
+
+    The shares are those of the seconds of recomputation, of the kept bytes, and of the rest of them at the peak.
+    """
+    layers = tuple(
+        (
+            kind,
+            replace(
+                cost,
+                selective_seconds=times(cost.recompute_seconds, seconds),
+                selective_bytes=times(cost.kept_bytes, kept),
+                selective_peak_bytes=times(cost.kept_bytes, kept + (1 - kept) * peak),
+            )
+            if kind in TOWERS
+            else cost,
+        )
+        for (kind, cost), (seconds, kept, peak) in zip(costs.layers, shares, strict=True)
+    )
+    return replace(costs, layers=layers)
 
 
 def _uneven(costs: LayerCosts, factors: list[tuple[float, float, float]]) -> LayerCosts:

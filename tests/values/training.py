@@ -1,6 +1,7 @@
 """Jobs on the example's data, and plans for its model of 12 vision and 8 language layers."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from autotune.workload import Prepared, prepare
 from trials.job import Job
-from trials.plan import Layout, Offload, Packed, Packing, Plan, Stage, ZeroStage
+from trials.plan import TOWERS, Layout, Offload, Packed, Packing, Plan, Stage, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
@@ -48,11 +49,12 @@ def prepared_of(example: Path, folder: Path, **changes: dict[str, Any]) -> Prepa
 
 
 def stage(text: str) -> Stage:
-    """`10+2r4,1`: 10 vision and 2 language layers, of which 4 and 1 are recomputed."""
-    layers, _, recomputed = text.partition("r")
-    vision, language = (int(number) for number in layers.split("+"))
-    first, second = (int(number) for number in recomputed.split(",")) if recomputed else (0, 0)
-    return Stage(vision=vision, language=language, recompute_vision=first, recompute_language=second)
+    """`10+2r4,1s6,0`: 10 vision and 2 language layers, of which 4 and 1 are recomputed, and 6 and 0 selectively."""
+    found = re.fullmatch(r"(\d+)\+(\d+)(?:r(\d+),(\d+))?(?:s(\d+),(\d+))?", text)
+    assert found, text
+    counts = ("vision", "language", *(f"{how}_{tower}" for how in ("recompute", "selective") for tower in TOWERS))
+    values: dict[str, Any] = {name: int(count or 0) for name, count in zip(counts, found.groups(), strict=True)}
+    return Stage(**values)
 
 
 def plan_of(

@@ -28,6 +28,12 @@ class LayerCost:
     """Bytes kept once for all layers of the kind on a stage, such as rotary embeddings."""
     transient_bytes: Coefficients = NOTHING
     """Bytes live during the pass beyond those kept: gradients and workspaces. Zero where the meter counts none."""
+    selective_seconds: Coefficients = NOTHING
+    """Seconds that selective recomputation adds to forward and backward."""
+    selective_bytes: Coefficients = NOTHING
+    """Bytes of each layer kept with selective recomputation; zero where layers have none."""
+    selective_peak_bytes: Coefficients = NOTHING
+    """Most bytes of a layer, with those that are shared, while it is recomputed selectively."""
     seconds_error: Measured = 0.0
     """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
     bytes_error: Measured = 0.0
@@ -64,6 +70,11 @@ class LayerCost:
     def recomputed_bytes(self) -> Coefficients:
         """Bytes that the layer keeps when it is recomputed: those of its input, which is as large as its output."""
         return self.output_bytes if self.has_backward else NOTHING
+
+    @property
+    def can_select(self) -> bool:
+        """Whether selective recomputation of the layer was timed, and frees memory."""
+        return any(self.selective_bytes)
 
     @property
     def is_noisy(self) -> bool:

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from trials.engine.allocator import AllocatorPeaks, usable_bytes
 from trials.engine.gathering import GatheredWeights
 from trials.engine.static_memory import static_bytes
 from trials.plan import Layout
+from trials.recomputation.saving import SavingHooks, saving
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class SavedTensorMeter:
             raise MemoryExceeded(static_bytes, memory_limit_bytes)
 
     def watch(self) -> AbstractContextManager[object]:
-        return saved_tensors_hooks(self._pack, _unpack)
+        return saving(SavingHooks(self._pack, _unpack))
 
     # What follows is called for some hundred tensors of each pack: calls between these functions would take 1 % of a
     # training's time.

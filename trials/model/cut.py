@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trials.plan import Plan, Recomputed
+from trials.plan import Plan, Recomputed, Tower
 
 if TYPE_CHECKING:
     from trials.model.skeleton import Chain
@@ -16,9 +16,6 @@ class Cut:
     vision: range
     """Vision layers, by their index in the model."""
     language: range
-    recompute_vision: int
-    """Number of layers, from the first of `vision` on, that are recomputed in the backward pass."""
-    recompute_language: int
     embeds: bool
     """Whether this is the first stage, which holds the vision embedding."""
     projects: bool
@@ -26,17 +23,15 @@ class Cut:
     vision layer, the first stage has both."""
     heads: bool
     """Whether this is the last stage, which holds the head and computes the loss."""
-    further_levels: tuple[Recomputed, ...] = ()
-    """The numbers of recomputed layers for packs of the second level and further ones."""
+    levels: tuple[Recomputed, ...]
+    """The layers that are recomputed in the backward passes of packs of each level."""
     offload_vision: bool = False
     """Whether what would be recomputed of the vision layers is offloaded instead."""
     offload_language: bool = False
 
-    def recomputed(self, level: int) -> Recomputed:
-        """Return how many layers are recomputed for packs of a level."""
-        if level:
-            return self.further_levels[level - 1]
-        return Recomputed(vision=self.recompute_vision, language=self.recompute_language)
+    def offloads(self, tower: Tower) -> bool:
+        """Return whether layers of this kind offload what would be recomputed."""
+        return self.offload_vision if tower == "vision" else self.offload_language
 
     def layers(self, chain: "Chain") -> tuple[str, ...]:
         """Return the module paths of this stage's vision and language layers."""
@@ -69,12 +64,10 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
             Cut(
                 vision=vision,
                 language=language,
-                recompute_vision=stage.recompute_vision,
-                recompute_language=stage.recompute_language,
                 embeds=number == 0,
                 projects=number == projecting,
                 heads=number == len(plan.stages) - 1,
-                further_levels=stage.further_levels,
+                levels=stage.recomputed,
                 offload_vision=plan.layout.offloads("vision"),
                 offload_language=plan.layout.offloads("language"),
             )

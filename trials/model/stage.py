@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -17,7 +17,12 @@ from trials.model.skeleton import Skeleton
 from trials.model.slices import cut_layer, layer_plan
 from trials.model.trained import trains
 from trials.offload.offloading import Offloading
+from trials.plan import Tower
+from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
+
+RunLayer: TypeAlias = Callable[[nn.Module, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
+"""Function of a layer, of what runs it on states, and of the states, that returns the states after the layer."""
 
 
 class StageModule(nn.Module):
@@ -102,11 +107,11 @@ class StageModule(nn.Module):
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return the states after this stage's vision layers, then earlier layers' states that the projector takes."""
         current, *kept = states
-        freed, offloading = self.cut.recomputed(tokens.level).vision, self._offloading(self.cut.offload_vision)
         runner = self.family.vision_runner(self.model, current, tokens)
         for place, number in enumerate(self.cut.vision):
             layer = self.model.get_submodule(self.chain.vision_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < freed, offloading)
+            freeing = self._freeing("vision", place, tokens)
+            current = run_layer(layer, partial(runner, layer, number), current, freeing)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
@@ -114,22 +119,28 @@ class StageModule(nn.Module):
     def language(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
         """Return language states [1, T, hidden] after this stage's layers, then what later layers add to images."""
         current, *features = states
-        sharing, freed = self.sharing[tokens.level], self.cut.recomputed(tokens.level).language
-        offloading = self._offloading(self.cut.offload_language)
-        attending = self.attending[tokens.level]
+        sharing, attending = self.sharing[tokens.level], self.attending[tokens.level]
         rotary = self.model.get_submodule(self.chain.rotary)
         runner = self.family.language_runner(self.model, rotary, current, tokens, attending)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
-            current = run_layer(layer, partial(runner, layer, number), current, place < freed, offloading)
+            freeing = self._freeing("language", place, tokens)
+            current = run_layer(layer, partial(runner, layer, number), current, freeing)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens, sharing)
         return (current, *features)
 
-    def _offloading(self, offloads: bool) -> Offloading | None:
-        assert not (offloads and self.offloading is None), "the engine has to set what offloads"
-        return self.offloading if offloads else None
+    def _freeing(self, tower: Tower, place: int, tokens: PackTokens) -> RunLayer | None:
+        """Return what runs the layer at this place of its kind in the stage; None where it keeps everything."""
+        recomputed = self.cut.levels[tokens.level]
+        whole = recomputed.whole(tower)
+        if place >= whole:
+            return run_selectively if place < whole + recomputed.selective(tower) else None
+        if not self.cut.offloads(tower):
+            return run_again
+        assert self.offloading is not None, "the engine has to set what offloads"
+        return self.offloading.run
 
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [..., vocabulary] of language states [..., hidden]."""
@@ -146,21 +157,23 @@ def run_layer(
     layer: nn.Module,
     run: Callable[[torch.Tensor], torch.Tensor],
     states: torch.Tensor,
-    frees: bool,
-    offloading: Offloading | None = None,
+    freeing: RunLayer | None = None,
 ) -> torch.Tensor:
-    """Return the states after a layer, which keeps all of them or `frees` what it keeps.
+    """Return the states after a layer, which keeps what its backward pass needs unless `freeing` runs it.
 
-    What it frees is offloaded, or recomputed without `offloading`. Without a backward pass nothing is kept.
+    Without a backward pass nothing is kept.
     """
     trains = torch.is_grad_enabled()
     if trains and not states.requires_grad and any(parameter.requires_grad for parameter in layer.parameters()):
         # The first layer that trains. A reentrant checkpoint has gradients only if its input needs one.
         states = states.detach().requires_grad_()
-    if not (frees and trains and states.requires_grad):
+    if freeing is None or not (trains and states.requires_grad):
         return run(states)
-    if offloading is not None:
-        return offloading.run(layer, run, states)
+    return freeing(layer, run, states)
+
+
+def run_again(_: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:
+    """Return the states after a layer that keeps its input alone, and runs again in the backward pass."""
     # Reentrant, so that what the recomputation saves passes the hooks that count live bytes, like everything else.
     output: torch.Tensor = checkpoint(run, states, use_reentrant=True)
     return output

@@ -59,6 +59,12 @@ class LayerTiming:
     host_seconds: float = 0.0
     """Seconds in which the host enqueues both passes of a further layer of this kind for a device; 0 on a CPU, and for
     kinds of which a stage has one."""
+    selective_seconds: float = 0.0
+    """Seconds that selective recomputation adds to both passes; 0 for kinds without it, and for compiled layers."""
+    selective_bytes: int = 0
+    """Bytes kept with selective recomputation, without those that are shared."""
+    selective_peak_bytes: int = 0
+    """Most bytes live in the passes with selective recomputation, without the transient ones of other passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

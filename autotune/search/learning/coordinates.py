@@ -7,10 +7,11 @@ import numpy as np
 from autotune.dimensions.folds import layout_coordinates
 from autotune.prediction.columns import SQUARES
 from autotune.prediction.predictor import Predictor
+from autotune.search.solver.rungs import rungs_of
 from trials import plugins
 from trials.arrays import Floats
 from trials.data.packers import PACKERS
-from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.plan import TOWERS, Layout, Packed, Packing, Padded, Plan
 
 _PACKER_NAMES = plugins.names(PACKERS)
 _PACKER = 0.3 / math.sqrt(2)
@@ -47,9 +48,13 @@ def plan_coordinates(predictor: Predictor, plan: Plan) -> Floats:
             *slack,
             *(4 * share),
             *(
-                sum(of_rows * getattr(stage.recomputed[level], kind) for stage in stages for level, of_rows in shares)
-                / max(layers, 1)
-                for kind, layers in (("vision", vision), ("language", language))
+                sum(
+                    of_rows * rungs_of(stage.recomputed[level], tower, two=True)
+                    for stage in stages
+                    for level, of_rows in shares
+                )
+                / max(2 * layers, 1)
+                for tower, layers in zip(TOWERS, (vision, language), strict=True)
             ),
             len(degrees) - 1,
             math.log2(max(degrees)),

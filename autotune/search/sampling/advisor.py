@@ -28,7 +28,7 @@ from trials.arrays import Floats
 from trials.job import SearchSection
 from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Layout, Packed, Packing, Plan
+from trials.plan import TOWERS, Layout, Packed, Packing, Plan
 
 # A choice: each of these plans needs the derivatives of its step by all factors.
 _COMPARED = 32
@@ -384,7 +384,11 @@ def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
 
 
 def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Return a stage's layers, its layers that keep everything at each level, and whether it holds the projector."""
+    """Return a stage's layers, those not recomputed as a whole, those not recomputed, and whether it projects."""
     stage = plan.stages[number]
-    kept = ((stage.vision - level.vision, stage.language - level.language) for level in stage.recomputed)
+    kept = (
+        (layers - level.whole(tower), layers - level.whole(tower) - level.selective(tower))
+        for level in stage.recomputed
+        for tower, layers in zip(TOWERS, (stage.vision, stage.language), strict=True)
+    )
     return stage.vision, stage.language, *chain.from_iterable(kept), cut(plan)[number].projects

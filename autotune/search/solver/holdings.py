@@ -1,15 +1,17 @@
 """Contiguous parts of the chain that pipeline stages can hold, and which of them are alike."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.search.solver.rungs import Counts, Rungs
 from autotune.search.solver.splits import Choices
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
+from trials.plan import Recomputed, Stage
 
 _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embedding", "projector", "head"))
 
@@ -26,6 +28,7 @@ class Holdings:
     """Whether the part includes the projector."""
     stages: int
     """Stages of the pipeline."""
+    rungs: Rungs = (1, 1)
 
     @classmethod
     def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "Holdings":
@@ -41,6 +44,19 @@ class Holdings:
             stages=stages,
         )
 
+    def with_rungs(self, rungs: Rungs) -> "Holdings":
+        """Return the parts with these rungs of a layer of each kind."""
+        return replace(self, rungs=rungs)
+
+    @property
+    def vision_rungs(self) -> Ints:
+        """Rungs of the vision layers of each part: with all of them, each layer is recomputed as a whole."""
+        return self.vision * self.rungs[0]
+
+    @property
+    def language_rungs(self) -> Ints:
+        return self.language * self.rungs[1]
+
     def __len__(self) -> int:
         return len(self.vision)
 
@@ -51,6 +67,7 @@ class Holdings:
             language=self.language[rows],
             projects=self.projects[rows],
             stages=self.stages,
+            rungs=self.rungs,
         )
 
     def distinct(self) -> tuple["Holdings", Ints, Ints]:
@@ -64,13 +81,29 @@ class Holdings:
         _, first, which = np.unique(key, return_index=True, return_inverse=True)
         return self[first], first, which
 
-    def parts(self, recompute_vision: Ints, recompute_language: Ints) -> Parts:
-        """Return the parts with these numbers of layers recomputed."""
-        layers, recomputed = np.zeros((2, len(self), len(KINDS)))
+    def parts(self, vision_rungs: Ints, language_rungs: Ints) -> Parts:
+        """Return the parts with these rungs of their layers."""
+        layers, recomputed, selective = np.zeros((3, len(self), len(KINDS)))
         layers[:, _EMBEDDING], layers[:, _HEAD] = self.numbers == 0, self.numbers == self.stages - 1
         layers[:, VISION], layers[:, _PROJECTOR], layers[:, LANGUAGE] = self.vision, self.projects, self.language
-        recomputed[:, VISION], recomputed[:, LANGUAGE] = recompute_vision, recompute_language
-        return Parts(layers=layers, recomputed=recomputed)
+        for kind, count, of_kind, rungs in (
+            (VISION, self.vision, vision_rungs, self.rungs[0]),
+            (LANGUAGE, self.language, language_rungs, self.rungs[1]),
+        ):
+            recomputed[:, kind] = of_kind if rungs == 1 else np.maximum(of_kind - count, 0)
+            selective[:, kind] = 0 if rungs == 1 else np.minimum(of_kind, count) - recomputed[:, kind]
+        return Parts(layers=layers, recomputed=recomputed, selective=selective)
+
+    def stage(self, row: int, of_levels: Counts) -> Stage:
+        """Return one part as the stage of a plan, with these rungs for packs of each level."""
+        vision, language = np.array(of_levels).T
+        parts = self[np.full(len(of_levels), row)].parts(vision, language)
+        counts = np.hstack([each[:, [VISION, LANGUAGE]] for each in (parts.recomputed, parts.selective)]).astype(int)
+        levels = [
+            Recomputed(vision=vision, language=language, selective_vision=of_vision, selective_language=of_language)
+            for vision, language, of_vision, of_language in counts.tolist()
+        ]
+        return Stage(vision=int(self.vision[row]), language=int(self.language[row])).recomputing(levels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -95,7 +128,7 @@ class Cuts:
 
 
 @lru_cache(maxsize=64)
-def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
+def cuts(layers: int, vision_layers: int, stages: int, rungs: Rungs) -> Cuts:
     """Return the parts for a chain of these layers; every packing asks for the same."""
     starts, ends = np.triu_indices(layers + 1, 1)
     number = np.arange(stages)[:, None]
@@ -106,7 +139,8 @@ def cuts(layers: int, vision_layers: int, stages: int) -> Cuts:
     possible &= (ends == layers) | (after > 0)
     numbers, rows = np.nonzero(possible)
     starts, ends = starts[rows], ends[rows]
-    different, _, which = Holdings.of(numbers, starts, ends, vision_layers, stages).distinct()
+    every = Holdings.of(numbers, starts, ends, vision_layers, stages).with_rungs(rungs)
+    different, _, which = every.distinct()
     nothing = np.zeros_like(different.vision)
     edges = np.searchsorted(numbers, np.arange(1, stages))
     first, last, alike = (np.split(column, edges) for column in (starts, ends, which))

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.layer_bytes import LayerBytes
+from autotune.prediction.layer_bytes import PLACES, LayerBytes
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Holdings
 from autotune.search.solver.recompute import LayerSeconds
+from autotune.search.solver.rungs import Counts, Rungs
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.plan import Layout
@@ -32,10 +32,6 @@ _NO_BYTES = 1.0
 """More bytes than rounding may add."""
 _LEAST = 1e-300
 """Divisor where recomputing takes no time, or frees nothing."""
-
-
-Counts: TypeAlias = tuple[tuple[int, int], ...]
-"""(vision, language) layers that a stage recomputes for packs of each level."""
 
 
 class Mixtures:
@@ -65,17 +61,18 @@ class Mixtures:
         return self._found[key]
 
     def _least(self, held: Holdings) -> tuple[Counts, float] | None:
-        vision, language = (each.ravel() for each in np.indices((int(held.vision[0]) + 1, int(held.language[0]) + 1)))
+        counts = int(held.vision_rungs[0]) + 1, int(held.language_rungs[0]) + 1
+        vision, language = (each.ravel() for each in np.indices(counts))
         parts = held[np.zeros_like(vision)].parts(vision, language)
         choices = [
-            Choice(parts=parts, costs=share * seconds.of(parts), vision_counts=int(held.vision[0]) + 1)
+            Choice(parts=parts, costs=share * seconds.of(parts), vision_counts=counts[0])
             for share, seconds in zip(self._shares, self._seconds, strict=True)
         ]
         rows = self._in_flight(int(held.numbers[0])).cheapest(choices, self._free(parts[:1])[0])
         if rows is None:
             return None
-        counts = tuple((int(vision[row]), int(language[row])) for row in rows)
-        return counts, sum(float(choice.costs[row]) for choice, row in zip(choices, rows, strict=True))
+        found = tuple((int(vision[row]), int(language[row])) for row in rows)
+        return found, sum(float(choice.costs[row]) for choice, row in zip(choices, rows, strict=True))
 
     def fewest(self, held: Holdings) -> Counts | None:
         """Return the counts with which one part recomputes the fewest layers in the mean row, vision layers first."""
@@ -97,12 +94,12 @@ class Mixtures:
             [share * each.of(whole) for share, each in zip(self._shares, self._seconds, strict=True)], axis=0
         )
         free = self._free(whole)
+        costs = [share * each.of_rungs(held.rungs) for share, each in zip(self._shares, self._seconds, strict=True)]
         for number in np.unique(held.numbers).tolist():
             rows = np.flatnonzero(held.numbers == number)
             windows = self._in_flight(number)
             fits = windows.leanest(held[rows]) <= free[rows]
-            costs = [share * each.recomputed for share, each in zip(self._shares, self._seconds, strict=True)]
-            further = windows.fractions(whole[rows], free[rows], costs)
+            further = windows.fractions(whole[rows], free[rows], held.rungs, costs)
             seconds[rows] += np.where(fits, further, np.inf)
         return seconds
 
@@ -165,8 +162,8 @@ class Windows:
     def leanest(self, held: Holdings) -> Floats:
         """Return the least that any counts need in the fullest of the deciding windows, [parts]."""
         # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
-        vision = np.maximum(held.vision - np.array([[0], [0], [1], [1]]), 0)
-        language = np.maximum(held.language - np.array([[0], [1], [0], [1]]), 0)
+        vision = np.maximum(held.vision_rungs - np.array([[0], [0], [1], [1]]), 0)
+        language = np.maximum(held.language_rungs - np.array([[0], [1], [0], [1]]), 0)
         parts = held[np.tile(np.arange(len(held)), 4)].parts(vision.ravel(), language.ravel())
         needed = sum(
             _Held.of(layers, parts).bytes_in(self, level, self.deciding).reshape(-1, 4, len(held)).min(axis=1)
@@ -175,11 +172,11 @@ class Windows:
         most: Floats = np.max(needed, axis=0)
         return most
 
-    def fractions(self, whole: Parts, free: Floats, costs: Sequence[Floats]) -> Floats:
-        """Return the least costs of fractions of layers with which each deciding window would fit, [parts].
+    def fractions(self, whole: Parts, free: Floats, rungs: Rungs, costs: Sequence[Floats]) -> Floats:
+        """Return the least costs of fractions of rungs with which each deciding window would fit, [parts].
 
-        For each window alone, layers of most bytes for their cost come first (Dantzig 1957). `costs` are those of a
-        layer of each kind at each level, [kinds].
+        For each window alone, rungs of most bytes for their cost come first (Dantzig 1957). `costs` are those of
+        `LayerSeconds.of_rungs` at each level.
         """
         needed = np.zeros((len(self.deciding), len(whole)))
         freed, shared = [], np.zeros_like(needed)
@@ -187,12 +184,14 @@ class Windows:
             runs = (self._level[self.deciding] == level)[:, None] * self._running[self.deciding]
             waiting, kept = self._behind[level, self.deciding], layers.of_packs(whole, len(KINDS))
             needed += (waiting + runs) @ kept.T + runs @ layers.beginning(whole).T
-            freed.append((waiting + runs) @ layers.freed()[[VISION, LANGUAGE]].T)
+            freed.append((waiting + runs) @ layers.freed(rungs).T)
             shared += (waiting + runs) @ layers.shared[[VISION, LANGUAGE]].sum(axis=0)[:, None]
-        of_layers, cost = np.concatenate(freed, axis=1), np.concatenate([each[[VISION, LANGUAGE]] for each in costs])
-        counts = np.tile(whole.layers[:, [VISION, LANGUAGE]], len(self._layers)).T
+        of_rungs, cost = np.concatenate(freed, axis=1), np.concatenate(costs)
+        # Kinds with one rung have no later one.
+        counts = np.tile(whole.layers[:, [VISION, LANGUAGE]], 2) * [1, 1, *(rung > 1 for rung in rungs)]
+        counts = np.tile(counts, len(self._layers)).T
         most = np.zeros(len(whole))
-        for frees, above in zip(of_layers, needed - shared - free - _NO_BYTES, strict=True):
+        for frees, above in zip(of_rungs, needed - shared - free - _NO_BYTES, strict=True):
             spent, left = np.zeros(len(whole)), above
             order = np.argsort(-frees / np.maximum(cost, _LEAST))
             for item in order[frees[order] > 0]:
@@ -240,8 +239,8 @@ class _Held:
     @classmethod
     def of(cls, layers: LayerBytes, parts: Parts) -> "_Held":
         waiting = layers.of_packs(parts, len(KINDS))
-        of_kinds = ((layers.needs_most_at(parts, kind), kind) for kind in range(len(KINDS)))
-        later = ((rows, np.sum(layers.running(parts[rows], kind), axis=0)) for rows, kind in of_kinds if len(rows))
+        of_places = ((layers.needs_most_at(parts, place), place) for place in PLACES)
+        later = ((rows, np.sum(layers.running(parts[rows], place), axis=0)) for rows, place in of_places if len(rows))
         return cls(waiting=waiting, running=((np.arange(len(parts)), waiting + layers.beginning(parts)), *later))
 
     def bytes_in(self, windows: Windows, level: int, which: Ints | slice = slice(None)) -> Floats:

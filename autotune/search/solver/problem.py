@@ -12,8 +12,9 @@ from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.holdings import Cuts, Holdings, cuts
 from autotune.search.solver.limits import Limits
-from autotune.search.solver.mixtures import Counts, Mixtures
+from autotune.search.solver.mixtures import Mixtures
 from autotune.search.solver.recompute import LayerSeconds, Level, Recomputes, least_recomputes, mean_seconds
+from autotune.search.solver.rungs import Counts, Rungs
 from autotune.search.solver.splits import (
     Choices,
     Split,
@@ -26,7 +27,7 @@ from autotune.search.solver.splits import (
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.errors import InvalidPlan
-from trials.plan import Layout, Packing, Plan, Recomputed, Stage
+from trials.plan import TOWERS, Layout, Packing, Plan, Stage
 
 # Choices: a bound that is too low repeats the pruned problem, one that is too high keeps stages that are in no best
 # split.
@@ -42,9 +43,12 @@ _ROUNDING = 1 + 1e-9
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
 _EACH_LAYER = Parts(
-    layers=np.eye(2 * len(KINDS), len(KINDS)), recomputed=np.eye(2 * len(KINDS), len(KINDS), k=-len(KINDS))
+    **{
+        name: np.eye(3 * len(KINDS), len(KINDS), k=-place * len(KINDS))
+        for place, name in enumerate(("layers", "recomputed", "selective"))
+    }
 )
-"""A layer of each kind alone, and then only what recomputing one adds."""
+"""A layer of each kind alone, then only what recomputing one adds, and then what doing so selectively adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,13 +58,13 @@ class _Fitting:
     choices: Choices
     held: Holdings
     counts: Callable[[int], Counts]
-    """Layers that are recomputed at each level, by row."""
+    """Rungs of the layers at each level, by row."""
     stages: dict[int, Stage] = field(default_factory=dict)
     """Stages of plans by row, which many plans share."""
 
     def stage(self, row: int) -> Stage:
         if row not in self.stages:
-            self.stages[row] = _stage(self.held, row, self.counts(row))
+            self.stages[row] = self.held.stage(row, self.counts(row))
         return self.stages[row]
 
 
@@ -90,7 +94,27 @@ class Problem:
     @cached_property
     def _freed(self) -> Floats:
         in_flight = self._behind(np.arange(self._layout.pipeline)) + 1
-        return self._predictor.memory.freed(in_flight, self._layout, self.sizes)
+        return self._predictor.memory.freed(in_flight, self._layout, self.sizes, self.rungs)
+
+    @cached_property
+    def rungs(self) -> Rungs:
+        """Two for a kind of layers whose selective recomputation frees more bytes in a second than the rest of it."""
+        if self._layout.shards_weights:
+            return 1, 1
+        two = self._seconds.of_rungs((2, 2)).reshape(2, 2)
+        of_levels = self.sizes.of_levels
+        freed = sum(
+            sizes.row_share * self._predictor.memory.of_layers(sizes.degree, self._layout).freed((2, 2)) @ sizes.mean[0]
+            for sizes in of_levels
+        ).reshape(2, 2)
+        ways = [
+            self._predictor.costs[tower].can_select
+            and not self._layout.offloads(tower)
+            and first_bytes > 0
+            and first * later_bytes <= later * first_bytes
+            for tower, first, later, first_bytes, later_bytes in zip(TOWERS, *two, *freed, strict=True)
+        ]
+        return 1 + ways[0], 1 + ways[1]
 
     @cached_property
     def _mixtures(self) -> Mixtures | None:
@@ -109,14 +133,14 @@ class Problem:
     @property
     def cuts(self) -> Cuts:
         """The parts that stages can hold when each holds a layer."""
-        return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline)
+        return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline, self.rungs)
 
-    def stage_bytes(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Floats:
-        """Return the expected bytes of the stages with these layers recomputed at every level, [holdings].
+    def stage_bytes(self, held: Holdings, vision_rungs: Ints, language_rungs: Ints) -> Floats:
+        """Return the expected bytes of the stages with these rungs at every level, [holdings].
 
         With several levels it is a bound: the heaviest packs of all are in flight together.
         """
-        parts = held.parts(recompute_vision, recompute_language)
+        parts = held.parts(vision_rungs, language_rungs)
         # One slice even where there are no parts: numpy cannot concatenate nothing.
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate([self._bytes(parts[rows], held.numbers[rows]) for rows in slices])
@@ -148,7 +172,8 @@ class Problem:
         return behind
 
     def _held(self, numbers: Ints, starts: Ints, ends: Ints) -> Holdings:
-        return Holdings.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
+        held = Holdings.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
+        return held.with_rungs(self.rungs)
 
     # --- the best plans ---
 
@@ -174,7 +199,7 @@ class Problem:
         no less than the times that were found.
         """
         others, every = self.sizes.epoch.micro_batches - 1, self._everything
-        most = self._seconds.of(every.parts(every.vision, every.language))[0]
+        most = self._seconds.of(every.parts(every.vision_rungs, every.language_rungs))[0]
         kept = self._kept()
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
@@ -199,7 +224,8 @@ class Problem:
     def _everything(self) -> Holdings:
         """The whole chain as one stage."""
         nothing = np.array([0])
-        return Holdings.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
+        held = Holdings.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
+        return held.with_rungs(self.rungs)
 
     def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
         return self._plan(tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True)))
@@ -268,8 +294,8 @@ class Problem:
         within = np.where(seconds <= bounds * _ROUNDING, seconds, np.inf)
         return Recomputes(vision=nothing, language=nothing, seconds=within)
 
-    def _excess(self, held: Holdings, recompute_vision: Ints, recompute_language: Ints) -> Floats:
-        excess: Floats = self.stage_bytes(held, recompute_vision, recompute_language) - self._limits.usable_bytes
+    def _excess(self, held: Holdings, vision_rungs: Ints, language_rungs: Ints) -> Floats:
+        excess: Floats = self.stage_bytes(held, vision_rungs, language_rungs) - self._limits.usable_bytes
         return excess
 
     def _any_fits(self) -> bool:
@@ -285,7 +311,7 @@ class Problem:
             # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
             fewer_vision, fewer_language = np.repeat([[0, 0, 1, 1], [0, 1, 0, 1]], len(starts), axis=1)
             held = self._held(np.full(4 * len(starts), number), np.tile(starts, 4), np.tile(ends, 4))
-            vision, language = held.vision - fewer_vision, held.language - fewer_language
+            vision, language = held.vision_rungs - fewer_vision, held.language_rungs - fewer_language
             fewer = np.maximum(vision, 0), np.maximum(language, 0)
             reached = ends[self._level.fits(held, *fewer).reshape(4, -1).any(axis=0)]
             if not len(reached):
@@ -301,9 +327,7 @@ class Problem:
         numbers = np.tile(np.arange(boundaries.shape[1]), len(boundaries))
         held = self._held(numbers, starts.ravel(), boundaries.ravel())
         alike, _, which = held.distinct()
-        stages = [
-            None if counts is None else _stage(alike, row, counts) for row, counts in enumerate(self._each(alike))
-        ]
+        stages = [None if counts is None else alike.stage(row, counts) for row, counts in enumerate(self._each(alike))]
         plans: list[Plan | None] = []
         for rows in which.reshape(boundaries.shape):
             fitting = tuple(stage for row in rows.tolist() if (stage := stages[row]) is not None)
@@ -323,11 +347,11 @@ class Problem:
         """Return the plan with these boundaries and the fewest recomputed layers, vision first; None if none fits."""
         stages = []
         for number, (start, end) in enumerate(pairwise((0, *boundaries))):
-            held = self._held(*(np.array([each]) for each in (number, start, end)))
+            held = self._held(*(np.array([each]) for each in (number, start, end))).with_rungs((1, 1))
             counts = self._mixtures.fewest(held) if self._mixtures else self._fewest(held)
             if counts is None:
                 return None
-            stages.append(_stage(held, 0, counts))
+            stages.append(held.stage(0, counts))
         return self._plan(tuple(stages))
 
     def _fewest(self, held: Holdings) -> Counts | None:
@@ -340,17 +364,6 @@ class Problem:
 
     def _plan(self, stages: tuple[Stage, ...]) -> Plan:
         return Plan(packing=self._packing, layout=self._layout, stages=stages)
-
-
-def _stage(held: Holdings, row: int, counts: Counts) -> Stage:
-    (vision, language), *further = counts
-    return Stage(
-        vision=int(held.vision[row]),
-        language=int(held.language[row]),
-        recompute_vision=vision,
-        recompute_language=language,
-        further_levels=tuple(Recomputed(vision=vision, language=language) for vision, language in further),
-    )
 
 
 def _raised(stage: _Fitting, rows: Sequence[int], mixtures: Mixtures) -> bool:
@@ -383,5 +396,5 @@ def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> L
     forward, backward = predictor.times.pass_seconds(_EACH_LAYER, layout, mean)
     exchange, exchange_back = predictor.times.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
     seconds = predictor.times.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
-    kept, recomputed = seconds.reshape(2, len(KINDS))
-    return LayerSeconds(kept=kept, recomputed=recomputed)
+    kept, recomputed, selective = seconds.reshape(3, len(KINDS))
+    return LayerSeconds(kept=kept, recomputed=recomputed, selective=selective)

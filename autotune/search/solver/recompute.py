@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.prediction.parts import LANGUAGE, Parts
+from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.rungs import Rungs
 from trials.arrays import Bools, Floats, Ints
 
 Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Floats]
@@ -18,8 +19,8 @@ _NEVER = 1 << 30
 """More layers than any stage has."""
 _NO_BYTES = 1.0
 """More bytes than rounding may add."""
-# Divisors where recomputing takes no time, or frees nothing: the quotients become huge, and are clipped.
-_LEAST_SECONDS = _LEAST_BYTES = 1e-300
+# Divisor where recomputing takes no time, or frees nothing: the quotients become huge, and are clipped.
+_LEAST = 1e-300
 # Of a layer, and of a time: whole counts and equal times must not be lost to the rounding of a quotient or sum.
 _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9
@@ -35,11 +36,24 @@ class LayerSeconds:
     """Forward and backward."""
     recomputed: Floats
     """Seconds that recomputing the layer adds."""
+    selective: Floats
+    """Seconds that recomputing the layer selectively adds."""
 
     def of(self, parts: Parts) -> Floats:
         """Return the seconds of each stage, [stages]."""
-        seconds: Floats = parts.layers @ self.kept + parts.recomputed @ self.recomputed
+        seconds: Floats = (
+            parts.layers @ self.kept + parts.recomputed @ self.recomputed + parts.selective @ self.selective
+        )
         return seconds
+
+    def of_rungs(self, rungs: Rungs) -> Floats:
+        """Return the seconds that the first rung of (vision, language) layers adds, then the later one, [4].
+
+        A kind with one rung has the same seconds for both.
+        """
+        both, two = [VISION, LANGUAGE], np.array(rungs) > 1
+        whole, selective = self.recomputed[both], self.selective[both]
+        return np.concatenate([np.where(two, selective, whole), np.where(two, np.maximum(whole - selective, 0), whole)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,8 +62,8 @@ class Level:
 
     excess: Excess
     freed: Floats
-    """Most bytes of the excess that recomputing a vision layer, a language layer, and all of either kind in addition to
-    its layers saves on each stage, [4, stages]."""
+    """Most bytes of the excess that the first rung of a vision layer and of a language layer frees on each stage, the
+    later rung of each, and all rungs of either kind in addition, [6, stages]."""
     seconds: LayerSeconds
 
     def fits(self, holdings: Holdings, vision: Ints, language: Ints) -> Bools:
@@ -58,30 +72,32 @@ class Level:
         return fits
 
     def fewest(self, holdings: Holdings, excess: Floats, vision: Ints) -> Ints:
-        """Return a lower bound of the language layers with which holdings fit that recompute these vision layers.
+        """Return a lower bound of the language rungs with which holdings fit that have these vision rungs.
 
-        `excess` is that with nothing recomputed. The bound is above the language layers where no number is enough.
+        `excess` is that with nothing recomputed. The bound is above the language rungs where no number is enough.
         """
-        of_vision, of_language, all_vision, all_language = self.freed[:, holdings.numbers]
-        left = excess - vision * of_vision - (vision == holdings.vision) * all_vision - _NO_BYTES
-        fewest = np.ceil(np.maximum(left, 0) / np.maximum(of_language, _LEAST_BYTES)).clip(max=_NEVER).astype(np.int64)
-        enough = left <= holdings.language * of_language + all_language
+        vision_first, first, vision_later, later, all_vision, all_language = self.freed[:, holdings.numbers]
+        of_vision = _sum(vision, holdings.vision, vision_first, vision_later)
+        left = excess - of_vision - (vision == holdings.vision_rungs) * all_vision - _NO_BYTES
+        fewest = np.ceil(_rungs(np.maximum(left, 0), holdings.language, first, later)).astype(np.int64)
+        every = holdings.language_rungs
+        enough = left <= _sum(every, holdings.language, first, later) + all_language
         # The last layer of a kind frees more than the others, so all may be enough where the division asks for more.
-        return np.where((fewest >= holdings.language) & enough, holdings.language, fewest)
+        return np.where((fewest >= every) & enough, every, fewest)
 
 
 def mean_seconds(levels: Sequence[LayerSeconds], shares: Sequence[float]) -> LayerSeconds:
     """Return the seconds of the mean row, with these shares of the rows of the epoch for each level."""
-    kept, recomputed = (
+    kept, recomputed, selective = (
         np.sum([share * getattr(level, side) for level, share in zip(levels, shares, strict=True)], axis=0)
-        for side in ("kept", "recomputed")
+        for side in ("kept", "recomputed", "selective")
     )
-    return LayerSeconds(kept=kept, recomputed=recomputed)
+    return LayerSeconds(kept=kept, recomputed=recomputed, selective=selective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recomputes:
-    """Recompute counts with which holdings fit, all [holdings]."""
+    """Rungs with which holdings fit, all [holdings]."""
 
     vision: Ints
     language: Ints
@@ -128,13 +144,13 @@ class _Waiting:
     @classmethod
     def of(cls, holdings: Holdings, which: Ints, excess: Floats, level: Level, bounds: Floats) -> "_Waiting":
         """Return all numbers within the bounds, for holdings that do not fit with nothing recomputed."""
-        counts = holdings.vision[which] + 1
+        counts = holdings.vision_rungs[which] + 1
         holding = np.repeat(which, counts)
         # 0, 1, ... up to the vision layers of each holding.
         vision = np.arange(len(holding)) - np.repeat(np.cumsum(counts) - counts, counts)
         held = holdings[holding]
         language = level.fewest(held, np.repeat(excess, counts), vision)
-        rows = np.flatnonzero(language <= held.language)
+        rows = np.flatnonzero(language <= held.language_rungs)
         seconds = level.seconds.of(held[rows].parts(vision[rows], language[rows]))
         near = seconds <= _ROUNDED * bounds[holding[rows]]
         rows, seconds = rows[near], seconds[near]
@@ -153,13 +169,13 @@ class _Waiting:
         """Find the fewest language layers for these numbers, keep the best, and return what may still be better."""
         held, holding, vision = self.held[rows], self.holding[rows], self.vision[rows]
         kept = level.seconds.of(held.parts(vision, _nothing(held)))
-        taken = max(float(level.seconds.recomputed[LANGUAGE]), _LEAST_SECONDS)
+        _, first, _, later = level.seconds.of_rungs(held.rungs)
         # Rounded up if in doubt: what is too slow is dropped below.
-        affordable = ((bounds[holding] - kept) / taken + _ROUNDING).clip(0, _NEVER).astype(np.int64)
+        affordable = _rungs(np.maximum(bounds[holding] - kept, 0), held.language, first, later) + _ROUNDING
         language = _fewest(
             lambda some, count: level.fits(held[some], vision[some], count),
-            held.language,
-            np.minimum(held.language, affordable),
+            held.language_rungs,
+            np.minimum(held.language_rungs, affordable.astype(np.int64)),
             self.language[rows],
         )
         fitting = np.flatnonzero(language < _NEVER)
@@ -184,6 +200,20 @@ class _Waiting:
             language=self.language[rows],
             seconds=self.seconds[rows],
         )
+
+
+def _sum(rungs: Ints, layers: Ints, first: Floats, later: Floats) -> Floats:
+    """Return the sum over as many rungs: as many as there are layers are `first` each, those beyond them `later`."""
+    total: Floats = np.minimum(rungs, layers) * first + np.maximum(rungs - layers, 0) * later
+    return total
+
+
+def _rungs(total: Floats, layers: Ints, first: Floats | float, later: Floats | float) -> Floats:
+    """Return how many rungs, a fraction, have this total; at most `_NEVER`."""
+    all_first = layers * first
+    first, later = np.maximum(first, _LEAST), np.maximum(later, _LEAST)
+    rungs: Floats = np.where(total <= all_first, total / first, layers + (total - all_first) / later)
+    return rungs.clip(max=_NEVER)
 
 
 def _nothing(holdings: Holdings) -> Ints:

@@ -182,7 +182,7 @@ class Solver:
         problem, share = self._problem(packing, layout), int(recompute)
 
         def needed(held: Holdings) -> Floats:
-            return problem.stage_bytes(held, share * held.vision, share * held.language)
+            return problem.stage_bytes(held, share * held.vision_rungs, share * held.language_rungs)
 
         boundaries, _ = self._min_max(problem, needed)
         further = len(packing.degrees) - 1

@@ -22,7 +22,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Packing, Padded, Plan, layer_counts
+from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Levelled, Packed, Packing, Padded, Plan, layer_counts
 from trials.units import number_of
 from trials.workload import Workload
 
@@ -176,7 +176,10 @@ def _recomputes(plan: Plan, level: int, wanted: Recompute) -> bool:
     """Return whether the stages recompute as many layers as is wanted, for packs of a level."""
     if wanted == "fit":
         return True
-    recomputed = [(stage.recomputed[level].vision, stage.recomputed[level].language) for stage in plan.stages]
+    of_level = [stage.recomputed[level] for stage in plan.stages]
+    if any(each.selective(tower) for each in of_level for tower in TOWERS):
+        return False
+    recomputed = [(each.vision, each.language) for each in of_level]
     if wanted == "all":
         return recomputed == [(stage.vision, stage.language) for stage in plan.stages]
     return recomputed == ([(0, 0)] * len(recomputed) if wanted == "none" else [*wanted])

@@ -10,11 +10,12 @@ from typing import Any, TypeAlias
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.dimensions.folds import layout_name
+from autotune.search.solver.rungs import rungs_of, with_rungs
 from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting
-from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage
+from trials.plan import Layout, Levelled, Packed, Packing, Plan, Stage, Tower
 
 Point: TypeAlias = dict[str, Any]
 
@@ -60,7 +61,8 @@ class Space:
     - `sequence`: the sequence degree of each level, `1-4` for two levels; `qv` and `qt` are those of the last one;
     - `level_1_qv`, `level_1_qt`: capacities of the first of several levels;
     - `boundary_i`: layers by which the boundary after stage i is shifted;
-    - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed, at every level.
+    - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed, at every level; where
+      some are recomputed selectively, further rungs (`rungs_of`).
 
     Shifts are relative to the plans of the first solver, so that a point means the same plan for the whole study. A
     point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
@@ -305,29 +307,28 @@ def _shift_names(stages: int) -> list[str]:
 
 
 def _further(stage: Stage, usual: Stage) -> tuple[int, int]:
-    """Return how many more vision and language layers are recomputed than usual: the most of all levels.
+    """Return how many more rungs vision and language layers have than usual: the most of all levels.
 
     A level that recomputes nothing may have a shift below what the usual counts allow.
     """
-    by_level = [*zip(stage.recomputed, usual.recomputed, strict=True)]
-    vision = [(one.vision, one.vision - other.vision) for one, other in by_level]
-    language = [(one.language, one.language - other.language) for one, other in by_level]
 
-    def shift(counts: Sequence[tuple[int, int]]) -> int:
+    def shift(tower: Tower) -> int:
+        counts = [
+            (rungs_of(one, tower, two=two), rungs_of(one, tower, two=two) - rungs_of(other, tower, two=two))
+            for one, other in zip(stage.recomputed, usual.recomputed, strict=True)
+            for two in [other.selective(tower) > 0]
+        ]
         recomputing = [more for count, more in counts if count]
         return max(recomputing) if recomputing else min(more for _, more in counts)
 
-    return shift(vision), shift(language)
+    return shift("vision"), shift("language")
 
 
 def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:
-    """Return the stage with more layers recomputed at every level, or fewer, as far as it has them."""
+    """Return the stage with more rungs of its layers at every level, or fewer, as far as it has them."""
     return stage.recomputing(
         [
-            Recomputed(
-                vision=min(max(level.vision + vision, 0), stage.vision),
-                language=min(max(level.language + language, 0), stage.language),
-            )
+            with_rungs(with_rungs(level, "vision", stage.vision, vision), "language", stage.language, language)
             for level in stage.recomputed
         ]
     )

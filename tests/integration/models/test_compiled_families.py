@@ -20,6 +20,7 @@ from trials.model.family import join_samples
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
+from trials.plan import Recomputed
 
 PACKS = ((3, (5, 2)), (1, (11,)), (4, (7, 1, 30, 2)), (2, (4, 4, 4)))
 """Vision units, and text tokens of the samples behind the one that has them."""
@@ -33,8 +34,7 @@ def stage_of(config: PretrainedConfig) -> StageModule:
     whole = Cut(
         vision=range(vision),
         language=range(language),
-        recompute_vision=max(0, vision - 1),
-        recompute_language=language - 1,
+        levels=(Recomputed(vision=max(0, vision - 1), language=language - 1),),
         embeds=True,
         projects=True,
         heads=True,

@@ -40,12 +40,13 @@ TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
 
 TWO_RANKS = {
     "split in the vision tower, nothing recomputed": plan_of("3+0", "1+2"),
-    "split in the language model, some recomputed": plan_of("4+1r2,1", "0+1r0,1", packing=TIGHT),
+    "split in the language model, some recomputed": plan_of("4+1r2,0s1,1", "0+1s0,1", packing=TIGHT),
     "split between the two, everything recomputed": plan_of("4+0r4,0", "0+2r0,2"),
     "one language layer on the last stage, padded": plan_of("4+1r4,1", "0+1", packing=PADDED),
     "split in the vision tower, padded, everything recomputed": plan_of("3+0r3,0", "1+2r1,2", packing=PADDED),
     "data parallel": plan_of("4+2", data=2),
-    "data parallel, ZeRO 1, some recomputed": plan_of("4+2r2,1", data=2, zero=1, packing=TIGHT),
+    "data parallel, ZeRO 2, all selectively": plan_of("4+2s4,2", data=2, zero=2, packing=TIGHT),
+    "data parallel, ZeRO 1, some recomputed": plan_of("4+2r1,1s2,1", data=2, zero=1, packing=TIGHT),
     "data parallel, ZeRO 1, padded, everything recomputed": plan_of("4+2r4,2", data=2, zero=1, packing=PADDED),
     # A CPU stands in for a device here: the product refuses such plans on it.
     "split in the vision tower, everything offloaded": offloading(plan_of("3+0r3,0", "1+2r1,2"), "both"),
@@ -75,7 +76,7 @@ SHARES: Mapping[str, Callable[[int], float]] = {"token": float, "sample": lambda
 FOUR_RANKS = {
     "pipeline and data parallel": plan_of("3+0", "1+2r1,0", data=2),
     "pipeline and data parallel, ZeRO 1": plan_of("3+0r2,0", "1+2", data=2, zero=1),
-    "four stages": plan_of("1+0", "2+0r1,0", "1+1", "0+1r0,1"),
+    "four stages": plan_of("1+0s1,0", "2+0r1,0s1,0", "1+1", "0+1r0,1"),
 }
 
 

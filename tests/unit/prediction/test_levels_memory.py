@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
+from tests.values.memory import stored_bytes
 from tests.values.parameters import examples
-from tests.values.search import COSTS, by_size, predictor_of
+from tests.values.search import COSTS, predictor_of
+from tests.values.solver import selecting
 from trials.arrays import Floats
-from trials.costs.coefficients import KINDS, NOTHING
+from trials.costs.coefficients import KINDS, NOTHING, LayerKind
+from trials.costs.layer import LayerCost
 from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import static_bytes
 from trials.model.cut import Cut, cut
@@ -28,32 +31,37 @@ PLAIN = replace(
     ),
 )
 """Without bytes that are not of single layers."""
+SELECTIVE = selecting(PLAIN, [(0.5, 0.6, 0.4)] * len(KINDS))
 
 
 def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Floats, int, int]]) -> float:
     """Return the peak in the backward pass of the first pack while the others wait; packs are (size, level, degree)."""
 
-    def layers(level: int, degree: int) -> list[tuple[Floats, Floats, bool]]:
-        counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
-        again = part.recomputed(level)
+    def layers(level: int, degree: int) -> list[tuple[Floats, Floats | None]]:
         exchange = costs.exchange("sequence", degree, "language") if degree > 1 else None
-        shared = {"language": exchange.held(costs["language"])} if exchange else {}
-        return [
-            (by_size(kind, cost.kept_bytes), by_size(kind, cost.output_bytes), position < recomputed)
-            for kind, count, recomputed in zip(KINDS, counts, (0, again.vision, 0, again.language, 0), strict=True)
-            for cost in (shared.get(kind, costs[kind]),)
-            for position in range(count)
-        ]
+
+        def cost_of(kind: LayerKind) -> LayerCost:
+            cost = costs[kind]
+            if exchange is None or kind != "language":
+                return cost
+            held = exchange.held(cost)
+            # The ranks divide what layers keep selectively as they divide the rest.
+            shares = [
+                part / whole if whole else 0.0 for part, whole in zip(held.kept_bytes, cost.kept_bytes, strict=True)
+            ]
+            return replace(held, selective_bytes=tuple(np.multiply(cost.selective_bytes, shares).tolist()))
+
+        return stored_bytes(cost_of, part, level)
 
     def kept(pack: tuple[Floats, int, int], upto: int | None = None) -> float:
         size, level, degree = pack
-        return sum(float(size @ (output if again else whole)) for whole, output, again in layers(level, degree)[:upto])
+        return sum(float(size @ stored) for stored, _ in layers(level, degree)[:upto])
 
     size, level, degree = packs[0]
     most = kept(packs[0])
-    for number, (whole, _, again) in enumerate(layers(level, degree)):
-        if again:
-            most = max(most, kept(packs[0], number) + float(size @ whole))
+    for number, (_, again) in enumerate(layers(level, degree)):
+        if again is not None:
+            most = max(most, kept(packs[0], number) + float(size @ again))
     return most + sum(map(kept, packs[1:]))
 
 
@@ -79,7 +87,8 @@ def plans(draw: st.DrawFn) -> Plan:
     for start, end in zip([0, *ends], ends, strict=False):
         vision, language = min(end, 5) - min(start, 5), max(end, 5) - max(start, 5)
         counts = [(draw(st.integers(0, vision)), draw(st.integers(0, language))) for _ in range(2)]
-        stages.append(f"{vision}+{language}r{counts[0][0]},{counts[0][1]}")
+        selective = draw(st.integers(0, vision - counts[0][0])), draw(st.integers(0, language - counts[0][1]))
+        stages.append(f"{vision}+{language}r{counts[0][0]},{counts[0][1]}s{selective[0]},{selective[1]}")
         further.append(counts[1])
     return levelled(
         *stages, degrees=draw(st.sampled_from([(1, 1), (1, 2), (2, 4), (4, 4)])), data=4, further=tuple(further)
@@ -89,10 +98,10 @@ def plans(draw: st.DrawFn) -> Plan:
 @given(plans())
 @settings(max_examples=examples(25))
 def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan) -> None:
-    predictor = predictor_of(PLAIN)
+    predictor = predictor_of(SELECTIVE)
     (memory,) = predictor.plans_memory((plan,))
     for number, (stage, parts) in enumerate(zip(memory, predictor.peak_parts(plan), strict=True)):
-        assert stage.expected == pytest.approx(brute_force(PLAIN, predictor, plan, number))
+        assert stage.expected == pytest.approx(brute_force(SELECTIVE, predictor, plan, number))
         assert parts.total == pytest.approx(stage.expected)
     assert predictor.predict(plan).stage_memory == memory
 

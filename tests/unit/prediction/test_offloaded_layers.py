@@ -48,7 +48,7 @@ def seconds_of(plan: Plan, costs: LayerCosts) -> tuple[np.ndarray, np.ndarray, n
 
 
 def test_a_layer_waits_for_what_copies_take_longer_than_its_passes() -> None:
-    forward, backward, table = seconds_of(offloaded("language", "5+4 r0,3"), timed())
+    forward, backward, table = seconds_of(offloaded("language", "5+4r0,3"), timed())
     forward_kept, backward_kept, _ = seconds_of(offloaded("language", "5+4"), timed())
     cost = COSTS["language"]
     kept, there, back = (
@@ -64,13 +64,13 @@ def test_a_layer_waits_for_what_copies_take_longer_than_its_passes() -> None:
 def test_a_fast_link_costs_nothing_and_a_kind_that_does_not_offload_is_recomputed() -> None:
     fast = timed(out=0.0, back=0.0)
     _, kept, table = seconds_of(offloaded("none", "5+4"), fast)
-    assert seconds_of(offloaded("both", "5+4 r5,4"), fast)[1] == pytest.approx(kept)
+    assert seconds_of(offloaded("both", "5+4r5,4"), fast)[1] == pytest.approx(kept)
     again = table @ by_size("language", COSTS["language"].recompute_seconds)
-    assert seconds_of(offloaded("vision", "5+4 r5,4"), fast)[1] == pytest.approx(kept + 4 * again)
+    assert seconds_of(offloaded("vision", "5+4r5,4"), fast)[1] == pytest.approx(kept + 4 * again)
 
 
 def test_trials_correct_the_time_of_copies_with_that_of_recomputation() -> None:
-    slow, plan = timed(out=1e-6, back=1e-6), offloaded("both", "5+4 r5,4")
+    slow, plan = timed(out=1e-6, back=1e-6), offloaded("both", "5+4r5,4")
     twice = scaled(slow, [2.0 if name == "recompute" else 1.0 for name in FACTORS])
     assert named(twice, "copy") == [copies(2e-6, 2e-6)]
     features = step_features(predictor_of(slow), plan, [0], [1.0] * len(FACTORS))
@@ -80,7 +80,7 @@ def test_trials_correct_the_time_of_copies_with_that_of_recomputation() -> None:
 
 def test_ranks_that_share_a_pack_repeat_no_exchange() -> None:
     predictor = predictor_of(timed())
-    plan = offloaded("language", "5+4 r0,4")
+    plan = offloaded("language", "5+4r0,4")
     layout, sizes = replace(plan.layout, data=2), np.array([[2.0, 100.0, 5000.0, 1.0]])
     exchanges = [
         predictor.times.exchange_seconds(Parts.of(cut(plan)), each, sizes, np.array([1]))[1]
@@ -138,7 +138,7 @@ def most_on_device(vision: int, language: int, offloaded: tuple[int, int]) -> in
 
 @pytest.mark.parametrize("freed", [(0, 0), (1, 0), (0, 1), (5, 0), (0, 4), (3, 2), (5, 4)])
 def test_the_peak_holds_two_layers_at_most_of_those_that_offload(freed: tuple[int, int]) -> None:
-    plan = offloaded("both", f"5+4 r{freed[0]},{freed[1]}")
+    plan = offloaded("both", f"5+4r{freed[0]},{freed[1]}")
     predictor = predictor_of(flat())
     expected = predictor.predict(plan).stage_memory[0].expected
     followed = most_on_device(5, 4, freed)
@@ -149,7 +149,7 @@ def test_the_peak_holds_two_layers_at_most_of_those_that_offload(freed: tuple[in
 
 def test_packs_in_flight_keep_the_first_input_of_layers_that_offload() -> None:
     predictor = predictor_of(flat())
-    plan = offloaded("vision", "5+0 r5,0", "0+2", "0+2")
+    plan = offloaded("vision", "5+0r5,0", "0+2", "0+2")
     memory = predictor.predict(plan).stage_memory
     assert memory[0].expected == 2 * KEPT["vision"] + 3 * STATES
     assert predictor.memory.kept(Parts.of_levels(plan), plan.layout, predictor.sizes(PACKED, plan.layout))[
@@ -164,7 +164,7 @@ def test_packs_in_flight_keep_the_first_input_of_layers_that_offload() -> None:
 
 def test_each_level_offloads_its_own_layers_and_one_without_packs_nothing() -> None:
     large = replace(PACKED, qv=500, qt=100_000)
-    plan = offloaded("both", "5+4 r5,0")
+    plan = offloaded("both", "5+4r5,0")
     (stage,) = plan.stages
     for further, most in (((0, 4), 5 * KEPT["vision"]), ((0, 0), 5 * KEPT["vision"])):
         stages = (replace(stage, further_levels=(Recomputed(vision=further[0], language=further[1]),)),)
@@ -176,7 +176,7 @@ def test_each_level_offloads_its_own_layers_and_one_without_packs_nothing() -> N
 
 def test_what_is_on_its_way_counts_as_transient() -> None:
     predictor = predictor_of(flat(transient=7))
-    (parts,) = predictor.peak_parts(offloaded("both", "5+4 r5,4"))
+    (parts,) = predictor.peak_parts(offloaded("both", "5+4r5,4"))
     assert (parts.kept, parts.recomputed, parts.transient) == (0, STATES, 2 * KEPT["vision"] + 7)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.prediction.parts import Parts
 from tests.values.data import index_of, lengths
+from tests.values.memory import stored_bytes
 from tests.values.parameters import examples
 from tests.values.search import (
     BATCH,
@@ -19,6 +20,7 @@ from tests.values.search import (
     layer_costs,
     predictor_of,
 )
+from tests.values.solver import selecting
 from tests.values.training import plan_of
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost
@@ -29,6 +31,8 @@ from trials.plan import Packed, Packing, Padded, Plan, ZeroStage
 PACKED = Packed(qv=12, qt=600, qv_min=12, qt_min=500)
 FREE = layer_cost((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), parameters=0)
 
+SELECTIVE = [(0.5, 0.6, 0.4)] * len(KINDS)
+
 
 @st.composite
 def stage_plans(draw: st.DrawFn) -> Plan:
@@ -38,7 +42,9 @@ def stage_plans(draw: st.DrawFn) -> Plan:
     texts = []
     for start, end in zip([0, *ends], ends, strict=False):
         vision, language = min(end, 5) - min(start, 5), max(end, 5) - max(start, 5)
-        texts.append(f"{vision}+{language}r{draw(st.integers(0, vision))},{draw(st.integers(0, language))}")
+        whole = draw(st.integers(0, vision)), draw(st.integers(0, language))
+        selective = draw(st.integers(0, vision - whole[0])), draw(st.integers(0, language - whole[1]))
+        texts.append(f"{vision}+{language}r{whole[0]},{whole[1]}s{selective[0]},{selective[1]}")
     packing: Packing = PACKED if draw(st.booleans()) else Padded(samples=2)
     return plan_of(*texts, packing=packing)
 
@@ -48,21 +54,15 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: np.ndarray) -> float:
 
     Goes through the chain from its end, layer by layer, freeing what has had its backward pass.
     """
-    counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
-    recomputed = (0, part.recompute_vision, 0, part.recompute_language, 0)
-    layers = [
-        (by_size(kind, costs[kind].kept_bytes), by_size(kind, costs[kind].output_bytes), position < again)
-        for kind, count, again in zip(KINDS, counts, recomputed, strict=True)
-        for position in range(count)
-    ]
+    layers = stored_bytes(costs.__getitem__, part)
 
     def kept(pack: np.ndarray, upto: int) -> float:
-        return sum(float(pack @ (output if again else whole)) for whole, output, again in layers[:upto])
+        return sum(float(pack @ stored) for stored, _ in layers[:upto])
 
     most = kept(packs[0], len(layers))
-    for number, (whole, _, again) in enumerate(layers):
-        if again:
-            most = max(most, kept(packs[0], number) + float(packs[0] @ whole))
+    for number, (_, again) in enumerate(layers):
+        if again is not None:
+            most = max(most, kept(packs[0], number) + float(packs[0] @ again))
     return most + sum(kept(pack, len(layers)) for pack in packs[1:])
 
 
@@ -89,6 +89,7 @@ def brute_force_bytes(
 def test_the_memory_of_every_stage_is_predicted_exactly(
     plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]], batch: int
 ) -> None:
+    costs = selecting(costs, SELECTIVE)
     predicted = predictor_of(costs, index_of(rows), batch).predict(plan).stage_bytes
     for number in range(plan.layout.pipeline):
         assert predicted[number] == pytest.approx(brute_force_bytes(costs, plan, number, rows, batch))
@@ -99,10 +100,13 @@ def one_more_recomputed(plan: Plan) -> list[tuple[int, Plan]]:
     found = []
     for number, stage in enumerate(plan.stages):
         for kind in ("vision", "language"):
-            count = getattr(stage, f"recompute_{kind}")
-            if count < getattr(stage, kind):
+            count, selective = (getattr(stage, f"{how}_{kind}") for how in ("recompute", "selective"))
+            left = getattr(stage, kind) - count - 1
+            # The last layer needs more when it is recomputed as a whole in place of selectively.
+            if left > 0 or (left == 0 and not selective):
                 stages = list(plan.stages)
-                stages[number] = replace(stage, **{f"recompute_{kind}": count + 1})
+                more = {f"recompute_{kind}": count + 1, f"selective_{kind}": min(selective, left)}
+                stages[number] = replace(stage, **more)
                 found.append((number, replace(plan, stages=tuple(stages))))
     return found
 
@@ -112,7 +116,7 @@ def one_more_recomputed(plan: Plan) -> list[tuple[int, Plan]]:
 def test_more_recompute_never_needs_more_memory_for_equal_packs(
     plan: Plan, costs: LayerCosts, row: tuple[int, int]
 ) -> None:
-    predictor = predictor_of(costs, index_of([row] * 64))
+    predictor = predictor_of(selecting(costs, SELECTIVE), index_of([row] * 64))
     plan = replace(plan, packing=Padded(samples=2))
     before = predictor.predict(plan).stage_bytes
     for number, more in one_more_recomputed(plan):
@@ -124,7 +128,7 @@ def test_more_recompute_never_needs_more_memory_for_equal_packs(
 def test_more_recompute_never_needs_more_memory_for_one_pack_in_flight(
     plan: Plan, costs: LayerCosts, rows: list[tuple[int, int]]
 ) -> None:
-    predictor = predictor_of(costs, index_of(rows))
+    predictor = predictor_of(selecting(costs, SELECTIVE), index_of(rows))
     before = predictor.predict(plan).stage_bytes
     for number, more in one_more_recomputed(plan):
         if number == plan.layout.pipeline - 1:

@@ -25,6 +25,7 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
+from trials.plan import Recomputed
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import gathered_parameters, time_gathers, time_scatter
@@ -52,8 +53,10 @@ class Times(NamedTuple):
 
     forward: float
     backward: float
-    again: float
+    again: float = 0.0
     """What recomputation adds to both."""
+    selective: float = 0.0
+    """What selective recomputation adds to both."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
@@ -163,11 +166,10 @@ def one_of_each(
     cut = Cut(
         vision=vision,
         language=language,
-        recompute_vision=0,
-        recompute_language=0,
         embeds=True,
         projects=True,
         heads=True,
+        levels=(Recomputed(vision=0, language=0),),
     )
     stage = StageModule(skeleton, cut)
     # The projector may take the states of several layers; those of the only one stand for all.
@@ -228,10 +230,13 @@ class Profiler:
 
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run, probe.layer)
-        if probe.recomputed is None:
-            return Times(forward, backward, 0.0)
-        again = sum(self._pass(probe, probe.recomputed, f"recomputed {probe.layer}")) - forward - backward
-        return Times(forward, backward, again)
+
+        def added(run: Run | None, how: str) -> float:
+            return sum(self._pass(probe, run, f"{how} {probe.layer}")) - forward - backward if run else 0.0
+
+        return Times(
+            forward, backward, added(probe.recomputed, "recomputed"), added(probe.selective, "selectively recomputed")
+        )
 
     def _pass(self, probe: Probe, run: Run, name: str) -> tuple[float, float]:
         """Return the seconds (forward, backward), under the same memory meter as a training."""
@@ -255,7 +260,16 @@ class Profiler:
         one = self._bytes(probe, probe.run)
         kept = self._bytes(probe, probe.twice).kept - one.kept if probe.twice else one.kept
         # The rest of the first one, such as rotary embeddings, is kept once.
-        return ProbeBytes(kept=kept, shared=max(0, one.kept - kept), transient=max(0, one.transient), output=one.output)
+        shared, transient = max(0, one.kept - kept), max(0, one.transient)
+        selective = self._bytes(probe, probe.selective) if probe.selective else None
+        return ProbeBytes(
+            kept=kept,
+            shared=shared,
+            transient=transient,
+            output=one.output,
+            selective=selective.kept - shared if selective else 0,
+            selective_peak=selective.kept + max(0, selective.transient - transient) if selective else 0,
+        )
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
         states, meter = self._states(probe), self._meter()
@@ -263,7 +277,11 @@ class Profiler:
             return self._device_bytes(states, run)
         with meter.watch():
             output = run(states)
-            return _Bytes(kept=meter.live_bytes, transient=0, output=output.numel() * output.element_size())
+            kept = peak = meter.live_bytes
+            if run is probe.selective and output.requires_grad:
+                output.backward(torch.ones_like(output))
+                peak = meter.peak_bytes
+        return _Bytes(kept=kept, transient=peak - kept, output=output.numel() * output.element_size())
 
     def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
         """Return the allocator's bytes: an output counts as kept, since the next layer keeps it as its input."""
@@ -323,7 +341,7 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTiming:
-    forward, backward, again = (statistics.median(values) for values in zip(*times, strict=True))
+    forward, backward, again, selective = (statistics.median(values) for values in zip(*times, strict=True))
     return LayerTiming(
         layer=probe.layer,
         units=probe.units,
@@ -336,5 +354,8 @@ def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTim
         shared_bytes=sizes.shared,
         transient_bytes=sizes.transient,
         output_bytes=sizes.output,
+        selective_seconds=max(0.0, selective),
+        selective_bytes=sizes.selective,
+        selective_peak_bytes=sizes.selective_peak,
         spread=spread(times),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from trials.costs.coefficients import LayerKind
 from trials.data.records.sample import NO_GRIDS
@@ -13,7 +14,9 @@ from trials.data.tokens import PackTokens, pack
 from trials.model.ends.head_loss import Targets, targets_of
 from trials.model.family import join_samples
 from trials.model.features import join_text
-from trials.model.stage import StageModule, run_layer
+from trials.model.stage import StageModule, run_again, run_layer
+from trials.plan import Recomputed
+from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
 from trials.tasks.request import ProbeSizes
 
@@ -35,6 +38,8 @@ class Probe:
     run: Run
     recomputed: Run | None = None
     """The layer with recomputation, for kinds that can be recomputed."""
+    selective: Run | None = None
+    """The layer with selective recomputation; None where it is compiled, and the compiler decides what is kept."""
     twice: Run | None = None
     """Two such layers one after the other, for kinds of which a stage can hold several."""
 
@@ -47,6 +52,8 @@ class ProbeBytes:
     shared: int
     transient: int
     output: int
+    selective: int
+    selective_peak: int
 
 
 def probes(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
@@ -96,7 +103,8 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
         units=units,
         states=states,
         run=run,
-        recomputed=lambda states: run_layer(layer, run, states, True),
+        recomputed=lambda states: run_layer(layer, run, states, run_again),
+        selective=None if is_compiled(layer) else lambda states: run_layer(layer, run, states, run_selectively),
         twice=lambda states: run(run(states)),
     )
 
@@ -123,10 +131,16 @@ def language_probe(
     nothing = torch.from_numpy(NO_GRIDS)
     joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples)
     part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
-    single, recomputing, double = (
-        _with_language(stage, sharing, layers=layers, recomputed=recomputed)
-        for layers, recomputed in ((1, 0), (1, 1), (2, 0))
+    single, recomputing, selecting, double = (
+        _with_language(stage, sharing, layers=layers, recomputed=Recomputed(vision=0, **recomputed))
+        for layers, recomputed in (
+            (1, {"language": 0}),
+            (1, {"language": 1}),
+            (1, {"language": 0, "selective_language": 1}),
+            (2, {"language": 0}),
+        )
     )
+    layer = model.get_submodule(stage.chain.language_layers[stage.cut.language.start])
     return Probe(
         layer="language",
         tokens=tokens,
@@ -134,15 +148,20 @@ def language_probe(
         states=torch.randn(1, part, hidden, device=device, dtype=model.dtype),
         run=lambda states: single.language((states,), joined)[0],
         recomputed=lambda states: recomputing.language((states,), joined)[0],
+        selective=None if is_compiled(layer) else lambda states: selecting.language((states,), joined)[0],
         twice=lambda states: double.language((states,), joined)[0],
     )
 
 
-def _with_language(stage: StageModule, sharing: SharingGroup, *, layers: int, recomputed: int) -> StageModule:
+def is_compiled(layer: nn.Module) -> bool:
+    return layer._compiled_call_impl is not None
+
+
+def _with_language(stage: StageModule, sharing: SharingGroup, *, layers: int, recomputed: Recomputed) -> StageModule:
     """Return a view of the same modules that runs the language layer `layers` times."""
     view = copy.copy(stage)
     view.sharing = view.attending = (sharing,)
     layer = stage.chain.language_layers[stage.cut.language.start]
     view.chain = replace(stage.chain, language_layers=(layer,) * layers)
-    view.cut = replace(stage.cut, language=range(layers), recompute_language=recomputed)
+    view.cut = replace(stage.cut, language=range(layers), levels=(recomputed,))
     return view

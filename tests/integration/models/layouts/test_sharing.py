@@ -40,7 +40,7 @@ WITHIN = 1e-5
 
 TWO_RANKS = {
     "full packs": plan_of("4+2", data=2, packing=SHARED),
-    "small packs, recomputed, ZeRO 1": plan_of("4+2r3,1", data=2, zero=1, packing=TIGHT),
+    "small packs, recomputed, ZeRO 1": plan_of("4+2r1,1s2,1", data=2, zero=1, packing=TIGHT),
     "ZeRO 2, everything recomputed": plan_of("4+2r4,2", data=2, zero=2, packing=TIGHT),
     "ZeRO 3, recomputed": plan_of("4+2r1,1", data=2, zero=3, packing=TIGHT),
 }

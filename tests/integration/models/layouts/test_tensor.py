@@ -40,7 +40,7 @@ WITHIN = 1e-5
 
 TWO_RANKS = {
     "full packs": plan_of("4+2", tensor=2),
-    "small packs, recomputed, ZeRO 1": plan_of("4+2r3,1", tensor=2, zero=1, packing=TIGHT),
+    "small packs, recomputed, ZeRO 1": plan_of("4+2r1,1s2,1", tensor=2, zero=1, packing=TIGHT),
     "everything recomputed": plan_of("4+2r4,2", tensor=2, packing=TIGHT),
     "padded": plan_of("4+2r0,1", tensor=2, packing=Padded(samples=3)),
 }

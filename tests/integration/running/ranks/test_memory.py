@@ -114,6 +114,8 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
         {
             "kept": plan_of("8+0", "4+8"),
             "some recomputed": plan_of("8+0r5,0", "4+8r2,0"),
+            "some selectively": plan_of("8+0r2,0s6,0", "4+8s3,8"),
+            "all selectively": plan_of("12+8s12,8", data=2, zero=1),
             "all recomputed": plan_of("12+1r12,1", "0+7r0,7"),
             "padded": plan_of("10+0", "2+8r2,4", packing=Padded(samples=4)),
             "ZeRO 1": plan_of("12+8r6,0", data=2, zero=1),
@@ -129,7 +131,7 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "layers cut, some recomputed": plan_of("12+8r12,3", tensor=2, zero=1),
             "shared, some recomputed": plan_of("12+8r12,3", data=2, zero=1, packing=replace(PACKED, sequence=2)),
         },
-        short=("levels",),
+        short=("levels", "some selectively", "all selectively"),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(

@@ -13,6 +13,8 @@ from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.limits import Limits
+from autotune.search.solver.problem import Problem
+from autotune.search.solver.rungs import rungs_of
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import WantedSplits
 from benchmarks.references.splits import Program
@@ -32,7 +34,7 @@ from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import TOWERS, Layout, Packed, Packing, Padded, Plan, Recomputed, Stage, Tower
 
 HEADROOM = 0.97
 Ends = tuple[int, ...]
@@ -49,14 +51,14 @@ def stage_of(limits: Limits, start: int, end: int) -> Stage:
 
 
 class BruteForce:
-    """Tries every split, with every pair of recompute counts of every stage."""
+    """Tries every split, with every pair of rungs of the layers of every stage."""
 
     def __init__(self, predictor: Predictor, limits: Limits, packing: Packing, layout: Layout) -> None:
         self._predictor, self._limits, self._packing, self._layout = predictor, limits, packing, layout
         self._sizes = predictor.sizes(packing, layout)
 
     def plans(self) -> list[tuple[float, Plan]]:
-        """Return (seconds of a step, plan) of all plans that fit and of which no stage could recompute fewer layers."""
+        """Return (seconds of a step, plan) of all plans that fit and of which no stage could have fewer rungs."""
         found = []
         for ends in splits(self._limits.layers, self._layout.pipeline):
             found += [(self._seconds(chosen), self._plan(chosen)) for chosen in product(*self._options(ends))]
@@ -68,19 +70,31 @@ class BruteForce:
         parts = Parts.of(cut(Plan(packing=self._packing, layout=self._layout, stages=bare)))
         for number, stage in enumerate(bare):
             options = [
-                replace(stage, recompute_vision=vision, recompute_language=language)
-                for vision, language in product(range(stage.vision + 1), range(stage.language + 1))
+                stage.recomputing([Recomputed(**of_vision, **of_language)])
+                for of_vision, of_language in product(
+                    self._rungs("vision", stage.vision), self._rungs("language", stage.language)
+                )
             ]
             seconds, needed = self._judged(parts[number : number + 1], number, options)
             fitting = [option for option, of_option in zip(options, needed, strict=True) if of_option]
             times = dict(zip(options, seconds, strict=True))
             yield [(times[o], o) for o in fitting if not any(_is_less(other, o) for other in fitting)]
 
+    def _rungs(self, tower: Tower, layers: int) -> Iterator[dict[str, int]]:
+        """Counts of whole and selective layers."""
+        two = Problem(self._predictor, self._limits, self._packing, self._layout).rungs[TOWERS.index(tower)] > 1
+        if two:
+            yield from ({tower: 0, f"selective_{tower}": selective} for selective in range(layers))
+        for whole in range(layers + 1):
+            yield {tower: whole, f"selective_{tower}": two * (layers - whole)}
+
     def _judged(self, part: Parts, number: int, options: list[Stage]) -> tuple[list[float], list[bool]]:
-        recomputed = np.zeros((len(options), part.layers.shape[1]))
-        recomputed[:, VISION] = [option.recompute_vision for option in options]
-        recomputed[:, LANGUAGE] = [option.recompute_language for option in options]
-        parts = Parts(layers=np.repeat(part.layers, len(options), axis=0), recomputed=recomputed)
+        recomputed, selective = np.zeros((2, len(options), part.layers.shape[1]))
+        for tower, kind in zip(TOWERS, (VISION, LANGUAGE), strict=True):
+            recomputed[:, kind] = [option.recomputed[0].whole(tower) for option in options]
+            selective[:, kind] = [option.recomputed[0].selective(tower) for option in options]
+        layers = np.repeat(part.layers, len(options), axis=0)
+        parts = Parts(layers=layers, recomputed=recomputed, selective=selective)
         seconds = mean_seconds(self._predictor, parts, self._layout, self._sizes.mean)
         needed = self._predictor.memory.expected(parts, self._layout, number, self._sizes)
         return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()
@@ -94,9 +108,8 @@ class BruteForce:
 
 
 def _is_less(one: Stage, other: Stage) -> bool:
-    return one != other and (
-        one.recompute_vision <= other.recompute_vision and one.recompute_language <= other.recompute_language
-    )
+    (less,), (more,) = one.recomputed, other.recomputed
+    return one != other and all(rungs_of(less, tower, two=True) <= rungs_of(more, tower, two=True) for tower in TOWERS)
 
 
 def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Floats) -> Floats:

@@ -133,7 +133,7 @@ def test_a_cpu_is_refused_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_the_text_of_a_plan_says_what_offloads() -> None:
-    texts = [plan_text(offloaded(offload, "5+0 r2,0", "0+4 r0,1")) for offload in ("none", "vision", "both")]
+    texts = [plan_text(offloaded(offload, "5+0r2,0", "0+4r0,1")) for offload in ("none", "vision", "both")]
     assert "ZeRO 0; split 5v+0l | 0v+4l; recompute 2v+0l | 0v+1l; packs" in texts[0]
     assert "ZeRO 0, vision layers offload; split" in texts[1]
     assert "; offload v, recompute l 2v+0l | 0v+1l; packs" in texts[1]
@@ -144,7 +144,7 @@ def test_the_text_of_a_plan_says_what_offloads() -> None:
 
 
 def test_a_plan_of_another_search_is_taken_over_where_copies_were_timed() -> None:
-    plan = offloaded("both", "5+0 r2,0", "0+4 r0,1")
+    plan = offloaded("both", "5+0r2,0", "0+4r0,1")
     known, unknown = (Solver(predictor_of(costs), Limits.of(workload_of())) for costs in (FAST, COSTS))
     assert moved(plan, workload_of(), known) == plan
     assert moved(plan, workload_of(), unknown) is None
@@ -153,14 +153,14 @@ def test_a_plan_of_another_search_is_taken_over_where_copies_were_timed() -> Non
 def test_plans_that_offload_other_layers_are_apart() -> None:
     predictor = predictor_of(FAST)
     none, vision, both = (
-        plan_coordinates(predictor, offloaded(offload, "5+4 r5,4")) for offload in ("none", "vision", "both")
+        plan_coordinates(predictor, offloaded(offload, "5+4r5,4")) for offload in ("none", "vision", "both")
     )
     assert abs(vision - none).sum() == pytest.approx(0.5)
     assert abs(both - none).sum() == pytest.approx(1.0)
 
 
 def test_a_plan_that_offloads_more_than_the_host_has_is_not_run(tmp_path: Path) -> None:
-    predictor, plan = predictor_of(FAST), offloaded("both", "5+0 r5,0", "0+4 r0,4")
+    predictor, plan = predictor_of(FAST), offloaded("both", "5+0r5,0", "0+4r0,4")
     most = max(stage.host for stage in predictor.predict(plan).stage_memory)
     runner = runner_of(tmp_path, SimulatedLauncher(predictor), predictor=predictor)
     assert runner.rejection(plan) is None

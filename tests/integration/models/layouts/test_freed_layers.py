@@ -1,7 +1,8 @@
-"""Layers that offload what they keep: loss and gradients are those of layers that keep it, bit for bit."""
+"""Layers that offload what they keep, or recompute it selectively: gradients are those of kept layers, bit for bit."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import pytest
@@ -12,6 +13,7 @@ from tests.contracts.test_families import TINY
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.tokens import pack
+from trials.engine.memory import SavedTensorMeter
 from trials.job import LoraSection, TrainingSection
 from trials.model.cut import cut
 from trials.model.ends.head_loss import targets_of
@@ -63,37 +65,46 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def step(folder: Path, training: TrainingSection, offload: Offload | None, share: float) -> tuple[Any, Late]:
-    """The loss and gradients of two packs in flight, with this share of the layers offloaded; None keeps all."""
+class Result(NamedTuple):
+    """Two packs in flight: losses, gradients by name, (kept, peak, left) bytes by the meter, and copies."""
+
+    losses: list[torch.Tensor]
+    gradients: dict[str, torch.Tensor | None]
+    live_bytes: tuple[int, int, int]
+    copies: int
+
+
+def step(
+    folder: Path, training: TrainingSection, share: float = 0, offload: Offload = "none", freed: str = "recompute"
+) -> Result:
+    """Two packs in flight, with this share of the layers freed: offloaded, else recomputed or `selective`."""
     transfers = Late()
     skeleton = build_skeleton(load_config(str(folder)), torch.float32)
     choose_trained(skeleton, training)
     vision, language = len(skeleton.chain.vision_layers), len(skeleton.chain.language_layers)
-    freed = 0 if offload is None else share
+    counts: dict[str, Any] = {f"{freed}_vision": round(share * vision), f"{freed}_language": round(share * language)}
     plan = Plan(
         packing=Packed(qv=10, qt=10_000, qv_min=0, qt_min=0),
-        layout=Layout(pipeline=1, data=1, zero=0, offload=offload or "none"),
-        stages=(
-            Stage(
-                vision=vision,
-                language=language,
-                recompute_vision=round(freed * vision),
-                recompute_language=round(freed * language),
-            ),
-        ),
+        layout=Layout(pipeline=1, data=1, zero=0, offload=offload),
+        stages=(replace(Stage(vision=vision, language=language), **counts),),
     )
     stage = StageModule(skeleton, cut(plan)[0])
     draw_weights(stage.model, stage.paths, 0, CPU)
     draw_trained(stage.model, stage.paths, training)
     draw_buffers(stage.model, stage.chain.buffers, CPU)
     stage.tie()
-    if offload is not None:
+    if offload != "none":
         stage.offloading = Offloading(transfers, least_bytes=1)
-    losses = [stage(inputs, targets) for inputs, targets in (inputs_of(stage, folder, units) for units in (5, 2))]
-    for loss in losses:
-        loss.backward()
+    packs = [inputs_of(stage, folder, units) for units in (5, 2)]
+    meter = SavedTensorMeter(list(stage.parameters()), 0, 1 << 62)
+    with meter.watch():
+        losses = [stage(inputs, targets) for inputs, targets in packs]
+        kept = meter.live_bytes
+        for loss in losses:
+            loss.backward()
     gradients = {name: each.grad for name, each in stage.named_parameters() if each.requires_grad}
-    return (losses, gradients), transfers
+    losses = [loss.detach() for loss in losses]
+    return Result(losses, gradients, (kept, meter.peak_bytes, meter.live_bytes), transfers.copies)
 
 
 def inputs_of(stage: StageModule, folder: Path, units: int) -> tuple[Any, Any]:
@@ -108,29 +119,40 @@ def inputs_of(stage: StageModule, folder: Path, units: int) -> tuple[Any, Any]:
     return (floats, integers), targets_of(labels, torch.full((), 0.5))
 
 
-def check(folder: Path, offload: Offload, share: float, training: TrainingSection | None = None) -> None:
-    training = training or TrainingSection()
-    (losses, gradients), _ = step(folder, training, None, 0)
-    (found, found_gradients), transfers = step(folder, training, offload, share)
-    assert all(torch.equal(one, other) for one, other in zip(losses, found, strict=True))
-    assert gradients.keys() == found_gradients.keys()
-    for name, gradient in gradients.items():
-        other = found_gradients[name]
-        assert (gradient is None and other is None) or torch.equal(gradient, other), name
-    assert transfers.copies
+def check(usual: Result, found: Result) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(usual.losses, found.losses, strict=True))
+    assert usual.gradients.keys() == found.gradients.keys()
+    for name, gradient in usual.gradients.items():
+        other = found.gradients[name]
+        if gradient is None or other is None:
+            assert gradient is other, name
+        else:
+            assert torch.equal(gradient, other), name
 
 
 @pytest.mark.parametrize("name", parameters({name: name for name in NAMES}, short=SHORT))
-@pytest.mark.parametrize("share", parameters({"half": 0.5, "all": 1.0}, short=("all",)))
-def test_gradients_are_those_of_kept_layers(name: str, share: float, folders: dict[str, Path]) -> None:
-    check(folders[name], "both", share)
+def test_gradients_are_those_of_kept_layers(name: str, folders: dict[str, Path]) -> None:
+    usual = step(folders[name], TrainingSection())
+    for share in (0.5, 1.0):
+        offloading = step(folders[name], TrainingSection(), share, offload="both")
+        check(usual, offloading)
+        assert offloading.copies
+        selective = step(folders[name], TrainingSection(), share, freed="selective")
+        check(usual, selective)
+        kept, peak, left = selective.live_bytes
+        assert kept < usual.live_bytes[0]
+        assert kept <= peak <= usual.live_bytes[1]
+        assert not left
 
 
 @pytest.mark.parametrize("offload", ["vision", pytest.param("language", marks=pytest.mark.long)])
 def test_one_tower_offloads_while_the_other_recomputes(offload: Offload, folders: dict[str, Path]) -> None:
-    check(folders["internvl"], offload, 1.0)
+    found = step(folders["internvl"], TrainingSection(), 1.0, offload=offload)
+    check(step(folders["internvl"], TrainingSection()), found)
+    assert found.copies
 
 
+@pytest.mark.parametrize("freed", [{"offload": "both"}, {"freed": "selective"}], ids=["offload", "selective"])
 @pytest.mark.parametrize(
     "training",
     [
@@ -140,8 +162,8 @@ def test_one_tower_offloads_while_the_other_recomputes(offload: Offload, folders
     ],
     ids=["vision frozen", "language frozen", "LoRA"],
 )
-def test_parts_that_do_not_train(training: TrainingSection, folders: dict[str, Path]) -> None:
-    check(folders["internvl"], "both", 1.0, training)
+def test_parts_that_do_not_train(training: TrainingSection, freed: dict[str, Any], folders: dict[str, Path]) -> None:
+    check(step(folders["internvl"], training), step(folders["internvl"], training, 1.0, **freed))
 
 
 class Counting(Late):

@@ -1,0 +1,1 @@
+"""Recomputation: what layers keep for their backward pass is computed again in it."""
