@@ -18,7 +18,7 @@ _FREEING: dict[Offload, str] = {
 def plan_text(plan: Plan) -> str:
     """Return one line with layout, split, recompute and packing."""
     parts = plan_parts(plan)
-    freed = f"{freeing_text(plan.layout)} {parts['recompute']}"
+    freed = f"{recompute_text(plan.layout)} {parts['recompute']}"
     return f"{parts['layout']}; split {parts['split']}; {freed}; {parts['packing']}"
 
 
@@ -32,7 +32,7 @@ def plan_parts(plan: Plan) -> dict[str, str]:
     }
 
 
-def freeing_text(layout: Layout) -> str:
+def recompute_text(layout: Layout) -> str:
     """Return what happens to layers that do not keep what their backward pass needs."""
     return _FREEING[layout.offload]
 

@@ -251,8 +251,8 @@ def drawn(target: Target, prepared: Prepared, predictor: Predictor, devices: int
         vision, language = (
             round(chance.choice((0.0, chance.random(), 1.0)) * count) for count in (stage.vision, stage.language)
         )
-        freeing = replace(stage, recompute_vision=vision, recompute_language=language)
-        plan = replace(plain, packing=packed, stages=(freeing,))
+        recomputing = replace(stage, recompute_vision=vision, recompute_language=language)
+        plan = replace(plain, packing=packed, stages=(recomputing,))
         if predictor.predict(plan).keeps_batch:
             left -= 1
             yield plan

@@ -20,7 +20,7 @@ class PlanSolver(Protocol):
     def tensor_degrees(self) -> tuple[int, ...]:
         """Tensor degrees above 1 that the profile timed."""
 
-    def untimed(self, layout: Layout) -> str | None:
+    def unprofiled(self, layout: Layout) -> str | None:
         """Return the exchanges that plans with this layout need and the profile has not timed, in words."""
 
     def overlapped(self, layout: Layout) -> Layout:
@@ -38,7 +38,7 @@ class PlanSolver(Protocol):
     def reduction_seconds(self, layout: Layout) -> float:
         """Return the seconds of averaging a byte of gradients."""
 
-    def freeing_seconds(self, packing: Packing, layout: Layout) -> Mapping[Tower, float]:
+    def recompute_seconds(self, packing: Packing, layout: Layout) -> Mapping[Tower, float]:
         """Return the seconds that freeing the memory of a layer of each tower takes."""
 
 
@@ -87,7 +87,7 @@ class Dimension:
     def check(self, layout: Layout, job: "Job", hardware: Hardware) -> None:
         """Raise InvalidPlan, with the reason, for a value that the model, its training or the nodes do not allow."""
 
-    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:  # noqa: ARG002
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:  # noqa: ARG002
         """Return what plans with the layout need beyond the costs of a profile; None where they can be predicted.
 
         With `exactly`, for plans that are to be compared, a value counts as known only if it was timed itself.

@@ -116,12 +116,12 @@ def layout_coordinates(layout: Layout) -> tuple[float, ...]:
     return tuple(coordinate for each in DIMENSIONS for coordinate in each.coordinates(layout))
 
 
-def untimed(costs: LayerCosts, layout: Layout, *, exactly: bool = False) -> str | None:
+def unprofiled(costs: LayerCosts, layout: Layout, *, exactly: bool = False) -> str | None:
     """Return what plans with this layout need beyond the costs; None where they can be predicted.
 
     With `exactly` a degree counts as known only if it was timed itself.
     """
-    found = (each.untimed(costs, layout, exactly=exactly) for each in DIMENSIONS)
+    found = (each.unprofiled(costs, layout, exactly=exactly) for each in DIMENSIONS)
     return next((missing for missing in found if missing), None)
 
 

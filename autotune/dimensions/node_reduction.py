@@ -40,7 +40,7 @@ class NodeReductionDimension(Dimension):
             raise InvalidPlan(f"{groups} data ranks of a stage are neighbours on a node, not {within}; use -w{groups}")
 
     @override
-    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         if knows_average(costs, layout):
             return None
         return f"averages of gradients over {layout.reduce_within} data ranks of a node first"
@@ -58,7 +58,7 @@ class NodeReductionDimension(Dimension):
                 by_nodes
                 for layout in layouts(workload.model, hardware.devices)
                 if (within := layout.grid.data_ranks_of_node(hardware.of_node)) > 1
-                and solver.untimed(by_nodes := replace(layout, reduce_within=within)) is None
+                and solver.unprofiled(by_nodes := replace(layout, reduce_within=within)) is None
             ),
             helps=partial(_is_faster, solver),
             searched="Averages of gradients on each node first are",

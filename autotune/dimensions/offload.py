@@ -55,7 +55,7 @@ class OffloadDimension(Dimension):
             )
 
     @override
-    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         if layout.offload == "none" or (costs.exchange("copy") is not None and costs.compile_seconds is None):
             return None
         return "copies of what layers keep to the host's memory and back"
@@ -72,7 +72,7 @@ class OffloadDimension(Dimension):
             for offload in _KINDS.values()
         )
         return FurtherLayouts(
-            possible=tuple(layout for layout in possible if solver.untimed(layout) is None),
+            possible=tuple(layout for layout in possible if solver.unprofiled(layout) is None),
             helps=partial(_offloads, solver),
             searched="Layouts whose layers offload what they keep are",
             usual="recomputation alone",
@@ -93,7 +93,7 @@ def _offloads(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:
     if not solver.keeps_batch(packing, layout):
         return False
     every = replace(layout, offload="both")
-    offloading, recomputing = (solver.freeing_seconds(packing, each) for each in (every, usual))
+    offloading, recomputing = (solver.recompute_seconds(packing, each) for each in (every, usual))
     if any(layout.offloads(tower) != (offloading[tower] < recomputing[tower]) for tower in TOWERS):
         return False
     # The solver caches its solutions, and usual layouts were mostly solved before, so this call costs little.

@@ -71,7 +71,7 @@ class TensorDimension(Dimension):
         check_tensor(config, layers, layout.tensor, adapters=job.training.lora.rank is not None)
 
     @override
-    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         degree = layout.tensor
         if degree in (1, *tensor_degrees(costs)) if exactly else _knows(costs, degree):
             return None

@@ -45,7 +45,7 @@ class ZeroDimension(Dimension):
             )
 
     @override
-    def untimed(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         is_timed = costs.exchange("scatter") is not None
         if layout.zero < 2 or (is_timed and (layout.zero == 2 or costs.compile_seconds is None)):
             return None
@@ -71,7 +71,7 @@ class ZeroDimension(Dimension):
         """
         possible = sharded_layouts(workload.hardware.devices)
         return FurtherLayouts(
-            possible=tuple(layout for layout in possible if solver.untimed(layout) is None),
+            possible=tuple(layout for layout in possible if solver.unprofiled(layout) is None),
             helps=partial(_saves_recomputation, solver),
             searched="ZeRO 2 and 3 are",
             usual="ZeRO 0 or 1",
@@ -83,13 +83,13 @@ class ZeroDimension(Dimension):
 def gathered_parameters(costs: LayerCosts, layout: Layout) -> list[int]:
     """Return how many weights ZeRO 3 holds whole in the backward pass of a layer of each kind, in the order of KINDS.
 
-    The backward pass of a kind goes on to the kinds before, for which its lingering weights stay.
+    The backward pass of a kind goes on to the kinds before, for which its unreleased weights stay.
     """
     if not layout.shards_weights:
         return [0] * len(KINDS)
     layers = [costs[kind] for kind in KINDS]
     return [
-        layer.gathered_parameters + sum(after.lingering_parameters for after in layers[number + 1 :])
+        layer.gathered_parameters + sum(after.unreleased_parameters for after in layers[number + 1 :])
         for number, layer in enumerate(layers)
     ]
 

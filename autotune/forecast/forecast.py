@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.sequence import knows_sequence
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
@@ -226,7 +226,7 @@ class Forecaster:
     def _check_profiled(self, plan: Plan) -> None:
         """Raise PredictError for a plan whose ranks exchange what the profile has not timed."""
         tensor, costs = plan.layout.tensor, self.cluster.costs
-        if missing := untimed(costs, plan.layout):
+        if missing := unprofiled(costs, plan.layout):
             raise PredictError(
                 f"the profile has no times of {missing}: an older version wrote it, or its devices cannot; measure "
                 "them with `autotune profile JOB --fresh`, or give a plan without"

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
 from autotune.forecast.gantt import LEGEND, gantt
-from autotune.plan_text import freeing_text, plan_text, recomputed_text
+from autotune.plan_text import plan_text, recompute_text, recomputed_text
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
 from trials import wire
@@ -163,5 +163,5 @@ def _stages(forecast: Forecast) -> str:
             zip(forecast.plan.stages, prediction.stage_idle, prediction.stage_memory, strict=True)
         )
     ]
-    header = ["stage", "layers", freeing_text(layout), "idle", "peak MiB", "range", "of limit", "static MiB"]
+    header = ["stage", "layers", recompute_text(layout), "idle", "peak MiB", "range", "of limit", "static MiB"]
     return table([*header, *([] if layout.offload == "none" else ["host MiB"])], rows)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from autotune.dimensions.folds import exchanges
 from autotune.dimensions.zero import gathered_parameters
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
-from autotune.prediction.freeing import offloaded_kinds
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.recompute_times import offloaded_kinds
 from trials.arrays import Bools, Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts

@@ -9,11 +9,11 @@ from autotune.dimensions.overlap import hidden_share
 from autotune.prediction.charges import Charges
 from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
-from autotune.prediction.freeing import Freeing
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts
+from autotune.prediction.recompute_times import RecomputeTimes
 from autotune.prediction.simulation.attribution import PackSeconds, UpdateSeconds
-from autotune.prediction.simulation.meetings import Sharing
+from autotune.prediction.simulation.synchronization import Sharing
 from autotune.prediction.sizes import EpochSizes
 from autotune.prediction.updates import update_seconds_per_parameter
 from trials.arrays import Floats, Ints
@@ -36,7 +36,7 @@ class StageTimes:
         self._costs = costs
         self._forward = in_columns(layer.forward_seconds for layer in layers)
         self._backward = in_columns(layer.backward_seconds for layer in layers)
-        self._curves, self._freeing = Curves(costs), Freeing(costs)
+        self._curves, self._recompute = Curves(costs), RecomputeTimes(costs)
         self._outputs = in_columns(layer.output_bytes for layer in layers)
         self._parameters = Parameters(costs)
         self._has_backward = has_backward = np.array([layer.has_backward for layer in layers])
@@ -82,7 +82,7 @@ class StageTimes:
             load=self.load_seconds(parts, sizes.whole),
             forward=forward,
             backward=backward,
-            recompute=self._freeing.seconds(parts, sizes.table, curves, layout),
+            recompute=self._recompute.seconds(parts, sizes.table, curves, layout),
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
@@ -106,11 +106,11 @@ class StageTimes:
         return forward, backward
 
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
-        """Return (forward, backward with `Freeing`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
+        """Return (forward, backward with `RecomputeTimes`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""
         curves = self._curves.at(sizes)
-        freeing = self._freeing.seconds(parts, sizes, curves, layout)
+        recompute = self._recompute.seconds(parts, sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
-        return forward @ parts.layers.T, backward @ parts.layers.T + freeing
+        return forward @ parts.layers.T, backward @ parts.layers.T + recompute
 
     def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""

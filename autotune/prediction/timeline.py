@@ -62,9 +62,9 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
     sharing = predictor.times.sharing(parts, plan.layout, sizes)
-    meetings = None if sharing is None else sharing.meetings(rows[None])
-    schedule = simulate(forward, backward, sends, returns, meetings)
-    passes = trace(forward, backward, sends, returns, meetings)
+    synchronization = None if sharing is None else sharing.synchronization(rows[None])
+    schedule = simulate(forward, backward, sends, returns, synchronization)
+    passes = trace(forward, backward, sends, returns, synchronization)
     rank = int(schedule.seconds.argmax())
     # The reduction begins when all data ranks are there.
     begins = schedule.ends.max(axis=0)

@@ -7,7 +7,7 @@ from itertools import chain
 
 from optuna.storages import BaseStorage
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.sequence import knows_sequence
 from autotune.errors import JobError
 from autotune.events import Listener, Note, Phase, PhaseBegan
@@ -123,7 +123,7 @@ def assemble(
 
 def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
     """Raise JobError for a current plan whose ranks exchange what the profile has not timed."""
-    if missing := untimed(costs, plan.layout):
+    if missing := unprofiled(costs, plan.layout):
         raise JobError(
             f"search.current_plan: the stored profile has no times of {missing}; measure them with `autotune profile "
             "JOB --fresh`, or give a plan without"

@@ -76,7 +76,7 @@ def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Contai
     """
     devices = workload.hardware.devices
     layout = Layout(pipeline=1, data=devices, zero=3)
-    if devices == 1 or solver.untimed(layout):
+    if devices == 1 or solver.unprofiled(layout):
         return None
     stages = _uniform(limits.vision_layers, limits.language_layers, 1, True)
     found, samples = None, 1

@@ -38,7 +38,7 @@ def _layouts(workload: Workload, solver: Solver) -> Iterator[Layout]:
     devices = workload.hardware.devices
     plain = (Layout(pipeline=1, data=devices, zero=zero) for zero in zero_stages(workload.model, devices))
     for layout in (*plain, *sharded_layouts(devices)):
-        if solver.untimed(layout) is None:
+        if solver.unprofiled(layout) is None:
             yield solver.overlapped(layout)
 
 

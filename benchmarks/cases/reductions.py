@@ -69,14 +69,14 @@ def _measured(joined: Cable, arguments: argparse.Namespace) -> list[dict[str, An
     """Start the ranks of both nodes, and return what rank 0 has measured."""
     with socket.socket() as free:
         free.bind((joined.here, 0))
-        meeting = f"tcp://{joined.here}:{free.getsockname()[1]}"
+        rendezvous = f"tcp://{joined.here}:{free.getsockname()[1]}"
     cores = sorted(os.sched_getaffinity(0))
     started = []
     for rank in range(NODES * arguments.ranks):
         node = rank // arguments.ranks
         command = ["taskset", "--cpu-list", str(cores[node % len(cores)])]
         command += [sys.executable, "-m", "benchmarks.cases.reductions", f"--ranks={arguments.ranks}"]
-        command += [f"--repeats={arguments.repeats}", f"--rank={rank}", f"--meeting={meeting}"]
+        command += [f"--repeats={arguments.repeats}", f"--rank={rank}", f"--rendezvous={rendezvous}"]
         interface = f"{joined.namespace}-{'ab'[node]}"
         command.append(f"--interface={interface}")
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": "1"}
@@ -93,7 +93,7 @@ def _measured(joined: Cable, arguments: argparse.Namespace) -> list[dict[str, An
 
 def _serve(arguments: argparse.Namespace) -> None:
     world = NODES * arguments.ranks
-    distributed.init_process_group("gloo", init_method=arguments.meeting, rank=arguments.rank, world_size=world)
+    distributed.init_process_group("gloo", init_method=arguments.rendezvous, rank=arguments.rank, world_size=world)
     rows = [row for size in MEBIBYTES for row in _rows(arguments, size << 20)]
     distributed.barrier()
     if arguments.rank == 0:
@@ -170,7 +170,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2, help="of each node (%(default)s)")
     parser.add_argument("--repeats", type=int, default=9, help="of each exchange (%(default)s)")
-    for name in ("--rank", "--meeting", "--interface"):
+    for name in ("--rank", "--rendezvous", "--interface"):
         parser.add_argument(name, type=int if name == "--rank" else str, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -119,7 +119,7 @@ def analytic_costs(
     words = {"projector": language.vocabulary * language.hidden}
     return LayerCosts(
         layers=tuple(
-            (kind, replace(cost, gathered_parameters=cost.parameters, lingering_parameters=words.get(kind, 0)))
+            (kind, replace(cost, gathered_parameters=cost.parameters, unreleased_parameters=words.get(kind, 0)))
             for kind, cost in layers
         ),
         loading=LoadCost(),

@@ -49,7 +49,7 @@ def bytes_to_build(file: Path) -> tuple[int, int]:
     """Return the most bytes that this rank holds while it builds stage 0 of the request in `file`, and those after."""
     request = wire.decode(Request, file.read_text())
     rank, ranks = int(os.environ["RANK"]), request.plan.layout.world_size
-    with process_group(rank, rank, ranks, f"file://{file}.meeting") as device, HeldTensors() as tensors:
+    with process_group(rank, rank, ranks, f"file://{file}.rendezvous") as device, HeldTensors() as tensors:
         stage = build_stage(request, 0, device)
         held = tensors.held_bytes
         del stage

@@ -25,7 +25,7 @@ def left_behind(files: Sequence[Path]) -> list[tuple[bool, bool, bool]]:
 def _after(file: Path) -> tuple[bool, bool, bool]:
     request = wire.decode(Request, file.read_text())
     rank = int(os.environ["RANK"])
-    with process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.meeting") as device:
+    with process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.rendezvous") as device:
         with open_session(request, rank, device) as session:
             epoch = session.epoch(0)
             with closing(session.batches(epoch, [0, 1, 2])) as batches:

@@ -74,7 +74,7 @@ def _bytes_of(file: Path) -> dict[str, int]:
     request = wire.decode(Request, file.read_text())
     rank = int(os.environ["RANK"])
     with (
-        process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.meeting") as device,
+        process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.rendezvous") as device,
         open_session(request, rank, device) as session,
     ):
         probe = _HeldBytesProbe(session)

@@ -28,7 +28,7 @@ def roundings_allowed(folder: Path) -> tuple[list[bool], bool]:
         look()
         output.register_hook(look)
 
-    with process_group(0, 0, 1, f"file://{folder}/meeting") as device:
+    with process_group(0, 0, 1, f"file://{folder}/rendezvous") as device:
         model = build_model(settings, TrainingSection(), device)
         for module in model.modules():
             if isinstance(module, nn.Conv2d):

@@ -21,7 +21,7 @@ def behind_a_slow_link(file: Path) -> tuple[UpdateTiming, ...]:
     request = wire.decode(Request, file.read_text())
     assert isinstance(request.task, Profile)
     rank = int(os.environ["RANK"])
-    with process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.meeting") as device:
+    with process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.rendezvous") as device:
         build = partial(one_of_each, request.job.model, request.job.training, device)
         rates = ExchangeRates(reduction=_SLOW, gathering=0.0)
         return time_updates(request, request.task, build, rates, Pace.of(10_000.0, device))

@@ -52,7 +52,7 @@ def _peaks_of_step(file: Path) -> tuple[int, int]:
     request = wire.decode(Request, file.read_text())
     rank, ranks = int(os.environ["RANK"]), request.plan.layout.world_size
     with (
-        process_group(rank, rank, ranks, f"file://{file}.meeting") as device,
+        process_group(rank, rank, ranks, f"file://{file}.rendezvous") as device,
         HeldTensors() as tensors,
         open_session(request, rank, device) as session,
     ):

@@ -103,7 +103,7 @@ class GoldenWorkload:
         for layout, packing in random.Random(self.devices).sample(pairs, len(pairs)):
             if len(found) == _PLANS:
                 break
-            fits = all(layout.data % degree == 0 for degree in packing.degrees) and solver.untimed(layout) is None
+            fits = all(layout.data % degree == 0 for degree in packing.degrees) and solver.unprofiled(layout) is None
             if fits and solver.keeps_batch(packing, layout) and solver.fills_levels(packing, layout):
                 plan = solver.solve(packing, layout) or solver.leanest(packing, layout)
                 found[plan.id] = plan
@@ -164,7 +164,7 @@ def _whole(kind: LayerKind, cost: LayerCost) -> LayerCost:
         gathered_parameters=45_000,
         tensor_parallel_parameters=40_000 if kind == "language" else 0,
         tied_parameters=20_000 if kind == "head" else 0,
-        lingering_parameters=7_000 if kind == "projector" else 0,
+        unreleased_parameters=7_000 if kind == "projector" else 0,
     )
 
 

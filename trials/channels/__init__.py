@@ -14,7 +14,7 @@ class Channel(Protocol):
     """The messages of one request, at the agent's end or at that of a rank."""
 
     @property
-    def meeting(self) -> str:
+    def rendezvous(self) -> str:
         """The `init_method` of torch.distributed by which the ranks of the request form their process group."""
 
     def put(self, name: str, text: str) -> None:

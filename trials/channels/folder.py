@@ -17,8 +17,8 @@ class FolderChannel:
         self.folder = folder
 
     @property
-    def meeting(self) -> str:
-        return file_meeting(self.folder / "rendezvous")
+    def rendezvous(self) -> str:
+        return file_rendezvous(self.folder / "rendezvous")
 
     def put(self, name: str, text: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -39,6 +39,6 @@ class FolderChannel:
         return path
 
 
-def file_meeting(path: Path) -> str:
+def file_rendezvous(path: Path) -> str:
     """Return the `init_method` of ranks that meet in a file, whose name may hold any character."""
     return f"{FILE_SCHEME}://{quote(str(path.absolute()))}"

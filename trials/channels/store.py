@@ -126,8 +126,8 @@ class StoreChannel:
         self.name = name
 
     @property
-    def meeting(self) -> str:
-        return f"{STORE_SCHEME}://{self._store.address}/{self.name}/meeting"
+    def rendezvous(self) -> str:
+        return f"{STORE_SCHEME}://{self._store.address}/{self.name}/rendezvous"
 
     def put(self, name: str, text: str) -> None:
         self._store.put(f"{self.name}/{name}", text)

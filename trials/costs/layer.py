@@ -48,7 +48,7 @@ class LayerCost:
     """Parameters of the head that are the word embedding's too; a stage with both ends holds them once."""
     gathered_parameters: int = 0
     """Most of `parameters` that ZeRO 3 gathers at once."""
-    lingering_parameters: int = 0
+    unreleased_parameters: int = 0
     """Parameters that ZeRO 3 gathers in the backward pass and frees at its end."""
     curve_sizes: tuple[Measured, ...] = ()
     """Ascending sizes of packs at which `curve` is given: units for vision kinds, targets for the head, or tokens."""

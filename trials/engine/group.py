@@ -30,7 +30,7 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.02, 1.0
 """Between two questions to the store: thousands of ranks must not keep busy the one that writes and serves it."""
 
 
-def env_meeting(request: str) -> str:
+def env_rendezvous(request: str) -> str:
     """Return the `init_method` for MASTER_ADDR and MASTER_PORT of ranks that serve this request, and no other one."""
     return f"{_MASTER_SCHEME}://{hashlib.sha256(request.encode()).hexdigest()}"
 
@@ -96,16 +96,16 @@ register_rendezvous_handler(_MASTER_SCHEME, _meet_at_master)
 
 
 @contextmanager
-def process_group(rank: int, local_rank: int, world_size: int, meeting: str) -> Iterator[torch.device]:
+def process_group(rank: int, local_rank: int, world_size: int, rendezvous: str) -> Iterator[torch.device]:
     """Join the process group of one trial or training, and yield this rank's device. Leave the group at the end.
 
-    `meeting` is an `init_method` of torch.distributed, from `env_meeting` or a channel.
+    `rendezvous` is an `init_method` of torch.distributed, from `env_rendezvous` or a channel.
     """
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
         torch.cuda.set_device(local_rank)
     comm.init_distributed(
-        auto_mpi_discovery=False, verbose=False, init_method=meeting, rank=rank, world_size=world_size
+        auto_mpi_discovery=False, verbose=False, init_method=rendezvous, rank=rank, world_size=world_size
     )
     try:
         yield torch.device(accelerator.device_name(local_rank))
@@ -122,8 +122,8 @@ def wait_for_all() -> None:
     """
     store, ranks = _get_default_store(), distributed.get_world_size()
     # All ranks come once before one of them comes again.
-    meeting, place = divmod(store.add(_ARRIVED, 1) - 1, ranks)
-    complete, left = f"{_ARRIVED}/{meeting}", f"{_ARRIVED}/{meeting}/left"
+    rendezvous, place = divmod(store.add(_ARRIVED, 1) - 1, ranks)
+    complete, left = f"{_ARRIVED}/{rendezvous}", f"{_ARRIVED}/{rendezvous}/left"
     if place == ranks - 1:
         store.set(complete, "")
     _poll(lambda: store.check([complete]))

@@ -31,7 +31,7 @@ class Spot:
     node: int
     ranks: tuple[int, ...]
     """Processes that the tool may start, on each of the nodes."""
-    meeting: str
+    rendezvous: str
     """`HOST:PORT` where the tool's own processes meet."""
     address: str | None
     """At which others reach the node; None where the user starts the command on a node of their choice."""
@@ -97,12 +97,12 @@ class CommandStarter:
         """
         self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder
         self._hosts, self._reach, self._show = hosts, reach, show
-        self._agent, self._token, self._meeting = "", "", ""
+        self._agent, self._token, self._rendezvous = "", "", ""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, agent: str, token: str) -> None:
         self._agent, self._token = agent, token
-        self._meeting = agent if self._tool.uses_store else self._free()
+        self._rendezvous = agent if self._tool.uses_store else self._free()
         self._folder.mkdir(parents=True, exist_ok=True)
         with whole_file(self._token_file, 0o600) as stream:
             stream.write(token.encode())
@@ -129,11 +129,11 @@ class CommandStarter:
         self._token_file.unlink(missing_ok=True)
 
     def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
-        meeting, ranks = self._free(), tuple(map(len, places))
+        rendezvous, ranks = self._free(), tuple(map(len, places))
         worker = ("trials.run.worker", "--request", str(request))
         found = []
         for node, of_node in enumerate(places):
-            spot = Spot(node=node, ranks=ranks, meeting=meeting, address=self._address_of(node))
+            spot = Spot(node=node, ranks=ranks, rendezvous=rendezvous, address=self._address_of(node))
             argv = self._tool.command(spot, worker, is_module=True)
             if node and self._hosts and self._reach.passes_environment:  # ssh would not pass these variables
                 argv = self._reach.command(self._hosts[node], argv)
@@ -153,7 +153,7 @@ class CommandStarter:
         spot = Spot(
             node=node,
             ranks=self._ranks,
-            meeting=self._meeting,
+            rendezvous=self._rendezvous,
             address=self._address_of(node),
             is_served=self._tool.uses_store,
         )

@@ -82,12 +82,12 @@ def allocator_setting(environment: Mapping[str, str]) -> tuple[str, tuple[str, .
 
 def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:
     """Return one command per rank on this machine: it serves the request in the folder `request` and ends."""
-    meeting = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(free_port(_LOOPBACK))}
+    rendezvous = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(free_port(_LOOPBACK))}
     return tuple(
         Command(
             # -P: a folder `storage` or `trials` in the current directory must not shadow the package.
             argv=(sys.executable, "-P", "-m", "trials.run.worker", "--request", str(request)),
-            environment=environment | meeting,
+            environment=environment | rendezvous,
         )
         for environment in rank_environments(world_size, accelerator)
     )

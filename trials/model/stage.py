@@ -110,8 +110,8 @@ class StageModule(nn.Module):
         runner = self.family.vision_runner(self.model, current, tokens)
         for place, number in enumerate(self.cut.vision):
             layer = self.model.get_submodule(self.chain.vision_layers[number])
-            freeing = self._freeing("vision", place, tokens)
-            current = run_layer(layer, partial(runner, layer, number), current, freeing)
+            recompute = self._recompute("vision", place, tokens)
+            current = run_layer(layer, partial(runner, layer, number), current, recompute)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
         return (current, *kept)
@@ -124,14 +124,14 @@ class StageModule(nn.Module):
         runner = self.family.language_runner(self.model, rotary, current, tokens, attending)
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
-            freeing = self._freeing("language", place, tokens)
-            current = run_layer(layer, partial(runner, layer, number), current, freeing)
+            recompute = self._recompute("language", place, tokens)
+            current = run_layer(layer, partial(runner, layer, number), current, recompute)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens, sharing)
         return (current, *features)
 
-    def _freeing(self, tower: Tower, place: int, tokens: PackTokens) -> RunLayer | None:
+    def _recompute(self, tower: Tower, place: int, tokens: PackTokens) -> RunLayer | None:
         """Return what runs the layer at this place of its kind in the stage; None where it keeps everything."""
         recomputed = self.cut.levels[tokens.level]
         whole = recomputed.whole(tower)
@@ -157,9 +157,9 @@ def run_layer(
     layer: nn.Module,
     run: Callable[[torch.Tensor], torch.Tensor],
     states: torch.Tensor,
-    freeing: RunLayer | None = None,
+    recompute: RunLayer | None = None,
 ) -> torch.Tensor:
-    """Return the states after a layer, which keeps what its backward pass needs unless `freeing` runs it.
+    """Return the states after a layer, which keeps what its backward pass needs unless `recompute` runs it.
 
     Without a backward pass nothing is kept.
     """
@@ -167,9 +167,9 @@ def run_layer(
     if trains and not states.requires_grad and any(parameter.requires_grad for parameter in layer.parameters()):
         # The first layer that trains. A reentrant checkpoint has gradients only if its input needs one.
         states = states.detach().requires_grad_()
-    if freeing is None or not (trains and states.requires_grad):
+    if recompute is None or not (trains and states.requires_grad):
         return run(states)
-    return freeing(layer, run, states)
+    return recompute(layer, run, states)
 
 
 def run_again(_: nn.Module, run: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor) -> torch.Tensor:

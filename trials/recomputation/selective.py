@@ -214,7 +214,7 @@ class _Recording(TorchDispatchMode):
             self._keep(operand)
 
     def _price(self, operand: _Operand) -> float:
-        """Return the bytes to keep so that the backward pass has an operand; infinite where nothing holds it anymore."""
+        """Return the bytes to keep so that the backward pass has an operand; infinite where nothing holds it."""
         if operand.is_settled:
             return 0.0
         alone = float(operand.size) if operand.storage is not None else torch.inf
@@ -243,7 +243,7 @@ class _Recording(TorchDispatchMode):
         return view.over(self._computed(view.operand, found).untyped_storage())
 
     def _computed(self, operand: _Operand, found: dict[_Operand, torch.Tensor]) -> torch.Tensor:
-        """Return a tensor with the storage of an operand; `found` has those that were computed on the way to another."""
+        """Return a tensor with the storage of an operand; `found` has operands that were computed for another."""
         for held in (operand.kept, operand.again):
             if held is not None:
                 return self._around.unpack(held)

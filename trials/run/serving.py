@@ -13,7 +13,7 @@ import torch
 from trials import channels
 from trials.channels import Channel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes
-from trials.engine.group import env_meeting, process_group
+from trials.engine.group import env_rendezvous, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
 from trials.launchers.copies import check_copy
@@ -39,10 +39,10 @@ def serve(channel: Channel) -> bool:
         channel.put(begun_name(rank), "")
         request = _received(channel)
         # Without a launcher's address the ranks meet over the channel, which needs no free port.
-        meeting = env_meeting(channel.get(REQUEST) or "") if "MASTER_ADDR" in os.environ else channel.meeting
+        rendezvous = env_rendezvous(channel.get(REQUEST) or "") if "MASTER_ADDR" in os.environ else channel.rendezvous
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
         # Reported before the group is left: the other ranks fail as soon as this one leaves, and are not the cause.
-        with process_group(rank, local_rank, world_size, meeting) as device, _failures_reported(rank, channel):
+        with process_group(rank, local_rank, world_size, rendezvous) as device, _failures_reported(rank, channel):
             report = _run(request, rank, device, channel)
         # Cycles would hold memory of this request that the next one would count as its own.
         gc.collect()

@@ -96,7 +96,7 @@ class DeepSpeed:
         return False
 
     def command(self, spot: Spot, program: Sequence[str], *, is_module: bool) -> tuple[str, ...]:
-        host, port = split(spot.meeting)
+        host, port = split(spot.rendezvous)
         world = {name: [*range(ranks)] for name, ranks in zip(self.hosts, spot.ranks, strict=False)}
         return (
             *(sys.executable, "-P", "-u", "-m", "deepspeed.launcher.launch"),

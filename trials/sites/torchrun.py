@@ -71,7 +71,7 @@ class Torchrun:
             f"--nproc-per-node={spot.ranks[spot.node]}",
             # Both are named: torchrun takes others from variables such as PET_RDZV_ENDPOINT.
             f"--rdzv-backend={self.rendezvous}",
-            f"--rdzv-endpoint={spot.meeting}",
+            f"--rdzv-endpoint={spot.rendezvous}",
             *meet[self.rendezvous],
             "-m" if is_module else "--no-python",
             *program,

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate
+from autotune.prediction.simulation.synchronization import Sharing
 from trials.arrays import Floats, Ints
 
 
@@ -160,13 +160,15 @@ def attribute(
     alone = simulate(own.forward, own.backward)
     # A single stage waits for no neighbour, whatever its packs.
     even = simulate(_evened(own.forward), _evened(own.backward)) if stages > 1 else alone
-    meetings = None if sharing is None else sharing.meetings(packs)
+    synchronization = None if sharing is None else sharing.synchronization(packs)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
-    uneven = simulate(own.forward, own.backward, meetings=meetings) if meetings else alone
-    with_loads = simulate(own.loaded_forward, own.backward, meetings=meetings) if own.load.any() else uneven
+    uneven = simulate(own.forward, own.backward, synchronization=synchronization) if synchronization else alone
+    with_loads = (
+        simulate(own.loaded_forward, own.backward, synchronization=synchronization) if own.load.any() else uneven
+    )
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
     shared = own.shared_forward, own.shared_backward
-    schedule = simulate(*shared, own.sends, own.returns, meetings) if is_sent else with_loads
+    schedule = simulate(*shared, own.sends, own.returns, synchronization) if is_sent else with_loads
     work = alone.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
@@ -204,8 +206,8 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, shar
     """Return the seconds of whole steps as `attribute` does, by one simulation, [steps]."""
     steps, count, ranks = packs.shape
     own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
-    meetings = None if sharing is None else sharing.meetings(packs)
-    schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, meetings)
+    synchronization = None if sharing is None else sharing.synchronization(packs)
+    schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, synchronization)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
     reached: Floats = (ends + update.reduction + update.optimizer).max(axis=1)
     return reached

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from autotune.prediction.simulation.meetings import Meetings
+from autotune.prediction.simulation.synchronization import Synchronization
 from trials.arrays import Floats, Ints
 
 _TOGETHER = 4096
@@ -100,25 +100,25 @@ def simulate(
     backward: Floats,
     sends: Floats | None = None,
     returns: Floats | None = None,
-    meetings: Meetings | None = None,
+    synchronization: Synchronization | None = None,
 ) -> PipelineSchedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
     seconds of a micro-batch's states from stage s to s + 1, [n, micro-batches, stages - 1]; None when that takes no
-    time. `returns` are those of their gradient on the way back; None when they are the same. With `meetings`, n counts
-    the data ranks of each step. The work grows linearly with each of the three lengths.
+    time. `returns` are those of their gradient on the way back; None when they are the same. With `synchronization`, n
+    counts the data ranks of each step. The work grows linearly with each of the three lengths.
     """
     count, stages = forward.shape[1:]
     ends = np.empty((stages, 1, len(forward)))
-    ranks = meetings.ranks if meetings else 1
+    ranks = synchronization.ranks if synchronization else 1
     steps = max(_TOGETHER // ranks, 1)
     for first in range(0, len(forward), steps * ranks):
         some = slice(first, first + steps * ranks)
         passes = _rows(forward[some]), _rows(backward[some])
         clock = np.zeros_like(ends[..., some])
-        met = meetings and meetings.of_steps(slice(first // ranks, first // ranks + steps))
-        for _ in _run(count, clock, *passes, _links(sends, returns, some), meetings=met):
+        met = synchronization and synchronization.of_steps(slice(first // ranks, first // ranks + steps))
+        for _ in _run(count, clock, *passes, _links(sends, returns, some), synchronization=met):
             pass
         ends[..., some] = clock
     return PipelineSchedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
@@ -151,14 +151,14 @@ def trace(
     backward: Floats,
     sends: Floats | None = None,
     returns: Floats | None = None,
-    meetings: Meetings | None = None,
+    synchronization: Synchronization | None = None,
 ) -> Passes:
     """Return when the passes of steps end, for the arguments of `simulate`."""
     count, stages = forward.shape[1:]
     clock = np.zeros((stages, 1, len(forward)))
     forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))
     passes, links = (_rows(forward), _rows(backward)), _links(sends, returns, slice(None))
-    for slot in _run(count, clock, *passes, links, meetings=meetings):
+    for slot in _run(count, clock, *passes, links, synchronization=synchronization):
         forward_ends[slot.forward_passes] = clock[slot.forward]
         backward_ends[slot.backward_passes] = clock[slot.backward]
     sides = (ends.reshape(count, stages, -1).transpose(2, 0, 1) for ends in (forward_ends, backward_ends))
@@ -184,11 +184,11 @@ def _run(
     backward: _Times,
     links: tuple[_Times, _Times] | None,
     *,
-    meetings: Meetings | None = None,
+    synchronization: Synchronization | None = None,
 ) -> Iterator[_Slot]:
     """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns).
 
-    With `meetings` there is one plan.
+    With `synchronization` there is one plan.
     """
     for slot in _slots(count, len(clock)):
         both = np.maximum(clock[slot.meet], clock[slot.successors])
@@ -202,20 +202,20 @@ def _run(
                 exchange[slot.sending] += states
                 both += exchange
         clock[slot.meet] = clock[slot.successors] = both
-        if meetings is not None:
-            _meet(clock, slot, meetings)
+        if synchronization is not None:
+            _synchronize(clock, slot, synchronization)
         clock[slot.forward] += forward[slot.forward_passes]
         clock[slot.backward] += backward[slot.backward_passes]
         yield slot
 
 
-def _meet(clock: Floats, slot: _Slot, meetings: Meetings) -> None:
+def _synchronize(clock: Floats, slot: _Slot, synchronization: Synchronization) -> None:
     """Let the ranks of the stages wait for those with which they begin the passes of a slot."""
-    stages, count = len(clock), meetings.degrees.shape[1]
+    stages, count = len(clock), synchronization.degrees.shape[1]
     sides = ((slot.forward, slot.forward_passes, False), (slot.backward, slot.backward_passes, True))
     for running, passes, backward in sides:
         for stage, row in zip(range(stages)[running], range(count * stages)[passes], strict=True):
-            meetings.await_others(clock[stage, 0], stage, row // stages, backward=backward)
+            synchronization.await_others(clock[stage, 0], stage, row // stages, backward=backward)
 
 
 @lru_cache(maxsize=32)

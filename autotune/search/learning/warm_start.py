@@ -46,7 +46,7 @@ def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
     model, plan = workload.model, replace(plan, layout=solver.overlapped(plan.layout))
     vision = sum(stage.vision for stage in plan.stages)
     layers = sum(stage.vision + stage.language for stage in plan.stages)
-    if solver.untimed(plan.layout):
+    if solver.unprofiled(plan.layout):
         return None
     if plan.layout.world_size != workload.hardware.devices or not solver.keeps_batch(plan.packing, plan.layout):
         return None

@@ -11,7 +11,7 @@ from autotune.prediction.layer_bytes import PLACES, LayerBytes
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
-from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.recompute import LayerSeconds
 from autotune.search.solver.rungs import Counts, Rungs
 from trials.arrays import Floats, Ints
@@ -53,14 +53,14 @@ class Mixtures:
         self._windows: dict[int, Windows] = {}
         self._found: dict[tuple[int, ...], tuple[Counts, float] | None] = {}
 
-    def least(self, held: Holdings) -> tuple[Counts, float] | None:
+    def least(self, held: CandidateStages) -> tuple[Counts, float] | None:
         """Return the counts with which one part takes the mean row least time, and its seconds; None if none fits."""
         key = tuple(int(column[0]) for column in (held.numbers, held.vision, held.language, held.projects))
         if key not in self._found:
             self._found[key] = self._least(held)
         return self._found[key]
 
-    def _least(self, held: Holdings) -> tuple[Counts, float] | None:
+    def _least(self, held: CandidateStages) -> tuple[Counts, float] | None:
         counts = int(held.vision_rungs[0]) + 1, int(held.language_rungs[0]) + 1
         vision, language = (each.ravel() for each in np.indices(counts))
         parts = held[np.zeros_like(vision)].parts(vision, language)
@@ -74,7 +74,7 @@ class Mixtures:
         found = tuple((int(vision[row]), int(language[row])) for row in rows)
         return found, sum(float(choice.costs[row]) for choice, row in zip(choices, rows, strict=True))
 
-    def fewest(self, held: Holdings) -> Counts | None:
+    def fewest(self, held: CandidateStages) -> Counts | None:
         """Return the counts with which one part recomputes the fewest layers in the mean row, vision layers first."""
         counts = np.arange(int(held.vision[0] + held.language[0]) + 1)
         vision = np.minimum(counts, held.vision[0])
@@ -83,7 +83,7 @@ class Mixtures:
         rows = self._in_flight(int(held.numbers[0])).cheapest(choices, self._free(parts[:1])[0])
         return None if rows is None else tuple((int(vision[row]), int(counts[row] - vision[row])) for row in rows)
 
-    def least_seconds(self, held: Holdings) -> Floats:
+    def least_seconds(self, held: CandidateStages) -> Floats:
         """Return at most the seconds of `least`, [parts]: those in which any fraction of a layer may be recomputed.
 
         They are infinite for parts that surely do not fit.
@@ -159,7 +159,7 @@ class Windows:
         self.deciding: Ints = np.unique(np.concatenate([rows[np.argmax(kept[rows], axis=0)] for rows in of_runs]))
         """Windows that decided before; most stages are decided by the same."""
 
-    def leanest(self, held: Holdings) -> Floats:
+    def leanest(self, held: CandidateStages) -> Floats:
         """Return the least that any counts need in the fullest of the deciding windows, [parts]."""
         # With all layers recomputed, or all but one of a kind: keeping the last one may need less.
         vision = np.maximum(held.vision_rungs - np.array([[0], [0], [1], [1]]), 0)

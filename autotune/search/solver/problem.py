@@ -10,7 +10,7 @@ import numpy as np
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
-from autotune.search.solver.holdings import Cuts, Holdings, cuts
+from autotune.search.solver.candidates import CandidateStages, Cuts, cuts
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.mixtures import Mixtures
 from autotune.search.solver.recompute import LayerSeconds, Level, Recomputes, least_recomputes, mean_seconds
@@ -56,7 +56,7 @@ class _Fitting:
     """Choices that fit one stage, all [choices]."""
 
     choices: Choices
-    held: Holdings
+    held: CandidateStages
     counts: Callable[[int], Counts]
     """Rungs of the layers at each level, by row."""
     stages: dict[int, Stage] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Problem:
         return Mixtures(self._predictor, self._limits.usable_bytes, self._layout, self.sizes, self._of_levels)
 
     @property
-    def freeing_seconds(self) -> Floats:
+    def recompute_seconds(self) -> Floats:
         """Seconds that recomputing or offloading a layer adds for the mean row, [kinds]."""
         return self._seconds.recomputed
 
@@ -135,8 +135,8 @@ class Problem:
         """The parts that stages can hold when each holds a layer."""
         return cuts(self._limits.layers, self._limits.vision_layers, self._layout.pipeline, self.rungs)
 
-    def stage_bytes(self, held: Holdings, vision_rungs: Ints, language_rungs: Ints) -> Floats:
-        """Return the expected bytes of the stages with these rungs at every level, [holdings].
+    def stage_bytes(self, held: CandidateStages, vision_rungs: Ints, language_rungs: Ints) -> Floats:
+        """Return the expected bytes of the stages with these rungs at every level, [candidates].
 
         With several levels it is a bound: the heaviest packs of all are in flight together.
         """
@@ -145,8 +145,8 @@ class Problem:
         slices = [slice(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(parts), 1), _ROWS_AT_ONCE)]
         return np.concatenate([self._bytes(parts[rows], held.numbers[rows]) for rows in slices])
 
-    def forward_seconds(self, held: Holdings) -> Floats:
-        """Return the seconds of the forward passes of the mean row, [holdings]."""
+    def forward_seconds(self, held: CandidateStages) -> Floats:
+        """Return the seconds of the forward passes of the mean row, [candidates]."""
         nothing = np.zeros_like(held.vision)
         parts = held.parts(nothing, nothing)
         seconds: Floats = np.sum(
@@ -167,12 +167,12 @@ class Problem:
         return needed
 
     def _behind(self, numbers: Ints) -> Ints:
-        """Return how many packs are in flight behind the one whose backward pass runs, [holdings]."""
+        """Return how many packs are in flight behind the one whose backward pass runs, [candidates]."""
         behind: Ints = np.minimum(self._layout.pipeline - numbers, self.sizes.epoch.micro_batches) - 1
         return behind
 
-    def _held(self, numbers: Ints, starts: Ints, ends: Ints) -> Holdings:
-        held = Holdings.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
+    def _held(self, numbers: Ints, starts: Ints, ends: Ints) -> CandidateStages:
+        held = CandidateStages.of(numbers, starts, ends, self._limits.vision_layers, self._layout.pipeline)
         return held.with_rungs(self.rungs)
 
     # --- the best plans ---
@@ -221,10 +221,10 @@ class Problem:
             bound = raised if raised < most else np.inf  # no stage takes longer than all layers recomputed
 
     @property
-    def _everything(self) -> Holdings:
+    def _everything(self) -> CandidateStages:
         """The whole chain as one stage."""
         nothing = np.array([0])
-        held = Holdings.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
+        held = CandidateStages.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
         return held.with_rungs(self.rungs)
 
     def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
@@ -262,7 +262,7 @@ class Problem:
         numbers = np.repeat(np.arange(len(rows)), [len(of_stage) for of_stage in rows])
         return self._fitting_parts(self._held(numbers, starts, ends), starts, ends, bounds)
 
-    def _fitting_parts(self, held: Holdings, starts: Ints, ends: Ints, bounds: Floats) -> list[_Fitting]:
+    def _fitting_parts(self, held: CandidateStages, starts: Ints, ends: Ints, bounds: Floats) -> list[_Fitting]:
         """Return what fits of the parts, whose stages ascend, by stage."""
         alike, first, which = held.distinct()
         found = self._least(alike, bounds[first])
@@ -279,14 +279,14 @@ class Problem:
             )
         return stages
 
-    def _counts(self, held: Holdings, vision: Ints, language: Ints, row: int) -> Counts:
+    def _counts(self, held: CandidateStages, vision: Ints, language: Ints, row: int) -> Counts:
         if self._mixtures is None:
             return ((int(vision[row]), int(language[row])),)
         solved = self._mixtures.least(held[np.array([row])])
         assert solved is not None  # it is in a split
         return solved[0]
 
-    def _least(self, held: Holdings, bounds: Floats) -> Recomputes:
+    def _least(self, held: CandidateStages, bounds: Floats) -> Recomputes:
         """Return what least makes the parts fit; of several levels, not the counts and at most the seconds."""
         if self._mixtures is None:
             return least_recomputes(held, self._level, bounds)
@@ -294,7 +294,7 @@ class Problem:
         within = np.where(seconds <= bounds * _ROUNDING, seconds, np.inf)
         return Recomputes(vision=nothing, language=nothing, seconds=within)
 
-    def _excess(self, held: Holdings, vision_rungs: Ints, language_rungs: Ints) -> Floats:
+    def _excess(self, held: CandidateStages, vision_rungs: Ints, language_rungs: Ints) -> Floats:
         excess: Floats = self.stage_bytes(held, vision_rungs, language_rungs) - self._limits.usable_bytes
         return excess
 
@@ -334,7 +334,7 @@ class Problem:
             plans.append(self._plan(fitting) if len(fitting) == len(rows) else None)
         return plans
 
-    def _each(self, held: Holdings) -> list[Counts | None]:
+    def _each(self, held: CandidateStages) -> list[Counts | None]:
         """Return the counts with which each part takes least time; None where none fit."""
         if self._mixtures:
             solved = [self._mixtures.least(held[np.array([row])]) for row in range(len(held))]
@@ -354,7 +354,7 @@ class Problem:
             stages.append(held.stage(0, counts))
         return self._plan(tuple(stages))
 
-    def _fewest(self, held: Holdings) -> Counts | None:
+    def _fewest(self, held: CandidateStages) -> Counts | None:
         """Return the fewest layers, vision layers first, with which a part fits packs of one level."""
         counts = np.arange(int(held.vision[0] + held.language[0]) + 1)
         vision = np.minimum(counts, held.vision)

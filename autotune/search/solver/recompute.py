@@ -8,11 +8,11 @@ from typing import TypeAlias
 import numpy as np
 
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
-from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.rungs import Rungs
 from trials.arrays import Bools, Floats, Ints
 
-Excess: TypeAlias = Callable[[Holdings, Ints, Ints], Floats]
+Excess: TypeAlias = Callable[[CandidateStages, Ints, Ints], Floats]
 """Bytes above those there are, with these numbers of vision and of language layers recomputed."""
 
 _NEVER = 1 << 30
@@ -25,7 +25,7 @@ _LEAST = 1e-300
 _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9
 _ROUNDS = 2
-"""Rounds in which the likeliest number of vision layers of each holding is tried alone; then the rest is."""
+"""Rounds in which the likeliest number of vision layers of each candidate is tried alone; then the rest is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,22 +66,22 @@ class Level:
     later rung of each, and all rungs of either kind in addition, [6, stages]."""
     seconds: LayerSeconds
 
-    def fits(self, holdings: Holdings, vision: Ints, language: Ints) -> Bools:
-        """Return which holdings fit with these numbers of layers recomputed."""
-        fits: Bools = self.excess(holdings, vision, language) <= 0
+    def fits(self, candidates: CandidateStages, vision: Ints, language: Ints) -> Bools:
+        """Return which candidates fit with these numbers of layers recomputed."""
+        fits: Bools = self.excess(candidates, vision, language) <= 0
         return fits
 
-    def fewest(self, holdings: Holdings, excess: Floats, vision: Ints) -> Ints:
-        """Return a lower bound of the language rungs with which holdings fit that have these vision rungs.
+    def fewest(self, candidates: CandidateStages, excess: Floats, vision: Ints) -> Ints:
+        """Return a lower bound of the language rungs with which candidates fit that have these vision rungs.
 
         `excess` is that with nothing recomputed. The bound is above the language rungs where no number is enough.
         """
-        vision_first, first, vision_later, later, all_vision, all_language = self.freed[:, holdings.numbers]
-        of_vision = _sum(vision, holdings.vision, vision_first, vision_later)
-        left = excess - of_vision - (vision == holdings.vision_rungs) * all_vision - _NO_BYTES
-        fewest = np.ceil(_rungs(np.maximum(left, 0), holdings.language, first, later)).astype(np.int64)
-        every = holdings.language_rungs
-        enough = left <= _sum(every, holdings.language, first, later) + all_language
+        vision_first, first, vision_later, later, all_vision, all_language = self.freed[:, candidates.numbers]
+        of_vision = _sum(vision, candidates.vision, vision_first, vision_later)
+        left = excess - of_vision - (vision == candidates.vision_rungs) * all_vision - _NO_BYTES
+        fewest = np.ceil(_rungs(np.maximum(left, 0), candidates.language, first, later)).astype(np.int64)
+        every = candidates.language_rungs
+        enough = left <= _sum(every, candidates.language, first, later) + all_language
         # The last layer of a kind frees more than the others, so all may be enough where the division asks for more.
         return np.where((fewest >= every) & enough, every, fewest)
 
@@ -97,7 +97,7 @@ def mean_seconds(levels: Sequence[LayerSeconds], shares: Sequence[float]) -> Lay
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recomputes:
-    """Rungs with which holdings fit, all [holdings]."""
+    """Rungs with which candidates fit, all [candidates]."""
 
     vision: Ints
     language: Ints
@@ -105,36 +105,36 @@ class Recomputes:
     """Seconds of the stage; infinite where it does not fit within its bound."""
 
 
-def least_recomputes(holdings: Holdings, level: Level, bounds: Floats) -> Recomputes:
-    """Return the pair of counts of least time with which each holding fits; of equal ones, the fewest vision layers.
+def least_recomputes(candidates: CandidateStages, level: Level, bounds: Floats) -> Recomputes:
+    """Return the pair of counts of least time with which each candidate fits; of equal ones, the fewest vision layers.
 
     For each number of vision layers, only the fewest language layers that fit are considered, among those that the
-    holding's bound in seconds allows. Numbers are tried in the order of a lower bound of their time.
+    candidate's bound in seconds allows. Numbers are tried in the order of a lower bound of their time.
     """
-    nothing = _nothing(holdings)
+    nothing = _nothing(candidates)
     # A copy, since `_Waiting.tried` writes into both arrays.
-    found = Recomputes(vision=nothing, language=nothing.copy(), seconds=np.full(len(holdings), np.inf))
-    kept = level.seconds.of(holdings.parts(nothing, nothing))
+    found = Recomputes(vision=nothing, language=nothing.copy(), seconds=np.full(len(candidates), np.inf))
+    kept = level.seconds.of(candidates.parts(nothing, nothing))
     within = np.flatnonzero(kept <= bounds)
-    excess = level.excess(holdings[within], nothing[within], nothing[within])
+    excess = level.excess(candidates[within], nothing[within], nothing[within])
     # What fits with nothing recomputed takes least so.
     fitting = within[excess <= 0]
     found.seconds[fitting] = kept[fitting]
-    waiting = _Waiting.of(holdings, within[excess > 0], excess[excess > 0], level, bounds)
+    waiting = _Waiting.of(candidates, within[excess > 0], excess[excess > 0], level, bounds)
     rounds = chain(repeat(True, _ROUNDS), repeat(False))
-    while len(waiting.holding):
-        rows = waiting.first if next(rounds) else np.arange(len(waiting.holding))
+    while len(waiting.candidate):
+        rows = waiting.first if next(rounds) else np.arange(len(waiting.candidate))
         waiting = waiting.tried(rows, found, level, bounds)
     return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Waiting:
-    """Numbers of vision layers that may be best for a holding, by holding and then by the least time they may take."""
+    """Numbers of vision layers that may be best for a candidate, by candidate, then by the least time they may take."""
 
-    held: Holdings
-    """The holding of each number, all [numbers]."""
-    holding: Ints
+    held: CandidateStages
+    """The candidate of each number, all [numbers]."""
+    candidate: Ints
     vision: Ints
     language: Ints
     """Fewest language layers that may be enough."""
@@ -142,36 +142,40 @@ class _Waiting:
     """Seconds of the stage with these counts recomputed."""
 
     @classmethod
-    def of(cls, holdings: Holdings, which: Ints, excess: Floats, level: Level, bounds: Floats) -> "_Waiting":
-        """Return all numbers within the bounds, for holdings that do not fit with nothing recomputed."""
-        counts = holdings.vision_rungs[which] + 1
-        holding = np.repeat(which, counts)
-        # 0, 1, ... up to the vision layers of each holding.
-        vision = np.arange(len(holding)) - np.repeat(np.cumsum(counts) - counts, counts)
-        held = holdings[holding]
+    def of(cls, candidates: CandidateStages, which: Ints, excess: Floats, level: Level, bounds: Floats) -> "_Waiting":
+        """Return all numbers within the bounds, for candidates that do not fit with nothing recomputed."""
+        counts = candidates.vision_rungs[which] + 1
+        candidate = np.repeat(which, counts)
+        # 0, 1, ... up to the vision layers of each candidate.
+        vision = np.arange(len(candidate)) - np.repeat(np.cumsum(counts) - counts, counts)
+        held = candidates[candidate]
         language = level.fewest(held, np.repeat(excess, counts), vision)
         rows = np.flatnonzero(language <= held.language_rungs)
         seconds = level.seconds.of(held[rows].parts(vision[rows], language[rows]))
-        near = seconds <= _ROUNDED * bounds[holding[rows]]
+        near = seconds <= _ROUNDED * bounds[candidate[rows]]
         rows, seconds = rows[near], seconds[near]
-        order = np.lexsort((vision[rows], seconds, holding[rows]))
+        order = np.lexsort((vision[rows], seconds, candidate[rows]))
         rows = rows[order]
         return cls(
-            held=held[rows], holding=holding[rows], vision=vision[rows], language=language[rows], seconds=seconds[order]
+            held=held[rows],
+            candidate=candidate[rows],
+            vision=vision[rows],
+            language=language[rows],
+            seconds=seconds[order],
         )
 
     @property
     def first(self) -> Ints:
-        """The first number of each holding."""
-        return np.flatnonzero(np.diff(self.holding, prepend=-1))
+        """The first number of each candidate."""
+        return np.flatnonzero(np.diff(self.candidate, prepend=-1))
 
     def tried(self, rows: Ints, found: Recomputes, level: Level, bounds: Floats) -> "_Waiting":
         """Find the fewest language layers for these numbers, keep the best, and return what may still be better."""
-        held, holding, vision = self.held[rows], self.holding[rows], self.vision[rows]
+        held, candidate, vision = self.held[rows], self.candidate[rows], self.vision[rows]
         kept = level.seconds.of(held.parts(vision, _nothing(held)))
         _, first, _, later = level.seconds.of_rungs(held.rungs)
         # Rounded up if in doubt: what is too slow is dropped below.
-        affordable = _rungs(np.maximum(bounds[holding] - kept, 0), held.language, first, later) + _ROUNDING
+        affordable = _rungs(np.maximum(bounds[candidate] - kept, 0), held.language, first, later) + _ROUNDING
         language = _fewest(
             lambda some, count: level.fits(held[some], vision[some], count),
             held.language_rungs,
@@ -179,23 +183,23 @@ class _Waiting:
             self.language[rows],
         )
         fitting = np.flatnonzero(language < _NEVER)
-        holding, vision, language = holding[fitting], vision[fitting], language[fitting]
+        candidate, vision, language = candidate[fitting], vision[fitting], language[fitting]
         needed = level.seconds.of(held[fitting].parts(vision, language))
-        best = np.lexsort((vision, needed, holding))
-        best = best[np.flatnonzero(np.diff(holding[best], prepend=-1))]
-        best = best[needed[best] <= bounds[holding[best]]]
-        before, its = found.seconds[holding[best]], needed[best]
-        best = best[(its < before) | ((its == before) & (vision[best] < found.vision[holding[best]]))]
+        best = np.lexsort((vision, needed, candidate))
+        best = best[np.flatnonzero(np.diff(candidate[best], prepend=-1))]
+        best = best[needed[best] <= bounds[candidate[best]]]
+        before, its = found.seconds[candidate[best]], needed[best]
+        best = best[(its < before) | ((its == before) & (vision[best] < found.vision[candidate[best]]))]
         for all_of_them, counted in ((found.vision, vision), (found.language, language), (found.seconds, needed)):
-            all_of_them[holding[best]] = counted[best]
-        left = self.seconds <= _ROUNDED * found.seconds[self.holding]
+            all_of_them[candidate[best]] = counted[best]
+        left = self.seconds <= _ROUNDED * found.seconds[self.candidate]
         left[rows] = False
         return self[np.flatnonzero(left)]
 
     def __getitem__(self, rows: Ints) -> "_Waiting":
         return _Waiting(
             held=self.held[rows],
-            holding=self.holding[rows],
+            candidate=self.candidate[rows],
             vision=self.vision[rows],
             language=self.language[rows],
             seconds=self.seconds[rows],
@@ -216,8 +220,8 @@ def _rungs(total: Floats, layers: Ints, first: Floats | float, later: Floats | f
     return rungs.clip(max=_NEVER)
 
 
-def _nothing(holdings: Holdings) -> Ints:
-    return np.zeros(len(holdings), dtype=np.int64)
+def _nothing(candidates: CandidateStages) -> Ints:
+    return np.zeros(len(candidates), dtype=np.int64)
 
 
 def _fewest(fits: Callable[[Ints, Ints], Bools], all_of_them: Ints, most: Ints, least: Ints) -> Ints:

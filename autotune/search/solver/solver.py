@@ -7,13 +7,13 @@ from functools import cache, cached_property
 import numpy as np
 
 from autotune.dimensions.averages import average_seconds, extrapolates
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.overlap import overlapped
 from autotune.dimensions.tensor import tensor_degrees
 from autotune.epoch_balance import step_sums
 from autotune.prediction.comparison import cautious_seconds
 from autotune.prediction.predictor import Predictor
-from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.splits import WantedSplits, min_max_split
@@ -79,9 +79,9 @@ class Solver:
         """Return the layout with averages of gradients during the last backward pass, where that is known to help."""
         return overlapped(self._predictor.costs, layout)
 
-    def untimed(self, layout: Layout) -> str | None:
+    def unprofiled(self, layout: Layout) -> str | None:
         """Return what the profile has not timed for plans with this layout; None where they can be compared."""
-        return untimed(self._predictor.costs, layout, exactly=True)
+        return unprofiled(self._predictor.costs, layout, exactly=True)
 
     def extrapolates(self, layout: Layout) -> bool:
         """Return whether the profile timed no averages of gradients that pass between nodes as in this layout."""
@@ -91,9 +91,9 @@ class Solver:
         """Return the seconds of averaging a byte of gradients over the data ranks."""
         return average_seconds(self._predictor.costs, layout)
 
-    def freeing_seconds(self, packing: Packing, layout: Layout) -> dict[Tower, float]:
+    def recompute_seconds(self, packing: Packing, layout: Layout) -> dict[Tower, float]:
         """Return the seconds that freeing the memory of a layer adds for the mean pack, by kind of layer."""
-        seconds = self._problem(packing, layout).freeing_seconds
+        seconds = self._problem(packing, layout).recompute_seconds
         return {tower: float(seconds[KINDS.index(tower)]) for tower in TOWERS}
 
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
@@ -109,7 +109,7 @@ class Solver:
         """Return the share of the time of all layers in which the mean rank waits at the ends of steps."""
         sizes = self._predictor.sizes(packing, layout)
         nothing = np.array([0])
-        everything = Holdings.of(nothing, nothing, np.array([self.layers]), self._limits.vision_layers, 1)
+        everything = CandidateStages.of(nothing, nothing, np.array([self.layers]), self._limits.vision_layers, 1)
         forward, backward = self._predictor.times.pass_seconds(everything.parts(nothing, nothing), layout, sizes.table)
         seconds = step_sums(sizes.epoch, (forward + backward)[:, 0][sizes.epoch.assignment])
         return float(1 - seconds.mean(axis=1).sum() / seconds.max(axis=1).sum())
@@ -181,7 +181,7 @@ class Solver:
         """Return the plan whose fullest stage needs least, with all layers recomputed or none; it need not fit."""
         problem, share = self._problem(packing, layout), int(recompute)
 
-        def needed(held: Holdings) -> Floats:
+        def needed(held: CandidateStages) -> Floats:
             return problem.stage_bytes(held, share * held.vision_rungs, share * held.language_rungs)
 
         boundaries, _ = self._min_max(problem, needed)
@@ -204,7 +204,9 @@ class Solver:
         needed = [stage.expected for stage in self._predictor.stage_memory(plan, sizes)]
         return max(needed), int(np.argmax(needed))
 
-    def _min_max(self, problem: Problem, function: Callable[[Holdings], Floats]) -> tuple[tuple[int, ...], float]:
+    def _min_max(
+        self, problem: Problem, function: Callable[[CandidateStages], Floats]
+    ) -> tuple[tuple[int, ...], float]:
         """Return (boundaries, value) of the split whose largest value of `function` over stages is least."""
         stages = problem.cuts.choices(function(problem.cuts.different))
         split = min_max_split(stages, self._limits.layers)

@@ -217,7 +217,7 @@ def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[F
 def _check_timed(chosen: Iterable[Layout], solver: Solver) -> None:
     """Raise JobError for a named layout whose exchanges the profile has not timed."""
     for layout in chosen:
-        if missing := solver.untimed(layout):
+        if missing := solver.unprofiled(layout):
             raise refused(
                 layout_name(layout),
                 f"the profile has no times of {missing}; measure them with `autotune profile JOB --fresh`",

@@ -17,7 +17,7 @@ from tests.machines import varlen as stand_in
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
 from trials import plugins
-from trials.channels.folder import file_meeting
+from trials.channels.folder import file_rendezvous
 from trials.data.tokens import pack
 from trials.engine.group import process_group
 from trials.job import ModelSection, TrainingSection
@@ -229,13 +229,15 @@ def shared_and_alone(case: Case) -> float:
     return float((found - expected[:, part]).abs().max())
 
 
-def of_group(case: Case, meeting: str) -> float:
-    with process_group(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), meeting):
+def of_group(case: Case, rendezvous: str) -> float:
+    with process_group(
+        int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]), rendezvous
+    ):
         return shared_and_alone(case)
 
 
 @pytest.mark.ranks
 def test_ranks_that_share_a_pack_compute_their_heads_together(tmp_path: Path) -> None:
     for case in (Case(), Case(heads=(4, 1))):
-        differences = on_ranks(of_group, case, file_meeting(tmp_path / f"meeting-{case.heads[1]}"))
+        differences = on_ranks(of_group, case, file_rendezvous(tmp_path / f"rendezvous-{case.heads[1]}"))
         assert max(differences) < 1e-5

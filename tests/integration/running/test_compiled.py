@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from safetensors import safe_open
 
 from autotune.cli import main
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.errors import PlanNotValid
 from autotune.plan_check import check_plan
 from autotune.search.execution.profiling import profile_layers
@@ -21,7 +21,7 @@ from tests.programs.processes import children
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
 from tests.values.training import PACKED, plan_of, prepared_of
-from trials.channels.folder import FolderChannel, file_meeting
+from trials.channels.folder import FolderChannel, file_rendezvous
 from trials.data.epoch import Step
 from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
@@ -137,7 +137,7 @@ def test_a_step_that_compiles_layers_is_run_again_and_not_timed(
     request = prepared.request(plan_of("0+4"), task)
     with (
         traced("eager"),
-        process_group(0, 0, 1, file_meeting(tmp_path / "meeting")) as device,
+        process_group(0, 0, 1, file_rendezvous(tmp_path / "rendezvous")) as device,
         open_session(request, 0, device) as session,
     ):
         report = run_trial(session, task, FolderChannel(tmp_path))
@@ -181,9 +181,9 @@ def test_a_profile_is_of_compiled_layers(
         )
         assert compiled < usual
     layout = Layout(pipeline=1, data=2, zero=2)
-    assert untimed(found, layout) is None
-    assert untimed(found, replace(layout, zero=3)) is not None
-    assert untimed(found, Layout(pipeline=1, data=1, tensor=2, zero=0)) is not None
+    assert unprofiled(found, layout) is None
+    assert unprofiled(found, replace(layout, zero=3)) is not None
+    assert unprofiled(found, Layout(pipeline=1, data=1, tensor=2, zero=0)) is not None
 
 
 @needs_compiler

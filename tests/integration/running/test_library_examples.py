@@ -44,8 +44,8 @@ class World:
 
     def losses(self, plan: Plan, script: str, ranks: int = 1) -> list[float]:
         """Return the losses that an example prints, by step, on ranks which need no time to import libraries."""
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        environment = {**self.environment, **meeting, "AUTOTUNE_DB_URL": self.database(plan)}
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        environment = {**self.environment, **rendezvous, "AUTOTUNE_DB_URL": self.database(plan)}
         first, *_ = on_ranks(output_of, str(EXAMPLES / script), [str(self.job)], environment, world_size=ranks)
         return losses_in(first)
 

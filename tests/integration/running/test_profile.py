@@ -141,7 +141,7 @@ def test_gathers_of_weights_that_two_ranks_share_are_timed(costs: LayerCosts, pr
         assert costs[kind].gathered_parameters == costs[kind].parameters
     skeleton = build_skeleton(load_config(prepared.job.model.path), torch.float32)
     (words,) = (parameter.numel() for parameter in skeleton.model.get_input_embeddings().parameters())
-    assert (costs["projector"].gathered_parameters, costs["projector"].lingering_parameters) == (words, words)
+    assert (costs["projector"].gathered_parameters, costs["projector"].unreleased_parameters) == (words, words)
     assert costs["head"].gathered_parameters == words  # of the output projection, which is as large
 
 

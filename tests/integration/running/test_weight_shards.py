@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
-from trials.channels.folder import file_meeting
+from trials.channels.folder import file_rendezvous
 from trials.engine.gradients.flat import FlatGradients
 from trials.engine.group import process_group
 from trials.engine.state import MOMENTS, PARTS, WEIGHT
@@ -47,10 +47,10 @@ def whole(dtype: torch.dtype) -> list[list[list[float]]]:
     return [[part.flatten().tolist() for part in of_weight] for of_weight in parts]
 
 
-def in_shards(meeting: str, name: str) -> tuple[list[list[list[float]]], list[list[float]], list[int]]:
+def in_shards(rendezvous: str, name: str) -> tuple[list[list[list[float]]], list[list[float]], list[int]]:
     """The same, and the weights in their own type, as a rank has them, with the places where they begin."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with process_group(rank, rank, ranks, meeting):
+    with process_group(rank, rank, ranks, rendezvous):
         parameters = weights(getattr(torch, name))
         FlatGradients(parameters)
         optimizer = adamw(parameters)
@@ -86,7 +86,7 @@ def in_shards(meeting: str, name: str) -> tuple[list[list[list[float]]], list[li
 )
 def test_an_update_is_that_of_whole_weights(name: str, ranks: int, tmp_path: Path) -> None:
     expected = whole(getattr(torch, name))
-    for parts, own, places in on_ranks(in_shards, file_meeting(tmp_path / "meeting"), name, world_size=ranks):
+    for parts, own, places in on_ranks(in_shards, file_rendezvous(tmp_path / "rendezvous"), name, world_size=ranks):
         for of_weight, wanted in zip(parts, expected, strict=True):
             for part, values in zip(of_weight, wanted, strict=True):
                 assert part == pytest.approx(values, rel=1e-6, abs=1e-7)

@@ -14,7 +14,7 @@ from autotune.dimensions.folds import (
     layout_name,
     layout_text,
     named_layout,
-    untimed,
+    unprofiled,
 )
 from autotune.dimensions.usual import layouts
 from autotune.search.solver.solver import Solver
@@ -86,16 +86,16 @@ def test_what_may_be_searched_in_addition_is_possible_and_none_of_the_usual(dime
     usual = layouts(workload.model, 8)
     for layout in further.possible:
         assert named_layout(layout_name(layout), workload) == replace(layout, bucket_bytes=0)
-        assert solver.untimed(layout) is None
+        assert solver.unprofiled(layout) is None
         assert layout not in usual
 
 
 @pytest.mark.parametrize("field", ["zero", "tensor", "reduce_within", "offload"])
 def test_what_a_profile_has_not_timed_is_named(field: str) -> None:
-    assert untimed(GOLDEN.predictor.costs, OTHER[field]) is None
-    assert untimed(COSTS, replace(PLAIN, data=1)) is None
+    assert unprofiled(GOLDEN.predictor.costs, OTHER[field]) is None
+    assert unprofiled(COSTS, replace(PLAIN, data=1)) is None
     bare = replace(COSTS, updates=(*COSTS.updates, replace(COSTS.updates[0], data_parallel=8)))
-    assert untimed(bare, OTHER[field])
+    assert unprofiled(bare, OTHER[field])
 
 
 def test_a_named_layout_has_no_degree_of_1() -> None:

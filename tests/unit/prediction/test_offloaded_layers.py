@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, step_features
@@ -205,7 +205,7 @@ def test_the_slowest_rank_decides_and_the_table_shows_it() -> None:
 
 def test_plans_are_predicted_where_copies_were_timed_and_layers_are_not_compiled() -> None:
     layout = Layout(pipeline=1, data=1, zero=1, offload="vision")
-    assert untimed(timed(), layout) is None
-    assert untimed(COSTS, replace(layout, offload="none")) is None
+    assert unprofiled(timed(), layout) is None
+    assert unprofiled(COSTS, replace(layout, offload="none")) is None
     for costs in (COSTS, replace(timed(), compile_seconds=30.0)):
-        assert untimed(costs, layout) == "copies of what layers keep to the host's memory and back"
+        assert unprofiled(costs, layout) == "copies of what layers keep to the host's memory and back"

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.errors import ProfileError
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.features import COSTS as FACTORS
@@ -121,14 +121,14 @@ def test_the_parts_of_a_step_and_its_timeline_have_the_exchanges(zero: ZeroStage
 
 
 def bytes_of(
-    plan: Plan, gathered: tuple[int, ...] = (0,) * 5, lingering: int = 0, kept: tuple[int, ...] = (0,) * 5
+    plan: Plan, gathered: tuple[int, ...] = (0,) * 5, unreleased: int = 0, kept: tuple[int, ...] = (0,) * 5
 ) -> tuple[float, float]:
     """Return the (static, expected) bytes where a layer of each kind keeps this number of bytes."""
     layers = [
         replace(layer_cost(NOTHING, (0, 0, 0, bytes_), NOTHING), gathered_parameters=count, backward_seconds=(1.0,) * 4)
         for count, bytes_ in zip(gathered, kept, strict=True)
     ]
-    layers[KINDS.index("projector")] = replace(layers[KINDS.index("projector")], lingering_parameters=lingering)
+    layers[KINDS.index("projector")] = replace(layers[KINDS.index("projector")], unreleased_parameters=unreleased)
     (stage,) = Predictor(sharded(costs_of(*layers)), epoch_of(), 4).predict(plan).stage_memory
     return stage.static, stage.expected
 
@@ -144,8 +144,8 @@ def test_zero_3_needs_most_where_kept_tensors_and_gathered_weights_together_are_
     # At the end of the forward pass everything is kept: 5 x 1000 + 4 x 2000 + 300 bytes.
     kept = (0, 1000, 0, 2000, 300)
 
-    def beyond(gathered: tuple[int, ...], lingering: int = 0, zero: ZeroStage = 3) -> float:
-        static, expected = bytes_of(of_zero(zero), gathered, lingering, kept)
+    def beyond(gathered: tuple[int, ...], unreleased: int = 0, zero: ZeroStage = 3) -> float:
+        static, expected = bytes_of(of_zero(zero), gathered, unreleased, kept)
         return expected - static
 
     assert beyond((0, 0, 0, 0, 0)) == 13_300
@@ -154,8 +154,8 @@ def test_zero_3_needs_most_where_kept_tensors_and_gathered_weights_together_are_
     assert beyond((10, 20, 10, 900, 100)) == 13_000 + 4 * 900
     assert beyond((10, 5000, 10, 20, 100)) == 5_000 + 4 * 5_000
     # The word embedding stays until the end of the backward pass.
-    assert beyond((10, 5000, 10, 20, 100), lingering=700) == 5_000 + 4 * 5_700
-    assert beyond((10, 5000, 10, 20, 100), lingering=700, zero=2) == 13_300
+    assert beyond((10, 5000, 10, 20, 100), unreleased=700) == 5_000 + 4 * 5_700
+    assert beyond((10, 5000, 10, 20, 100), unreleased=700, zero=2) == 13_300
 
 
 def test_a_recomputed_layer_and_its_weights_are_held_together() -> None:
@@ -216,7 +216,7 @@ def test_gathering_takes_what_the_last_rank_needs() -> None:
     assert gathering(costs) == pytest.approx([0.2, 0.201, 0.202, 0.203, 0.204])
     assert scattering(costs) == pytest.approx(2e-10)
     assert [costs[kind].gathered_parameters for kind in KINDS] == [0, 100, 200, 300, 400]
-    assert [costs[kind].lingering_parameters for kind in KINDS] == [0, 0, 7, 0, 0]
+    assert [costs[kind].unreleased_parameters for kind in KINDS] == [0, 0, 7, 0, 0]
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
 
 
@@ -247,8 +247,8 @@ def test_a_profile_that_timed_no_shares_knows_zero_0_and_1_alone() -> None:
     fitted = fit_costs(gather_reports((0.5, 0.2)))
     others = without(fitted, "gather", "scatter")
     layouts = [Layout(pipeline=1, data=2, zero=zero) for zero in get_args(ZeroStage)]
-    assert [untimed(fitted, layout) is None for layout in layouts] == [True] * 4
-    assert [untimed(others, layout) is None for layout in layouts] == [True, True, False, False]
+    assert [unprofiled(fitted, layout) is None for layout in layouts] == [True] * 4
+    assert [unprofiled(others, layout) is None for layout in layouts] == [True, True, False, False]
 
 
 def test_the_table_of_costs_shows_what_gathering_a_language_layer_takes() -> None:

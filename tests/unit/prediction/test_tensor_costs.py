@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.errors import ProfileError
 from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import LANGUAGE, Parts
@@ -59,7 +59,7 @@ def test_exchanges_take_what_the_last_rank_of_the_slowest_group_needs() -> None:
         DEALT * (kind == "language") for kind in KINDS
     ]
     layout = Layout(pipeline=1, data=1, zero=0, tensor=8)
-    assert untimed(costs, layout) is None
+    assert unprofiled(costs, layout) is None
     assert costs.exchange("tensor", 8, "language") == costs.exchanges[1]
 
 
@@ -74,8 +74,8 @@ def test_a_profile_without_the_exchanges_predicts_no_such_plans() -> None:
     fitted = fit_costs(tensor_reports((1e-4, 1e-4), (2,)))
     assert wire.decode(LayerCosts, wire.encode(fitted)) == fitted
     other, plan = without(fitted, "tensor"), plan_of("5+4", tensor=2)
-    assert untimed(other, replace(plan.layout, tensor=1)) is None
-    assert untimed(other, plan.layout) == "what 2 ranks exchange that hold layers together"
+    assert unprofiled(other, replace(plan.layout, tensor=1)) is None
+    assert unprofiled(other, plan.layout) == "what 2 ranks exchange that hold layers together"
     with pytest.raises(ValueError, match="no times of what 2 ranks exchange that"):
         predictor_of(other).predict(plan)
 

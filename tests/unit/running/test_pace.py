@@ -86,15 +86,15 @@ def test_an_exchange_that_something_else_made_late_is_not_taken_for_a_slow_link(
 
 
 def test_all_ranks_take_the_decisions_of_the_slowest() -> None:
-    meeting, given = threading.Barrier(2, timeout=20), dict[int, Sequence[float]]()
+    rendezvous, given = threading.Barrier(2, timeout=20), dict[int, Sequence[float]]()
     links = [Link(bytes_per_second=FAST), Link(bytes_per_second=1e5)]
     found: dict[int, tuple[list[tuple[int, int]], int, dict[str, float]]] = {}
 
     def slowest(rank: int, values: Sequence[float]) -> list[float]:
         given[rank] = values
-        meeting.wait()
+        rendezvous.wait()
         greatest = [*map(max, *given.values())]
-        meeting.wait()
+        rendezvous.wait()
         return greatest
 
     def run(rank: int) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autotune.dimensions.folds import layout_text
 from autotune.plan_text import plan_parts
-from autotune.search.solver.holdings import Holdings
+from autotune.search.solver.candidates import CandidateStages
 from tests.values import strategies
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
@@ -67,7 +67,7 @@ def test_the_text_embedding_is_with_the_last_vision_layer_or_on_the_first_stage(
     text_alone = pipeline(*(Stage(vision=0, language=stage.vision + stage.language) for stage in plan.stages))
     assert [part.projects for part in cut(text_alone)] == [True, *[False] * (len(plan.stages) - 1)]
     ends = np.array(plan.boundaries)
-    held = Holdings.of(np.arange(len(ends)), np.array([0, *ends[:-1]]), ends, vision, len(ends))
+    held = CandidateStages.of(np.arange(len(ends)), np.array([0, *ends[:-1]]), ends, vision, len(ends))
     assert np.flatnonzero(held.projects).tolist() == projecting
 
 

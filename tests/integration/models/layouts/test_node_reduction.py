@@ -12,7 +12,7 @@ from torch import distributed
 from tests.integration.models.test_parity import trained_gradients
 from tests.machines.own_ranks import on_ranks
 from tests.values.training import plan_of, prepared_of
-from trials.channels.folder import file_meeting
+from trials.channels.folder import file_rendezvous
 from trials.engine.gradients.node_reduction import NodeReduction
 from trials.engine.group import process_group
 from trials.grid import Grid
@@ -103,7 +103,7 @@ def test_bfloat16_weights_have_their_float32_gradients_averaged_in_groups(
 def added_up(folder: str) -> list[list[float]]:
     """Return the sums of gradients of several sizes, each of which every rank has times another power of 10."""
     rank, found = int(os.environ["RANK"]), []
-    with process_group(rank, rank, 6, file_meeting(Path(folder) / "meeting")):
+    with process_group(rank, rank, 6, file_rendezvous(Path(folder) / "rendezvous")):
         reduction = NodeReduction(Grid(pipeline=1, data=6), 3)
         for size in (1, 2, 3, 7, 12):
             gradients = torch.arange(size, dtype=torch.float32) * 10**rank

@@ -125,7 +125,7 @@ def weights_after_a_step(files: Sequence[Path]) -> list[list[float]]:
     for file in files:
         request = wire.decode(Request, file.read_text())
         with (
-            process_group(rank, rank, 2, f"file://{file}.meeting") as device,
+            process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
             open_session(request, rank, device) as session,
         ):
             stage, epoch = session.engine.stage, session.epoch(0)
@@ -152,7 +152,7 @@ def fault_of_shared_layers(file: Path) -> str:
     """Return the message of a step whose first two vision layers have the same weights, and are recomputed."""
     rank, request = int(os.environ["RANK"]), wire.decode(Request, file.read_text())
     with (
-        process_group(rank, rank, 2, f"file://{file}.meeting") as device,
+        process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
         open_session(request, rank, device) as session,
     ):
         stage, epoch = session.engine.stage, session.epoch(0)

@@ -61,10 +61,10 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
     request = prepared_of(shallow, tmp_path).request(PLAN, TRIAL)
     addresses: set[str] = set()
     environments: list[dict[str, str]] = []
-    meetings: list[Path] = []
+    rendezvous: list[Path] = []
 
     def look(_: float) -> bool:
-        meetings.extend(folder.glob("request-*/rendezvous"))
+        rendezvous.extend(folder.glob("request-*/rendezvous"))
         for rank in children():
             with suppress(psutil.NoSuchProcess):  # a short-lived helper of the ranks has ended since it was listed
                 environments.append(rank.environ())
@@ -73,7 +73,7 @@ def test_ranks_listen_on_the_loopback_alone_and_know_no_password(
 
     with WarmPool(LocalLauncher(folder, 2, "cpu")) as pool:
         assert isinstance(pool.ask(request, 120, on_step=look), Answers)
-    assert meetings
+    assert rendezvous
     assert len(environments) >= 2
     assert any(each["OMP_NUM_THREADS"] == "001" for each in environments)
     assert not any("s3cret" in value for each in environments for value in each.values())
@@ -87,9 +87,9 @@ def test_ranks_that_a_user_starts_listen_on_the_loopback_alone(shallow: Path, tm
     write_request(FolderChannel(tmp_path), prepared_of(shallow, tmp_path).request(PLAN, TRIAL))
     addresses: set[str] = set()
     commands = worker_commands(2, "cpu", tmp_path)
-    meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
+    rendezvous = {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
     started = [
-        subprocess.Popen(command.argv, env={**os.environ, **command.environment, **meeting}) for command in commands
+        subprocess.Popen(command.argv, env={**os.environ, **command.environment, **rendezvous}) for command in commands
     ]
     try:
         wait_for(lambda: have_ended(started, addresses))

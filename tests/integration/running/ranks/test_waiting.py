@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines.own_ranks import on_ranks
-from tests.machines.slow_ranks import MEETINGS, orders_of_meetings
+from tests.machines.slow_ranks import PASSES, orders_of_passes
 from trials.launchers.network import free_port
 
 pytestmark = pytest.mark.ranks
@@ -13,4 +13,4 @@ pytestmark = pytest.mark.ranks
 
 def test_ranks_wait_for_the_last_one_however_late_it_comes(tmp_path: Path) -> None:
     port = free_port("127.0.0.1")
-    assert on_ranks(orders_of_meetings, tmp_path, port) == [[True] * MEETINGS] * 2
+    assert on_ranks(orders_of_passes, tmp_path, port) == [[True] * PASSES] * 2

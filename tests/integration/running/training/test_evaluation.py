@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText
 from autotune.workload import Prepared
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, variant_of
-from trials.channels.folder import file_meeting
+from trials.channels.folder import file_rendezvous
 from trials.data.loader import encode
 from trials.engine.group import process_group
 from trials.model.family import Images, load_family
@@ -176,7 +176,7 @@ def train_alone(
     request = prepared.request(plan_of("4+2"), Training(output=output))
     with (
         tempfile.TemporaryDirectory() as folder,
-        process_group(0, 0, 1, file_meeting(Path(folder) / "meeting")) as device,
+        process_group(0, 0, 1, file_rendezvous(Path(folder) / "rendezvous")) as device,
         open_session(request, 0, device) as session,
     ):
         assert isinstance(request.task, Training)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
-from autotune.prediction.simulation.meetings import Sharing
 from autotune.prediction.simulation.schedule import simulate
+from autotune.prediction.simulation.synchronization import Sharing
 from tests.values.parameters import examples
 from trials.arrays import Floats, Ints
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import get_args
 
-from autotune.dimensions.folds import untimed
+from autotune.dimensions.folds import unprofiled
 from autotune.prediction.costs_table import TypicalPack, costs_text
 from autotune.prediction.fit.costs import fit_costs
 from tests.unit.prediction.test_sharded_weights import sharded
@@ -36,11 +36,11 @@ def test_a_profile_from_before_is_of_layers_as_they_are() -> None:
 def test_compiled_layers_are_predicted_neither_with_zero_3_nor_with_a_tensor_degree() -> None:
     costs = replace(sharded(), compile_seconds=40.0)
     sharding = [Layout(pipeline=1, data=2, zero=zero) for zero in get_args(ZeroStage)]
-    assert [untimed(costs, layout) is None for layout in sharding] == [True, True, True, False]
+    assert [unprofiled(costs, layout) is None for layout in sharding] == [True, True, True, False]
     cut = fit_costs(tensor_reports((1e-4, 1e-4), (2,)))
     layout = Layout(pipeline=1, data=1, zero=0, tensor=2)
-    assert untimed(cut, layout) is None
-    assert untimed(replace(cut, compile_seconds=40.0), layout) is not None
+    assert unprofiled(cut, layout) is None
+    assert unprofiled(replace(cut, compile_seconds=40.0), layout) is not None
 
 
 def test_a_search_leaves_out_what_compiled_layers_cannot_have() -> None:

@@ -9,7 +9,7 @@ from trials.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Meetings:
+class Synchronization:
     """Passes of some steps that data ranks begin together.
 
     All ranks of a stage run the same passes in the same order. Those that share a pack have the same work in its pass,
@@ -24,8 +24,8 @@ class Meetings:
     """Stages on which ranks exchange in a forward pass, [stages]."""
     backward: Bools
 
-    def of_steps(self, steps: slice) -> "Meetings":
-        """Return the meetings of some of the steps."""
+    def of_steps(self, steps: slice) -> "Synchronization":
+        """Return that of some of the steps."""
         return replace(self, degrees=self.degrees[steps])
 
     def await_others(self, clock: Floats, stage: int, micro_batch: int, *, backward: bool) -> None:
@@ -49,10 +49,10 @@ class Sharing:
     degrees: Ints
     """Number of ranks that share each pack, [packs]."""
     forward: Bools
-    """As in `Meetings`."""
+    """As in `Synchronization`."""
     backward: Bools
 
-    def meetings(self, packs: Ints) -> Meetings:
-        """Return the meetings of steps, [steps, micro-batches, data ranks]; the packs of a row have one degree."""
+    def synchronization(self, packs: Ints) -> Synchronization:
+        """Return that of steps, [steps, micro-batches, data ranks]; the packs of a row have one degree."""
         of_rows = self.degrees[packs[:, :, 0]]
-        return Meetings(degrees=of_rows, ranks=packs.shape[2], forward=self.forward, backward=self.backward)
+        return Synchronization(degrees=of_rows, ranks=packs.shape[2], forward=self.forward, backward=self.backward)

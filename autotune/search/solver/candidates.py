@@ -17,7 +17,7 @@ _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embeddin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holdings:
+class CandidateStages:
     """Parts of the chain as stages of a pipeline, all [parts]."""
 
     numbers: Ints
@@ -31,7 +31,7 @@ class Holdings:
     rungs: Rungs = (1, 1)
 
     @classmethod
-    def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "Holdings":
+    def of(cls, numbers: Ints, starts: Ints, ends: Ints, vision_layers: int, stages: int) -> "CandidateStages":
         """Build the parts with layers starts[i] to ends[i] of the chain, in which vision layers come first."""
         vision = np.minimum(ends, vision_layers) - np.minimum(starts, vision_layers)
         # The projector is on the stage of the last vision layer; without vision layers, of the first language layer.
@@ -44,7 +44,7 @@ class Holdings:
             stages=stages,
         )
 
-    def with_rungs(self, rungs: Rungs) -> "Holdings":
+    def with_rungs(self, rungs: Rungs) -> "CandidateStages":
         """Return the parts with these rungs of a layer of each kind."""
         return replace(self, rungs=rungs)
 
@@ -60,8 +60,8 @@ class Holdings:
     def __len__(self) -> int:
         return len(self.vision)
 
-    def __getitem__(self, rows: Ints) -> "Holdings":
-        return Holdings(
+    def __getitem__(self, rows: Ints) -> "CandidateStages":
+        return CandidateStages(
             numbers=self.numbers[rows],
             vision=self.vision[rows],
             language=self.language[rows],
@@ -70,7 +70,7 @@ class Holdings:
             rungs=self.rungs,
         )
 
-    def distinct(self) -> tuple["Holdings", Ints, Ints]:
+    def distinct(self) -> tuple["CandidateStages", Ints, Ints]:
         """Return (distinct parts, the row of each of them here, the distinct part of each row here).
 
         Many parts of a chain of equal layers are alike: only the stage and the numbers of layers of each kind count.
@@ -114,7 +114,7 @@ class Cuts:
     ends: list[Ints]
     which: list[Ints]
     """The one of `different` that each part is."""
-    different: Holdings
+    different: CandidateStages
     """The different ones of the parts, each once."""
     kept: Parts
     """`different` with nothing recomputed."""
@@ -139,7 +139,7 @@ def cuts(layers: int, vision_layers: int, stages: int, rungs: Rungs) -> Cuts:
     possible &= (ends == layers) | (after > 0)
     numbers, rows = np.nonzero(possible)
     starts, ends = starts[rows], ends[rows]
-    every = Holdings.of(numbers, starts, ends, vision_layers, stages).with_rungs(rungs)
+    every = CandidateStages.of(numbers, starts, ends, vision_layers, stages).with_rungs(rungs)
     different, _, which = every.distinct()
     nothing = np.zeros_like(different.vision)
     edges = np.searchsorted(numbers, np.arange(1, stages))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.simulation.meetings import Meetings, Sharing
 from autotune.prediction.simulation.schedule import simulate, trace
+from autotune.prediction.simulation.synchronization import Sharing, Synchronization
 from tests.unit.prediction.simulation.test_schedule import PARTNERS, TOWARDS
 from tests.values.parameters import examples
 from trials.arrays import Floats
@@ -20,7 +20,7 @@ Times = tuple[Floats, Floats, Floats, Floats]
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Times, Meetings]:
+def cases(draw: st.DrawFn) -> tuple[Times, Synchronization]:
     """(forward, backward, sends, returns) of one step of all data ranks, [data ranks, micro-batches, stages or links].
 
     Ranks that share a pack have equal times in it.
@@ -35,7 +35,7 @@ def cases(draw: st.DrawFn) -> tuple[Times, Meetings]:
         sides.append(side)
     meets = [np.array(draw(st.lists(st.booleans(), min_size=stages, max_size=stages))) for _ in range(2)]
     forward, backward, sends, returns = sides
-    return (forward, backward, sends, returns), Meetings(
+    return (forward, backward, sends, returns), Synchronization(
         degrees=np.array([degrees]), ranks=RANKS, forward=meets[0], backward=meets[1]
     )
 
@@ -43,8 +43,8 @@ def cases(draw: st.DrawFn) -> tuple[Times, Meetings]:
 class Events:
     """All ranks of a grid, each with its own clock and the instructions of DeepSpeed's schedule that it still has."""
 
-    def __init__(self, times: Times, meetings: Meetings) -> None:
-        self._times, self._meetings = times, meetings
+    def __init__(self, times: Times, synchronization: Synchronization) -> None:
+        self._times, self._synchronization = times, synchronization
         _, count, stages = times[0].shape
         wanted = (*PARTNERS, ForwardPass, BackwardPass)
         self._todo = {
@@ -82,8 +82,8 @@ class Events:
             self._end(rank, there, PARTNERS[kind], end)
             return True
         backward = kind is BackwardPass
-        meets = (self._meetings.backward if backward else self._meetings.forward)[stage]
-        degree = int(self._meetings.degrees[0, number]) if meets else 1
+        meets = (self._synchronization.backward if backward else self._synchronization.forward)[stage]
+        degree = int(self._synchronization.degrees[0, number]) if meets else 1
         group = range(rank // degree * degree, rank // degree * degree + degree)
         if not all(self._is_next(other, stage, kind, number) for other in group):
             return False
@@ -106,10 +106,10 @@ class Events:
 
 @given(cases())
 @settings(max_examples=examples(150))
-def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[Times, Meetings]) -> None:
-    times, meetings = case
-    events = Events(times, meetings).run()
-    schedule, passes = simulate(*times, meetings), trace(*times, meetings)
+def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[Times, Synchronization]) -> None:
+    times, synchronization = case
+    events = Events(times, synchronization).run()
+    schedule, passes = simulate(*times, synchronization), trace(*times, synchronization)
     for (rank, stage), clock in events.clock.items():
         assert schedule.ends[rank, stage] == pytest.approx(clock)
     for (backward, rank, number, stage), end in events.ends.items():
@@ -119,9 +119,9 @@ def test_every_pass_of_every_rank_ends_when_it_does_event_by_event(case: tuple[T
 
 @given(cases())
 @settings(max_examples=examples(40))
-def test_meeting_never_ends_a_step_sooner(case: tuple[Times, Meetings]) -> None:
-    times, meetings = case
-    assert (simulate(*times, meetings).ends >= simulate(*times).ends - 1e-9).all()
+def test_waiting_for_others_never_ends_a_step_sooner(case: tuple[Times, Synchronization]) -> None:
+    times, synchronization = case
+    assert (simulate(*times, synchronization).ends >= simulate(*times).ends - 1e-9).all()
 
 
 def test_steps_are_independent_of_each_other_however_many_there_are() -> None:
@@ -136,7 +136,9 @@ def test_steps_are_independent_of_each_other_however_many_there_are() -> None:
 
     def ends(of_steps: slice) -> Floats:
         of_ranks = packs[of_steps].transpose(0, 2, 1).reshape(-1, 3)
-        return simulate(forward[of_ranks], backward[of_ranks], meetings=sharing.meetings(packs[of_steps])).ends
+        return simulate(
+            forward[of_ranks], backward[of_ranks], synchronization=sharing.synchronization(packs[of_steps])
+        ).ends
 
     together = ends(slice(None))
     for step in (0, 681, 682, 683, 899):

@@ -15,7 +15,7 @@ def offloaded_kinds(layout: Layout) -> list[int]:
     return [KINDS.index(tower) for tower in TOWERS if layout.offloads(tower)]
 
 
-class Freeing:
+class RecomputeTimes:
     """Seconds that freeing the memory of layers adds to the passes of stages."""
 
     def __init__(self, costs: LayerCosts) -> None:
