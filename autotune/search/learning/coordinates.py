@@ -49,7 +49,7 @@ def plan_coordinates(predictor: Predictor, plan: Plan) -> Floats:
             *(4 * share),
             *(
                 sum(
-                    of_rows * rungs_of(stage.recomputed[level], tower, two=True)
+                    of_rows * rungs_of(stage.recomputed[level], tower, 2)
                     for stage in stages
                     for level, of_rows in shares
                 )

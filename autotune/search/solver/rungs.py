@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeAlias
 
-from trials.plan import Recomputed, Tower
+from trials.plan import TOWERS, Recomputed, Stage, Tower
 
 Rungs: TypeAlias = tuple[int, int]
 """Rungs of a vision layer and of a language layer. With one it is recomputed, or offloads. With two it is recomputed
@@ -12,21 +12,26 @@ Counts: TypeAlias = tuple[tuple[int, int], ...]
 """Rungs of the (vision, language) layers of a stage for packs of each level."""
 
 
-def rungs_of(recomputed: Recomputed, tower: Tower, *, two: bool) -> int:
-    """Return the rungs of a stage's layers of this kind; with `two`, a layer that is recomputed as a whole has both."""
+def has_rungs(stage: Stage, rungs: Rungs) -> bool:
+    """Return whether the layers of a stage are recomputed in the order of these rungs, for packs of each level."""
+    return all(
+        (level.whole(tower) in (0, layers - level.selective(tower))) if each == 2 else not level.selective(tower)
+        for level in stage.recomputed
+        for tower, layers, each in zip(TOWERS, (stage.vision, stage.language), rungs, strict=True)
+    )
+
+
+def rungs_of(recomputed: Recomputed, tower: Tower, each: int) -> int:
+    """Return the rungs of a stage's layers of this kind, of which a layer that is recomputed as a whole has `each`."""
     whole = recomputed.whole(tower)
-    return 2 * whole + recomputed.selective(tower) if two else whole
+    return 2 * whole + recomputed.selective(tower) if each == 2 else whole
 
 
-def with_rungs(recomputed: Recomputed, tower: Tower, layers: int, more: int) -> Recomputed:
-    """Return the counts with `more` rungs for the `layers` of this kind that a stage has, as far as there are any.
-
-    A layer has two where the kind is recomputed selectively.
-    """
-    two = recomputed.selective(tower) > 0
-    rungs = min(max(rungs_of(recomputed, tower, two=two) + more, 0), (1 + two) * layers)
-    whole = max(rungs - layers, 0) if two else rungs
-    selective = min(rungs, layers) - whole if two else 0
+def with_rungs(recomputed: Recomputed, tower: Tower, layers: int, each: int, more: int) -> Recomputed:
+    """Return the counts with `more` rungs for the `layers` of this kind, with up to `each`, as far as there are any."""
+    rungs = min(max(rungs_of(recomputed, tower, each) + more, 0), each * layers)
+    whole = max(rungs - layers, 0) if each == 2 else rungs
+    selective = min(rungs, layers) - whole if each == 2 else 0
     if tower == "vision":
         return replace(recomputed, vision=whole, selective_vision=selective)
     return replace(recomputed, language=whole, selective_language=selective)

@@ -16,6 +16,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
+from autotune.search.solver.rungs import Rungs
 from autotune.search.solver.splits import WantedSplits, min_max_split
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
@@ -46,6 +47,11 @@ class Solver:
 
         They are those of the closed form with unlimited memory, and take much less time than `solve`.
         """
+
+        self.rungs: Callable[[Packing, Layout], Rungs] = cache(
+            lambda packing, layout: self._problem(packing, layout).rungs
+        )
+        """Return the rungs of a (vision, language) layer, by which plans free memory."""
 
     def within(self, predictor: Predictor, limits: Limits) -> "Solver":
         """Return a solver by this predictor within these limits: this one, which keeps what it solved, if it is."""

@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.dimensions.folds import layout_name
-from autotune.search.solver.rungs import rungs_of, with_rungs
+from autotune.search.solver.rungs import Rungs, has_rungs, rungs_of, with_rungs
 from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting
-from trials.plan import Layout, Levelled, Packed, Packing, Plan, Stage, Tower
+from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, Tower
 
 Point: TypeAlias = dict[str, Any]
 
@@ -167,8 +167,8 @@ class Space:
             return False
         if self._axes.recompute != "fit":
             return plan.stages == self._usual.stages(packing, layout, plan.boundaries)
-        # The levels of a stage share a shift, which not every plan of several levels has.
-        return not isinstance(packing, Levelled) or self.pointed(plan) == plan
+        # The levels of a stage share a shift, and rungs have an order, which not every plan has.
+        return self.pointed(plan) == plan
 
     def _has_pair(self, packing: Packing, layout: Layout) -> bool:
         """Return whether there are points of this packing and layout, and they stand for plans with both."""
@@ -178,8 +178,9 @@ class Space:
         return anchor is not None and self._now.admits(anchor)
 
     def pointed(self, plan: Plan) -> Plan:
-        """Return the plan, or where levels recompute what no shift of all of them gives, one that recomputes more."""
-        if not isinstance(plan.packing, Levelled):
+        """Return the plan, or where no shift of all levels gives what it recomputes, one that recomputes more."""
+        rungs = self._rungs(plan.packing, plan.layout)
+        if not isinstance(plan.packing, Levelled) and all(has_rungs(stage, rungs) for stage in plan.stages):
             return plan
         return self._shifted(plan.packing, plan.layout, self._shifts(plan))
 
@@ -248,7 +249,8 @@ class Space:
             fitted = self._now.fitted_each(packing, plan.layout, [*_moved(plan.boundaries)])
             found |= dict.fromkeys(self._now.admitted(each and self.pointed(each) for each in fitted))
         if self._axes.recompute == "fit":
-            found |= dict.fromkeys(self._now.admitted(map(self.pointed, _recomputing_other(plan))))
+            others = _recomputing_other(plan, self._rungs(plan.packing, plan.layout))
+            found |= dict.fromkeys(self._now.admitted(map(self.pointed, others)))
         yield from (each for each in found if each != plan)
 
     # --- plans ---
@@ -288,15 +290,20 @@ class Space:
             zip(recomputes[::2], recomputes[1::2], strict=True),
             strict=True,
         )
-        stages = (_recomputing_more(stage, *more) for stage, more in by_stage)
+        rungs = self._rungs(packing, layout)
+        stages = (_recomputing_more(stage, rungs, *more) for stage, more in by_stage)
         return Plan(packing=packing, layout=layout, stages=tuple(stages))
+
+    def _rungs(self, packing: Packing, layout: Layout) -> Rungs:
+        return self._usual.solver.rungs(packing, layout) if self._axes.recompute == "fit" else (1, 1)
 
     def _shifts(self, plan: Plan) -> tuple[int, ...]:
         """Return the shifts of a plan in the order of `_shift_names`."""
         usual_boundaries = self._usual.boundaries(plan.packing, plan.layout)
         boundaries = (end - usual for end, usual in zip(plan.boundaries[:-1], usual_boundaries[:-1], strict=True))
         usual = self._usual.stages(plan.packing, plan.layout, plan.boundaries)
-        recomputes = (_further(stage, other) for stage, other in zip(plan.stages, usual, strict=True))
+        rungs = self._rungs(plan.packing, plan.layout)
+        recomputes = (_further(stage, other, rungs) for stage, other in zip(plan.stages, usual, strict=True))
         return (*boundaries, *chain.from_iterable(recomputes))
 
 
@@ -306,38 +313,37 @@ def _shift_names(stages: int) -> list[str]:
     return [*(_BOUNDARY.format(stage) for stage in range(stages - 1)), *of_stages]
 
 
-def _further(stage: Stage, usual: Stage) -> tuple[int, int]:
+def _further(stage: Stage, usual: Stage, rungs: Rungs) -> tuple[int, int]:
     """Return how many more rungs vision and language layers have than usual: the most of all levels.
 
     A level that recomputes nothing may have a shift below what the usual counts allow.
     """
 
-    def shift(tower: Tower) -> int:
+    def shift(tower: Tower, each: int) -> int:
         counts = [
-            (rungs_of(one, tower, two=two), rungs_of(one, tower, two=two) - rungs_of(other, tower, two=two))
+            (rungs_of(one, tower, each), rungs_of(one, tower, each) - rungs_of(other, tower, each))
             for one, other in zip(stage.recomputed, usual.recomputed, strict=True)
-            for two in [other.selective(tower) > 0]
         ]
         recomputing = [more for count, more in counts if count]
         return max(recomputing) if recomputing else min(more for _, more in counts)
 
-    return shift("vision"), shift("language")
+    return shift("vision", rungs[0]), shift("language", rungs[1])
 
 
-def _recomputing_more(stage: Stage, vision: int, language: int) -> Stage:
+def _recomputing_more(stage: Stage, rungs: Rungs, vision: int, language: int) -> Stage:
     """Return the stage with more rungs of its layers at every level, or fewer, as far as it has them."""
-    return stage.recomputing(
-        [
-            with_rungs(with_rungs(level, "vision", stage.vision, vision), "language", stage.language, language)
-            for level in stage.recomputed
-        ]
-    )
+
+    def more(level: Recomputed) -> Recomputed:
+        level = with_rungs(level, "vision", stage.vision, rungs[0], vision)
+        return with_rungs(level, "language", stage.language, rungs[1], language)
+
+    return stage.recomputing([*map(more, stage.recomputed)])
 
 
-def _recomputing_other(plan: Plan) -> Iterator[Plan]:
-    """Yield the plans of which one stage recomputes one layer more or less."""
+def _recomputing_other(plan: Plan, rungs: Rungs) -> Iterator[Plan]:
+    """Yield the plans of which one stage has one rung more or less."""
     for number, stage in enumerate(plan.stages):
-        steps = (_recomputing_more(stage, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
+        steps = (_recomputing_more(stage, rungs, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
         for changed in (step for step in steps if step != stage):
             yield replace(plan, stages=(*plan.stages[:number], changed, *plan.stages[number + 1 :]))
 

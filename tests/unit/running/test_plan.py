@@ -1,7 +1,7 @@
 import dataclasses
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from autotune.dimensions.folds import layout_text
 from autotune.plan_text import plan_parts
 from autotune.search.solver.candidates import CandidateStages
+from autotune.search.solver.rungs import with_rungs
 from tests.values import strategies
+from tests.values.training import plan_of
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.model.refusals.heads import check_degrees
@@ -191,6 +193,54 @@ def test_a_stage_holds_a_layer(vision: int, language: int) -> None:
 def test_a_stage_cannot_recompute_more_than_it_holds() -> None:
     with pytest.raises(InvalidPlan, match="of 2 vision and 3 language layers cannot recompute 3 vision"):
         Stage(vision=2, language=3, recompute_vision=3)
+
+
+@pytest.mark.parametrize("counts", [{"selective_vision": 3}, {"recompute_language": 2, "selective_language": 2}])
+def test_a_layer_is_recomputed_as_a_whole_or_selectively(counts: dict[str, int]) -> None:
+    with pytest.raises(InvalidPlan, match=r"cannot recompute \d (vision|language) layers and \d selectively"):
+        Stage(vision=2, language=3, **counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("layout", "stage", "remedy"),
+    [
+        ({"zero": 3}, "2+3s1,0", "ZeRO 2"),
+        ({"zero": 3}, "2+3s0,1", "ZeRO 2"),
+        ({"zero": 1, "offload": "vision"}, "2+3r1,0s1,0", "offload none"),
+        ({"zero": 1, "offload": "both"}, "2+3s0,3", "offload none"),
+    ],
+)
+def test_selective_recomputation_needs_weights_and_what_layers_keep(
+    layout: dict[str, Any], stage: str, remedy: str
+) -> None:
+    with pytest.raises(InvalidPlan, match=f"selective recomputation needs; use {remedy}, or selective 0"):
+        dataclasses.replace(plan_of(stage, data=2), layout=Layout(pipeline=1, data=2, **layout))
+
+
+def test_a_tower_may_offload_while_the_other_is_recomputed_selectively() -> None:
+    layout = Layout(pipeline=1, data=2, zero=1, offload="vision")
+    plan = dataclasses.replace(plan_of("2+3r1,0s0,2", data=2), layout=layout)
+    assert plan_parts(plan)["recompute"] == "1v+0l and 0v+2l selectively"
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "each", "more", "expected"),
+    [
+        ((1, 0), 1, 2, (3, 0)),
+        ((1, 0), 1, 9, (4, 0)),
+        ((0, 1), 2, 1, (0, 2)),
+        ((0, 3), 2, 2, (1, 3)),  # four selectively, then the first of them as a whole
+        ((1, 3), 2, -2, (0, 3)),
+        ((4, 0), 2, -1, (3, 1)),
+        ((1, 3), 2, 9, (4, 0)),
+        ((0, 2), 2, -9, (0, 0)),
+    ],
+)
+def test_rungs_of_four_layers(recomputed: tuple[int, int], each: int, more: int, expected: tuple[int, int]) -> None:
+    whole, selective = recomputed
+    counts = Recomputed(vision=7, language=whole, selective_language=selective)
+    found = with_rungs(counts, "language", 4, each, more)
+    assert (found.vision, found.language, found.selective_language) == (7, *expected)
 
 
 @pytest.mark.parametrize("changes", [{"qv_min": 9}, {"qt_min": 513}, {"qt": 0, "qt_min": 0}, {"qv_min": -1}])

@@ -109,7 +109,7 @@ class BruteForce:
 
 def _is_less(one: Stage, other: Stage) -> bool:
     (less,), (more,) = one.recomputed, other.recomputed
-    return one != other and all(rungs_of(less, tower, two=True) <= rungs_of(more, tower, two=True) for tower in TOWERS)
+    return one != other and all(rungs_of(less, tower, 2) <= rungs_of(more, tower, 2) for tower in TOWERS)
 
 
 def mean_seconds(predictor: Predictor, parts: Parts, layout: Layout, mean: Floats) -> Floats:

@@ -11,17 +11,21 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune.dimensions.folds import layout_name
 from autotune.search.space.space import Space
 from tests.values.parameters import examples
-from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
+from tests.values.search import COSTS, LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
+from tests.values.solver import selecting
+from trials.costs.coefficients import KINDS
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 PREDICTOR = predictor_of()
 TWO, FOUR = Layout(pipeline=2, data=2, zero=0), Layout(pipeline=4, data=1, zero=0)
 LEAST = solver_of(1, PREDICTOR).least_bytes(Padded(samples=2), TWO)
 TIGHT_SOLVER, AMPLE_SOLVER = (solver_of(limit, PREDICTOR) for limit in (round(1.4 * LEAST), 1 << 50))
+SELECTIVE_SOLVER = solver_of(round(1.1 * LEAST), predictor_of(selecting(COSTS, [(0.2, 0.5, 0.5)] * len(KINDS))))
 ENDS = (3, 9)
 SPACES = {
     "tight": Space(axes_of(4), TIGHT_SOLVER),
     "ample": Space(axes_of(4), AMPLE_SOLVER),
+    "selective": Space(axes_of(4), SELECTIVE_SOLVER),
     "given split": Space(axes_of(layouts=(TWO,), boundaries=ENDS), TIGHT_SOLVER),
     "all recomputed": Space(axes_of(4, recompute="all"), TIGHT_SOLVER),
     "none recomputed": Space(axes_of(4, recompute="none"), AMPLE_SOLVER),
@@ -29,6 +33,7 @@ SPACES = {
 }
 TIGHT, AMPLE = SPACES["tight"], SPACES["ample"]
 SOLVERS = dict.fromkeys(SPACES, TIGHT_SOLVER) | dict.fromkeys(("ample", "none recomputed", "wide slacks"), AMPLE_SOLVER)
+SOLVERS["selective"] = SELECTIVE_SOLVER
 
 
 def points(distributions: Mapping[str, BaseDistribution]) -> st.SearchStrategy[dict[str, Any]]:
@@ -100,6 +105,11 @@ def test_starts_and_their_neighbours_can_be_trained_and_have_points(name: str) -
             point = space.point(each)
             assert point is not None
             assert space.plan(point) == each
+
+
+def test_starts_recompute_selectively_where_that_frees_enough() -> None:
+    counts = [stage.recomputed[0] for plan in SPACES["selective"].starts for stage in plan.stages]
+    assert any(each.selective_vision or each.selective_language for each in counts)
 
 
 def test_a_start_is_the_solvers_own_plan() -> None:
