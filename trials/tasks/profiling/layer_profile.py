@@ -231,17 +231,22 @@ class Profiler:
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run, probe.layer)
 
-        def added(run: Run | None, how: str) -> float:
-            return sum(self._pass(probe, run, f"{how} {probe.layer}")) - forward - backward if run else 0.0
+        def added(run: Run | None, name: str | None) -> float:
+            return sum(self._pass(probe, run, name)) - forward - backward if run else 0.0
 
+        # The host follows each operation of a selective layer, so that a device may have to wait for it in a step too.
         return Times(
-            forward, backward, added(probe.recomputed, "recomputed"), added(probe.selective, "selectively recomputed")
+            forward, backward, added(probe.recomputed, f"recomputed {probe.layer}"), added(probe.selective, None)
         )
 
-    def _pass(self, probe: Probe, run: Run, name: str) -> tuple[float, float]:
-        """Return the seconds (forward, backward), under the same memory meter as a training."""
+    def _pass(self, probe: Probe, run: Run, name: str | None) -> tuple[float, float]:
+        """Return the seconds (forward, backward), under the same memory meter as a training.
+
+        What has a name has a head start before a device, so that they are the device's alone.
+        """
         states = self._states(probe)
-        self._head_start.give(name)
+        if name:
+            self._head_start.give(name)
         began = time.perf_counter()
         # On a CPU the meter's hooks cost time on every saved tensor, in a training too.
         with nullcontext() if self._device.type == "cuda" else self._meter().watch():
@@ -251,7 +256,8 @@ class Profiler:
                 gradient = torch.ones_like(output)
                 with self._stopwatch.section("backward"):
                     output.backward(gradient)
-        self._head_start.took(name, time.perf_counter() - began)
+        if name:
+            self._head_start.took(name, time.perf_counter() - began)
         seconds = self._stopwatch.read()
         return seconds["forward"], seconds.get("backward", 0.0)
 
