@@ -11,6 +11,7 @@ from trials.data.epoch import Epoch
 from trials.data.levels import check_levels
 from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
+from trials.data.packs import samples_above
 from trials.errors import InvalidPlan
 from trials.model.refusals.heads import check_degrees
 from trials.model.skeleton import load_config
@@ -46,6 +47,24 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
             check_levels(prepared.index, plan.packing, skips=prepared.job.data.oversize == "skip")
     except InvalidPlan as error:
         raise PlanNotValid(f"plan {plan.id} cannot train {shape.name}: {error}") from error
+
+
+def check_samples(prepared: Prepared, plan: Plan) -> None:
+    """Raise DataError for a sample above the capacities of the plan under `data.oversize: fail`."""
+    samples_above(prepared.index, plan.packing, prepared.job.data.oversize)
+
+
+def warn_of_skipped(prepared: Prepared, plan: Plan) -> None:
+    """Log how many samples the plan leaves out under `data.oversize: skip`. Raise what `check_samples` raises."""
+    count = samples_above(prepared.index, plan.packing, prepared.job.data.oversize)
+    if count and prepared.job.data.oversize == "skip":
+        _log.warning(
+            "plan %s leaves out %d of %s, which %s above its qv and qt (data.oversize: skip)",
+            plan.id,
+            count,
+            number_of(len(prepared.index), "sample"),
+            "is" if count == 1 else "are",
+        )
 
 
 def check_first_steps(prepared: Prepared, plan: Plan) -> None:

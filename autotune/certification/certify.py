@@ -20,7 +20,7 @@ from autotune.certification.certificate import (
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
-from autotune.plan_check import check_plan
+from autotune.plan_check import check_plan, check_samples
 from autotune.workload import Prepared
 from trials.certification import Mixed, Reference
 from trials.errors import OutputTaken
@@ -67,9 +67,10 @@ def certify(
     """Compare steps of the plan with the best reference that fits, and store the certificate below `folder`.
 
     With `whole` also weights of more than 4 GiB are written as the training would, and compared. If the ranks fail, the
-    verdict is `not made`. Raise what `check_plan` raises.
+    verdict is `not made`. Raise what `check_plan` and `check_samples` raise.
     """
     check_plan(prepared, plan)
+    check_samples(prepared, plan)
     start = time.monotonic()
     text = f"Certifying plan {plan.id}: its first steps, inputs and saved weights, compared with a reference"
     listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))

@@ -23,7 +23,7 @@ from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan
 from autotune.library.tune import certified_winner, tuned
-from autotune.plan_check import check_first_steps, check_plan, check_steps
+from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
 from autotune.results import study_report
@@ -208,6 +208,7 @@ def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | 
     """Print the commands of the ranks, which read the request that is written for them."""
     prepared = bench.prepared
     check_plan(prepared, plan)
+    warn_of_skipped(prepared, plan)
     check_first_steps(prepared, plan)
     output = prepared.job.training.output
     check_output(prepared.job)

@@ -14,7 +14,7 @@ from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, wr
 from autotune.errors import LaunchFailed, PlanFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
-from autotune.plan_check import check_first_steps, check_plan, check_steps
+from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
 from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.retuning import Retune
@@ -101,13 +101,14 @@ def launch(
     continues with this plan instead of its own.
     The ranks are those of the `site`. The spool keeps the result until the store has it. The request and the logs of
     the ranks are written below `folder`.
-    Raise what `check_plan` raises, JobError for an output that cannot be written, a logger that
+    Raise what `check_plan` and `check_samples` raise, JobError for an output that cannot be written, a logger that
     cannot be used, a warm-up longer than the training or a curriculum of more steps than the plan fills with its
     samples, OutputTaken for an output with the results of another
     training, what `plan_to_replace` raises, and LaunchFailed with the reason when a rank fails: PlanFailed before the
     first checkpoint, unless the plan cannot be the reason.
     """
     check_plan(prepared, plan)
+    warn_of_skipped(prepared, plan)
     hardware = prepared.workload.hardware
     check_output(prepared.job)
     check_loggers(prepared.job)

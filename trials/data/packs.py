@@ -101,13 +101,7 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
     level = lowest_levels(units, tokens, levels)
     fits, last = level < len(levels), levels[-1]
     if oversize == "fail" and not fits.all():
-        first = int(order[~fits][0])
-        lengths, samples = index.lengths(first), len(np.unique(order[~fits]))
-        raise DataError(
-            f"{index.where(first)}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are "
-            f"above the pack's qv={last.qv} qt={last.qt}, as in {number_of(samples, 'sample')}; raise the capacities "
-            "or set data.oversize to own-pack or skip"
-        )
+        raise _above(index, order[~fits], last)
     if oversize == "skip" and not fits.any():
         raise DataError(f"every sample is above qv={last.qv} qt={last.qt} and skipped; raise them")
     members, counts = [order[:0]] * len(levels), [order[:0]] * len(levels)
@@ -135,6 +129,28 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
         skipped=int(np.count_nonzero(~fits)) if oversize == "skip" else 0,
         levels=None if len(levels) == 1 else np.repeat(np.arange(len(levels)), of_levels),
     )
+
+
+def _above(index: DatasetIndex, rows: Ints, last: Packed) -> DataError:
+    """Return the error of rows above the last level of the packs."""
+    lengths, samples = index.lengths(int(rows[0])), len(np.unique(rows))
+    return DataError(
+        f"{index.where(int(rows[0]))}: {lengths.vision_units} vision units and {lengths.text_tokens} text tokens are "
+        f"above the pack's qv={last.qv} qt={last.qt}, as in {number_of(samples, 'sample')}; raise the capacities or "
+        "set data.oversize to own-pack or skip"
+    )
+
+
+def samples_above(index: DatasetIndex, packing: Packing, oversize: Oversize) -> int:
+    """Return how many samples of the index are above the capacities of a plan. Raise DataError if they must not be."""
+    if isinstance(packing, Padded):
+        return 0
+    levels = packing.levels
+    units, tokens = index.vision_units.astype(np.int64), index.text_tokens.astype(np.int64)
+    above = np.flatnonzero(lowest_levels(units, tokens, levels) == len(levels))
+    if oversize == "fail" and len(above):
+        raise _above(index, above, levels[-1])
+    return len(above)
 
 
 # A choice: bounds the time for data with many units, where few of the next samples fit.
