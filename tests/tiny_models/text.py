@@ -32,12 +32,6 @@ KINDS: dict[str, Mapping[str, Any]] = {
     "mixtral": EXPERTS,
 }  # fmt: skip
 """Settings of each kind beyond TEXT, by its model type and what is special."""
-DIFFERENT: dict[str, Mapping[str, Any]] = {
-    "gemma2 capped attention": {"head_dim": 16, "final_logit_softcapping": None},
-    "gpt_oss attention sinks": {**EXPERTS, "head_dim": 16},
-    "granite multipliers": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22},
-}  # fmt: skip
-"""Settings of models that cannot be run in stages."""
 
 
 def make(folder: Path) -> None:
@@ -47,10 +41,8 @@ def make(folder: Path) -> None:
 def make_kind(folder: Path, kind: str, **settings: Any) -> None:
     """Write a model of a kind, with further settings."""
 
-    every = {**KINDS, **DIFFERENT}
-
     def config(ids: Mapping[str, int]) -> Mapping[str, Any]:
         model_type, *_ = kind.split()
-        return {"model_type": model_type, "vocab_size": len(ids), **TEXT, **every.get(kind, {}), **settings}
+        return {"model_type": model_type, "vocab_size": len(ids), **TEXT, **KINDS.get(kind, {}), **settings}
 
     save(folder, config=config, special={}, chat=CHATML)

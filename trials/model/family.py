@@ -14,6 +14,7 @@ from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
+from trials.model.refusals.structure import of_class, of_modules
 from trials.model.refusals.unsupported import reason
 from trials.sharing.group import SharingGroup
 
@@ -174,13 +175,12 @@ def find_family(config: PretrainedConfig) -> Family | None:
 
 
 def load_family(config: PretrainedConfig) -> Family:
-    """Return the family of a configuration. Raise ModelError with the reason where it is known, and what exists."""
+    """Return the family of a configuration. Raise ModelError with the reason, and what exists."""
     family = find_family(config)
     if family is None:
         known = ", ".join(name.replace("-", "_") for name in plugins.names(FAMILIES))
-        why = reason(config)
-        because = f": {why}" if why else ""
-        raise ModelError(f"model type {config.model_type!r} is not supported{because}; supported are: {known}")
+        why = reason(config) or of_class(config) or of_modules(config)
+        raise ModelError(f"model type {config.model_type!r} is not supported: {why}; supported are: {known}")
     return family
 
 

@@ -1,6 +1,7 @@
 """The model without weights: enough to find its layers, count them and cut it."""
 
 import copy
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,11 +24,20 @@ from trials.model.refusals.built_model import check_kept_types, check_output_hea
 from trials.model.refusals.experts import check_experts
 from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
 from trials.model.refusals.refusal import reason, refusing
-from trials.model.refusals.unsupported import check_code, check_dropout, check_quantized
+from trials.model.refusals.structure import of_ends, of_language
+from trials.model.refusals.unsupported import (
+    LIKE_LLAMA,
+    check_code,
+    check_dropout,
+    check_language,
+    check_quantized,
+)
 from trials.workload import Part
 
 _MOST_PARAMETERS = 10**14
 """Fifty times those of the largest published models."""
+_KERNELS = ("eager", "sdpa")
+_SIZES = re.compile(r"head|^num_|_dim$|experts|^layer_types$")
 _CORRECT = "correct its config.json, or copy or download the model again"
 
 
@@ -102,6 +112,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
         if is_folder and not trust_remote_code:  # transformers takes most of the time of many callers
             return copy.deepcopy(_read_config(path, Path(path, CONFIG).read_bytes()))
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        _forget_attention(config)
     return config
 
 
@@ -109,7 +120,15 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
 def _read_config(path: str, _content: bytes) -> PretrainedConfig:
     """Return the configuration of a model folder; it is read again when its file has other content."""
     config: PretrainedConfig = AutoConfig.from_pretrained(path)
+    _forget_attention(config)
     return config
+
+
+def _forget_attention(config: PretrainedConfig) -> None:
+    """Forget which kernel of attention is named, of whose packages none is used: stages choose one."""
+    for section in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if isinstance(section, PretrainedConfig) and section._attn_implementation not in (None, *_KERNELS):
+            section._attn_implementation_internal = None
 
 
 def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
@@ -120,14 +139,16 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     the chain.
     """
     family = load_family(config)
-    with refusing(f"a model of type {config.model_type!r} cannot be built", _CORRECT):
+    with refusing(f"a model of type {config.model_type!r} cannot be built", f"{_CORRECT}{_without_value(config)}"):
         family.check(config)
+        check_language(config)
         check_experts(config)
         check_dropout(config)
         with torch.device("meta"):
             # A copy, because the attention is set in the model's configuration.
             model = family.AUTO_MODEL.from_config(copy.deepcopy(config), dtype=dtype)
         model.config.get_text_config()._attn_implementation = PACKED_ATTENTION
+        _check_modules(model)
         check_output_head(model)
         embed_by_matrix(model)
         chain = _find_chain(model, family)
@@ -135,7 +156,9 @@ def build_skeleton(config: PretrainedConfig, dtype: torch.dtype) -> Skeleton:
     # A parameter that no stage holds would never train, and no checkpoint would have it.
     unclaimed = {name for name, _ in model.named_parameters(remove_duplicate=False)} - claimed
     if unclaimed:
-        raise ModelError(f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}")
+        raise ModelError(
+            f"{len(unclaimed)} parameters belong to no layer of the chain, first {min(unclaimed)}; {LIKE_LLAMA}"
+        )
     check_kept_types(model, dtype)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters > _MOST_PARAMETERS:
@@ -152,6 +175,23 @@ def count_parameters(model: nn.Module, paths: Iterable[str]) -> int:
     return sum(parameter.numel() for path in paths for _, parameter in parameters_at(model, path))
 
 
+def _without_value(config: PretrainedConfig) -> str:
+    """Return which settings of the language model a wrong configuration may lack, to be shown behind a remedy."""
+    lacking = [
+        name for name, value in config.get_text_config().to_dict().items() if value is None and _SIZES.search(name)
+    ]
+    return (
+        f" ({', '.join(lacking)} of the language model {'have' if lacking[1:] else 'has'} no value)" if lacking else ""
+    )
+
+
+def _check_modules(model: PreTrainedModel) -> None:
+    """Raise ModelError for language layers that cannot be in stages, as their modules show."""
+    if (why := of_language(model) or of_ends(model)) is not None:
+        name = model.config.get_text_config().model_type
+        raise ModelError(f"the language model {name!r} is not supported: {why}; {LIKE_LLAMA}")
+
+
 def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
     """Find the paths. The language layers are found by their number and kind: their path differs between models."""
     text = model.config.get_text_config()
@@ -159,12 +199,6 @@ def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
     path_of |= {parameter: path for path, parameter in model.named_parameters()}
     embedding = path_of[model.get_input_embeddings()]
     language_root = embedding.rsplit(".", 1)[0]
-    decoder = model.get_submodule(language_root)
-    lacking = [name for name in ("norm", "rotary_emb") if not hasattr(decoder, name)]
-    if lacking:
-        raise ModelError(
-            f"language model {text.model_type!r} has no {' and no '.join(lacking)}; use one built like Llama or Qwen2"
-        )
     vision = family.vision_modules(model)
     return Chain(
         vision_embedding=tuple(path_of[module] for module in vision.embedding),
@@ -191,7 +225,9 @@ def _layer_list(model: nn.Module, root: str, count: int) -> tuple[str, ...]:
         if isinstance(module, nn.ModuleList) and len(module) == count and len({type(layer) for layer in module}) == 1
     ]
     if len(found) != 1:
-        raise ModelError(f"expected one list of {count} language layers under {root}, found {len(found)}: {found}")
+        raise ModelError(
+            f"expected one list of {count} language layers under {root}, found {len(found)}: {found}; {LIKE_LLAMA}"
+        )
     return tuple(f"{found[0]}.{number}" for number in range(count))
 
 

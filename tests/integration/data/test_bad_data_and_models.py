@@ -163,7 +163,7 @@ def set_config(folder: Path, **values: object) -> None:
         (lambda folder: set_config(folder, model_type="martian"), "has model type `martian` but Transformers does not"),
         (
             lambda folder: set_config(folder, model_type="bert"),
-            "model type 'bert' is not supported; supported are: ",
+            "model type 'bert' is not supported: its is_decoder is false, as that of an encoder",
         ),
         (
             lambda folder: set_config(folder, text_config={"num_hidden_layers": "eight"}),
@@ -171,7 +171,7 @@ def set_config(folder: Path, **values: object) -> None:
         ),
         (
             lambda folder: set_config(folder, text_config={"model_type": "gpt2"}),
-            "language model 'gpt2' has no norm and no rotary_emb",
+            "it has no norm and no rotary_emb next to",
         ),
         (
             lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),

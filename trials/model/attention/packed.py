@@ -1,5 +1,6 @@
 """The attention that layers of transformers call for a pack."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from trials.sharing.group import SharingGroup
 PACKED_ATTENTION = "autotune_packed"
 _CHOOSING = ("indices", "block_indices", "position_bias")
 """Options by which layers of transformers say which keys a token sees, or how much."""
+_CAP = "softcap"
+_SINKS = ("s_aux", "sinks")
+_FOLLOWED = frozenset(("sliding_window", "position_ids", "is_causal", "output_attentions", "use_cache"))
+"""Options that the samples of a pack answer, or that change no result."""
 _UNSHARED = SharingGroup()
 
 
@@ -23,7 +28,7 @@ def packed_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    samples: PackedSamples,
+    samples: PackedSamples | None = None,
     sharing: SharingGroup = _UNSHARED,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -32,11 +37,15 @@ def packed_attention(
     """Compute attention of query [1, heads, T, d] to key and value [1, kv heads, T, d] inside each of `samples`.
 
     Where ranks share the pack, they hold T / degree of its tokens each, and compute the attention of heads / degree
-    heads for all of them. Raise ValueError for a model that chooses the keys of each token itself.
+    heads for all of them. Raise ValueError for a model that chooses the keys of each token itself, or whose layers have
+    options that are not followed here.
     """
-    choosing = [name for name in _CHOOSING if options.get(name) is not None]
-    if attention_mask is not None or choosing:
-        raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
+    if samples is None:
+        raise ValueError(
+            f"its {type(module).__name__} does not get the keywords of its model, so that it would not know where the "
+            "samples of a pack end"
+        )
+    check_options(attention_mask, options)
     is_shared = sharing.share.degree > 1
     if is_shared:
         query, key, value = sharing.heads_of_pack(query, key, value)
@@ -47,6 +56,21 @@ def packed_attention(
     if is_shared:
         attended = sharing.tokens_of_rank(attended)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def check_options(attention_mask: torch.Tensor | None, options: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option of the attention that is not followed, whatever its size."""
+    given = [name for name, value in options.items() if value is not None and name not in _FOLLOWED]
+    choosing = [name for name in _CHOOSING if name in given]
+    if attention_mask is not None or choosing:
+        raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
+    if _CAP in given:
+        raise ValueError(f"the scores of its attention are capped ({_CAP} {options[_CAP]:g}), which stages do not do")
+    sinks = [name for name in _SINKS if name in given]
+    if sinks:
+        raise ValueError(f"its attention has sinks ({sinks[0]}), which take a share of each token's attention")
+    if given:
+        raise ValueError(f"its attention has an option of which stages know nothing ({given[0]})")
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

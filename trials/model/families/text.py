@@ -15,6 +15,7 @@ from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.text_processor import NoImages, load_text_processor
 from trials.model.refusals.heads import check_heads
+from trials.model.refusals.structure import of_class
 from trials.model.refusals.unsupported import reason
 
 __all__ = [
@@ -42,7 +43,7 @@ OTHER_FORMS: dict[str, str] = {}
 def takes(config: PretrainedConfig) -> bool:
     """Return whether this is a causal language model without parts, whose tokens see earlier tokens only."""
     is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True)
-    return is_causal and not config.sub_configs and reason(config) is None
+    return is_causal and not config.sub_configs and reason(config) is None and of_class(config) is None
 
 
 def check(config: PretrainedConfig) -> None:

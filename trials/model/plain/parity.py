@@ -1,15 +1,21 @@
 """Comparison of a model's stages with transformers' own model, on a shrunk copy of the architecture."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+
 import torch
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED
 from trials.data.tokens import pack
-from trials.errors import ModelError
+from trials.errors import ModelError, TrialsError
 from trials.job import ModelSection
 from trials.model.cut import cut
 from trials.model.ends.head_loss import targets_of
 from trials.model.family import join_samples
+from trials.model.plain.between import check_between
 from trials.model.plain.small_copy import (
     SmallResults,
     SmallSample,
@@ -20,9 +26,9 @@ from trials.model.plain.small_copy import (
     relative_difference,
     small_samples,
 )
-from trials.model.refusals.refusal import refusing
+from trials.model.refusals.refusal import reason, refusing
 from trials.model.shrunk import shrunk
-from trials.model.skeleton import build_skeleton, load_config
+from trials.model.skeleton import Chain, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Layout, Packed, Plan, Stage
@@ -58,8 +64,10 @@ def compare_stages(small: PretrainedConfig) -> None:
         plain = plain_model(small)
         samples = small_samples(small)
         expected = plain_results(plain, samples)
-    with alone(), refusing(f"the language model {name!r} cannot be run in stages", _REMEDY):
-        for plan in _plans(small):
+    chain = build_skeleton(small, torch.float32).chain
+    with alone(), refusing(f"the language model {name!r} cannot be run in stages", _REMEDY), _named_module():
+        check_between(plain, chain, next(sample for sample in samples if not sample.images))
+        for plan in _plans(chain):
             _compare(name, expected, _staged_results(small, plan, plain, samples))
 
 
@@ -67,9 +75,24 @@ def _cannot_be_checked(config: PretrainedConfig) -> str:
     return f"the language model {config.get_text_config().model_type!r} cannot be checked"
 
 
-def _plans(config: PretrainedConfig) -> tuple[Plan, Plan]:
+@contextmanager
+def _named_module() -> Iterator[None]:
+    """Raise ValueError with the module that cannot run a pack, where its error does not say what is wrong."""
+    try:
+        yield
+    except (TrialsError, ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+        inner = [type(each).__name__ for each in frames if isinstance(each, nn.Module)]
+        where = f"its {inner[-1]} fails" if inner else "it fails"
+        raise ValueError(
+            f"{where} on a pack, for which layers get no mask of all tokens and no cache ({reason(error)})"
+        ) from error
+
+
+def _plans(chain: Chain) -> tuple[Plan, Plan]:
     """Return a plan of one stage, and one of two that part in the language model and recompute all their layers."""
-    chain = build_skeleton(config, torch.float32).chain
     vision, language = len(chain.vision_layers), len(chain.language_layers)
     first = language // 2
     second = language - first
@@ -121,7 +144,20 @@ def _stage(config: PretrainedConfig, plan: Plan, number: int, plain: PreTrainedM
             parameter.copy_(weights[name])
     stage.tie()
     stage.eval()
+    _check_buffers(stage, plain)
     return stage
+
+
+def _check_buffers(stage: StageModule, plain: PreTrainedModel) -> None:
+    """Raise ValueError for a buffer next to parameters that only the constructor of its module sets.
+
+    Stages are built without memory, in which such a value is lost.
+    """
+    expected = dict(plain.named_buffers())
+    for name, buffer in stage.model.named_buffers():
+        is_computed = name.rpartition(".")[0] in stage.chain.buffers
+        if not (is_computed or torch.equal(buffer, expected[name])):
+            raise ValueError(f"{name} gets its value where its module is made, and stages are made without memory")
 
 
 def _compare(name: str, expected: SmallResults, found: SmallResults) -> None:

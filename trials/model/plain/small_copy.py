@@ -4,11 +4,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED, NO_GRIDS
@@ -45,33 +43,31 @@ class SmallResults:
     gradients: dict[str, torch.Tensor]
 
 
-class _ShownDropout(TorchFunctionMode):
-    """Modules of dropout that multiply by the share which they keep, also while a model does not train.
+def _shown_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:  # noqa: A002, ARG001 (as in torch)
+    """Multiply by the share which dropout keeps, also while a model does not train.
 
     So results show where there is dropout, without random numbers. That of attention is left out: layers give it on
     while they train only.
     """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not nn.functional.dropout:
-            return function(*args, **(kwargs or {}))
-        (states,) = args
-        return states * (1 - kwargs["p"])
+    return input * (1 - p)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Draw from a stream of random numbers of its own, on one thread: threads of small layers wait for each other.
 
-    Dropout shows by its share (see `_ShownDropout`).
+    Dropout shows by its share (see `_shown_dropout`).
     """
-    threads = torch.get_num_threads()
+    threads, usual = torch.get_num_threads(), nn.functional.dropout
     torch.set_num_threads(1)
+    # Not by a mode of torch functions: a backward pass, which recomputes layers, would turn it off.
+    nn.functional.dropout = _shown_dropout
     try:
-        with torch.random.fork_rng(devices=[]), _ShownDropout():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             yield
     finally:
+        nn.functional.dropout = usual
         torch.set_num_threads(threads)
 
 

@@ -55,7 +55,8 @@ _MOST = (
     (re.compile(r"vocab|embeddings$|positions$|tokens"), 100_000_000),
     (re.compile(r"^(num|n)_|heads$|experts|labels$"), 100_000),
     (re.compile(r"image_size$"), 20_000),
-    (re.compile(r"(size|dim|width|channels)$"), 1_000_000),
+    # A chunk is a piece of data, and no size of a weight.
+    (re.compile(r"((?<!chunk_)size|dim|width|channels)$"), 1_000_000),
 )
 """The first pattern that a name matches bounds its whole numbers."""
 _POSITIVE = frozenset(

@@ -1,20 +1,25 @@
 """Why models of a configuration cannot be cut into stages, as far as the configuration shows it."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from trials.errors import ModelError
+from trials.model.refusals.structure import STATE, text_of
 
+LIKE_LLAMA = "use a model whose language model is built like Llama or Qwen2"
 _CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval", "add_cross_attention")
 _RESAMPLERS = ("qformer_config", "perceiver_config", "latent_query_num", "projector_patch_to_query_dict")
-_RECURRENT = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
+_FOLLOWED = frozenset(("full_attention", "sliding_attention"))
+"""Types of layers whose tokens see those before them, or a window of these."""
+_RECURRENT = re.compile(r"linear|conv|mamba|recurrent|hybrid|ssm|delta|gla")
 """Types of layers that carry a state from token to token."""
+_SOUND = re.compile(r"^(audio|acoustic|speech|sound)_.*config$")
 _SECTIONS = {
     "thinker_config": "it consists of several models that call each other (thinker_config)",
     "dit_config": "it consists of several models that call each other (dit_config)",
-    "audio_config": "it has an audio tower (audio_config), and no sample has sound",
     "protein_encoder_config": "it is made for proteins (protein_encoder_config), and samples hold images",
     "vq_config": "its images become tokens of a VQ model (vq_config), which is trained apart from it",
     "high_res_vision_config": "it has a second vision tower (high_res_vision_config), and a chain of layers has one",
@@ -26,13 +31,13 @@ def reason(config: PretrainedConfig) -> str | None:
     """Return why no family takes models of this structure; None where the configuration does not show it."""
     # One of an encoder and a decoder may have two text configurations.
     is_two = getattr(config, "is_encoder_decoder", False)
-    text = config if is_two else config.get_text_config()
+    text = config if is_two else text_of(config)
     if is_two or getattr(text, "is_encoder_decoder", False):
         return "it is an encoder and a decoder, and every decoder layer needs the encoder's states"
-    return _of_language(text) or _of_parts(config)
+    return of_language(text) or _of_parts(config)
 
 
-def _of_language(text: PretrainedConfig) -> str | None:
+def of_language(text: PretrainedConfig) -> str | None:
     """Return what cannot be in a pack that passes through stages."""
     cross = _first(text, _CROSS_ATTENTION)
     if cross:
@@ -42,9 +47,20 @@ def _of_language(text: PretrainedConfig) -> str | None:
             "a prompt's tokens attend to each other (use_bidirectional_attention), and a pack does not say which "
             "tokens are the prompt"
         )
-    recurrent = _RECURRENT.intersection(getattr(text, "layer_types", None) or ())
-    if recurrent:
-        return f"layers of type {min(recurrent)!r} carry a state over the tokens, and so over the samples of a pack"
+    return _of_layers(text)
+
+
+def _of_layers(text: PretrainedConfig) -> str | None:
+    """Return what layers do that a stage does not, or that costs of one layer do not show."""
+    others = sorted(set(getattr(text, "layer_types", None) or ()) - _FOLLOWED)
+    if recurrent := [each for each in others if _RECURRENT.search(each)]:
+        return f"layers of type {recurrent[0]!r} {STATE}"
+    if others:
+        return f"layers of type {others[0]!r} choose in a way of their own which tokens are seen"
+    if getattr(text, "hidden_size_per_layer_input", None):
+        return "its layers take inputs of their own for each token (hidden_size_per_layer_input)"
+    if "per_layer_config" in text.to_dict():
+        return "its layers have sizes of their own (per_layer_config), and costs are measured of layers of one size"
     return None
 
 
@@ -53,12 +69,21 @@ def _of_parts(config: PretrainedConfig) -> str | None:
     section = _first(config, tuple(_SECTIONS))
     if section:
         return _SECTIONS[section]
+    if sound := _first(config, tuple(name for name in vars(config) if _SOUND.search(name))):
+        return f"it has an audio tower ({sound}), and no sample has sound"
     resampler = _first(config, _RESAMPLERS)
     if resampler:
         return f"a resampler with attention ({resampler}) lies between its vision tower and its language model"
     if getattr(getattr(config, "vision_config", None), "model_type", None) == "timm_wrapper":
         return "its vision tower is one of timm (timm_wrapper), whose layers have no common interface"
     return None
+
+
+def check_language(config: PretrainedConfig) -> None:
+    """Raise ModelError for a language model that cannot be in stages, whatever its vision side is."""
+    text = config.get_text_config()
+    if (why := of_language(text)) is not None:
+        raise ModelError(f"the language model {text.model_type!r} is not supported: {why}; {LIKE_LLAMA}")
 
 
 def check_dropout(config: PretrainedConfig) -> None:

@@ -49,7 +49,9 @@ def build_model(settings: ModelSection, training: TrainingSection, device: torch
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     if settings.weights == "pretrained":
-        loaded: nn.Module = skeleton.family.AUTO_MODEL.from_pretrained(settings.path, dtype=skeleton.model.dtype)
+        loaded: nn.Module = skeleton.family.AUTO_MODEL.from_pretrained(
+            settings.path, config=config, dtype=skeleton.model.dtype
+        )
         model = cast(PreTrainedModel, loaded.to(device))
     else:
         model = _drawn(skeleton, config, training.seed, device)

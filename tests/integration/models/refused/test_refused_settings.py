@@ -80,3 +80,11 @@ def test_a_setting_that_is_not_followed_is_refused(tmp_path: Path, model: str, s
     spoil(tmp_path)
     with pytest.raises(ModelError, match=message):
         build_skeleton(load_config(str(tmp_path)), torch.float32)
+
+
+@pytest.mark.parametrize("section", [None, "text_config", "vision_config"])
+def test_a_kernel_of_attention_that_is_not_used_is_passed_over(tmp_path: Path, section: str | None) -> None:
+    plugins.load(TINY, "qwen2-5-vl").make(tmp_path)
+    name = "attn_implementation" if section is None else f"{section}__attn_implementation"
+    config(**{name: "flash_attention_2"})(tmp_path)
+    assert build_skeleton(load_config(str(tmp_path)), torch.float32).chain.vision_layers
