@@ -87,6 +87,17 @@ class _Work:
     """Values exchanged in the tensor-parallel group."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selective:
+    """Values of one layer that is recomputed selectively, per unit and per token."""
+
+    kept: tuple[float, float] = (0, 0)
+    most: tuple[float, float] = (0, 0)
+    """Kept, or computed again and needed, at once."""
+    moved: tuple[float, float] = (0, 0)
+    """Read and written by norms, activation functions and gates, which alone run again."""
+
+
 def analytic_costs(
     vision: VisionShape,
     language: LanguageShape,
@@ -96,6 +107,7 @@ def analytic_costs(
     *,
     tensor_degrees: Sequence[int] = (),
     shares: int = 1,
+    fused: bool = True,
 ) -> LayerCosts:
     """Return the costs of one rank, which holds 1 / `tensor_degree` of each layer and its states.
 
@@ -105,10 +117,13 @@ def analytic_costs(
 
     Of n parameters a matrix takes 2 n operations per token, attention 4 n^2 h on n tokens, half where it is causal
     (Megatron-LM, appendix). Kept is the input of every operation, with attention that keeps no scores (Korthikanti et
-    al. 2022, section 4, less what flash attention saves). Times of operations, memory and exchange add up.
+    al. 2022, section 4, less what flash attention saves). Times of operations, memory and exchange add up. Layers that
+    are recomputed selectively keep the inputs of norms, queries, keys, values, the outputs of attention, and those of
+    the first products of the feed-forward part. Unless language layers are `fused`, their norms keep float32 states and
+    normed ones too, and their gates the activation, as modules of transformers do.
     """
     share = _Share(device, tensor_degree)
-    layer, head = _language_layer(language, share), _head(language, share)
+    layer, head = _language_layer(language, share, fused=fused), _head(language, share)
     layers: list[tuple[LayerKind, LayerCost]] = [
         ("vision_embedding", _vision_embedding(vision, share)),
         ("vision", _vision_layer(vision, share)),
@@ -135,9 +150,20 @@ def analytic_costs(
         exchanges=(
             # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
             Exchange.of_bytes("average", max(2, shares), 0.0, 2 / device.link_bytes_per_second),
-            *(each for degree in sequence_degrees for each in _shared(vision, language, device, degree)),
+            *(each for degree in sequence_degrees for each in _shared(vision, language, device, degree, layer)),
             *(_cut(language, device, degree) for degree in tensor_degrees),
             *(_gathered([cost for _, cost in layers], device, shares) if shares > 1 else ()),
+        ),
+    )
+
+
+def without_selective(costs: LayerCosts) -> LayerCosts:
+    """Return the costs for plans that recompute layers as a whole alone."""
+    return replace(
+        costs,
+        layers=tuple(
+            (kind, replace(cost, selective_seconds=NOTHING, selective_bytes=NOTHING, selective_peak_bytes=NOTHING))
+            for kind, cost in costs.layers
         ),
     )
 
@@ -153,7 +179,9 @@ def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> Itera
     yield Exchange.of_bytes("scatter", shares, 0.0, rate)
 
 
-def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree: int) -> tuple[Exchange, Exchange]:
+def _shared(
+    vision: VisionShape, language: LanguageShape, device: Device, degree: int, layer: LayerCost
+) -> tuple[Exchange, Exchange]:
     """Return what ranks exchange that share a pack (DeepSpeed-Ulysses): queries, keys and values, then the outputs.
 
     Fewer key heads than ranks are repeated. Behind the projector go the features of the images.
@@ -162,7 +190,6 @@ def _shared(vision: VisionShape, language: LanguageShape, device: Device, degree
     keys = 2 * language.hidden * max(language.key_heads, degree) // language.heads
     attention: Coefficients = 0.0, rate * (2 * language.hidden + keys), 0.0, 2 * device.link_latency_seconds
     features: Coefficients = rate * vision.image_tokens * language.hidden, 0.0, 0.0, device.link_latency_seconds
-    layer = _language_layer(language, _Share(device, 1))
     in_attention = Exchange(
         name="sequence",
         ranks=degree,
@@ -222,11 +249,13 @@ class _Share:
         square: _Work = _Work(),
         kept: tuple[float, float],
         output: tuple[float, float],
+        selective: _Selective = _Selective(),
     ) -> LayerCost:
         """Return the costs of this share; `kept` and `output` are values of the whole layer per unit and per token."""
         read = _Work(moved_values=parameters)
         units, tokens, squares, constant = map(self.seconds, (unit, token, square, read))
         forward = units, tokens, squares, constant
+        of_unit, of_token = (self.seconds(_Work(moved_values=values)) for values in selective.moved)
         return LayerCost(
             forward_seconds=forward,
             # Products for the inputs and for the weights (Megatron-LM, appendix).
@@ -235,6 +264,9 @@ class _Share:
             kept_bytes=self._bytes(kept),
             output_bytes=self._bytes(output),
             parameters=round(parameters / self._degree),
+            selective_seconds=(of_unit, of_token, 0.0, 0.0),
+            selective_bytes=self._bytes(selective.kept),
+            selective_peak_bytes=self._bytes(selective.most),
         )
 
     def _bytes(self, values: tuple[float, float]) -> Coefficients:
@@ -266,6 +298,12 @@ def _vision_layer(vision: VisionShape, share: _Share) -> LayerCost:
         # Inputs of norm, attention's projection, attention, output projection, norm, and of the feed-forward part.
         kept=((8 * hidden + 2 * vision.mlp) * tokens, 0),
         output=(tokens * hidden, 0),
+        # Both norms give their outputs again, and the activation function its own, which alone is needed first.
+        selective=_Selective(
+            kept=((6 * hidden + vision.mlp) * tokens, 0),
+            most=((6 * hidden + 2 * vision.mlp) * tokens, 0),
+            moved=((4 * hidden + 2 * vision.mlp) * tokens, 0),
+        ),
     )
 
 
@@ -283,16 +321,26 @@ def _projector(vision: VisionShape, language: LanguageShape, share: _Share) -> L
     )
 
 
-def _language_layer(language: LanguageShape, share: _Share) -> LayerCost:
+def _language_layer(language: LanguageShape, share: _Share, *, fused: bool) -> LayerCost:
     hidden, mlp = language.hidden, language.mlp
     keys = 2 * hidden * language.key_heads // language.heads
     parameters = 2 * hidden**2 + hidden * keys + 3 * hidden * mlp
+    # Inputs of both norms, queries, keys, values, the output of attention, and both outputs of the gated part.
+    expensive = 4 * hidden + keys + 2 * mlp
+    if fused:
+        of_norms, of_norm, of_gate, again = 2 * hidden, hidden, mlp, 4 * hidden + 3 * mlp
+    else:
+        # A float32 value counts as two. A norm keeps its input in float32 in place of that in 16 bits, the normed
+        # states, and the output; it has six operations that read and write states, and a gate two.
+        of_norms, of_norm, of_gate, again = 6 * hidden, 4 * hidden, 2 * mlp, 36 * hidden + 5 * mlp
     return share.layer(
         parameters,
-        token=_Work(flops=2 * parameters, moved_values=10 * hidden + 3 * mlp, gathered_values=4 * hidden),
+        token=_Work(flops=2 * parameters, moved_values=6 * hidden + again, gathered_values=4 * hidden),
         square=_Work(flops=2 * hidden),
-        kept=(0, 6 * hidden + keys + 3 * mlp),
+        kept=(0, expensive + of_norms + of_gate),
         output=(0, hidden),
+        # The gate's part is needed first, and is free when that of a norm is.
+        selective=_Selective(kept=(0, expensive), most=(0, expensive + max(of_norm, of_gate)), moved=(0, again)),
     )
 
 

@@ -52,8 +52,11 @@ class LayerSeconds:
 
     forward: Floats
     backward: Floats
+    selective: Floats
+    """Added by selective recomputation."""
     launch_forward: Floats
     launch_backward: Floats
+    launch_selective: Floats
 
 
 class Kernels:
@@ -67,16 +70,24 @@ class Kernels:
         units, tokens, squares, targets = sizes.T
         rows = work.rows_per_unit * units + work.rows_per_token * tokens + work.rows_per_target * targets
         attention = self._attention(work, units, tokens, squares)
-        moved = self._moved(work, rows)
+        moved = self._moved(work, rows, work.row_values) + self._reading(work)
         forward, backward = moved + attention, 2 * (moved + attention)
         for product in work.products:
             forward = forward + self._product(rows, product.outputs, product.inputs)
             # One product for the gradient of the states, one for that of the weights.
             backward = backward + self._product(rows, product.inputs, product.outputs)
             backward = backward + self._weights_gradient(rows, product)
-        launch = np.full(len(sizes), self._dials.launch * self._device.launch_seconds * work.kernels)
+        launch, launch_again = (
+            np.full(len(sizes), self._dials.launch * self._device.launch_seconds * kernels)
+            for kernels in (work.kernels, work.again_kernels)
+        )
         return LayerSeconds(
-            forward=forward, backward=backward, launch_forward=launch, launch_backward=_BACKWARD_KERNELS * launch
+            forward=forward,
+            backward=backward,
+            selective=self._moved(work, rows, work.again_values),
+            launch_forward=launch,
+            launch_backward=_BACKWARD_KERNELS * launch,
+            launch_selective=launch_again,
         )
 
     def _product(self, rows: Floats, columns: int, depth: int) -> Floats:
@@ -108,10 +119,14 @@ class Kernels:
         seconds: Floats = work.square_flops * total / self._device.flops * waste**self._dials.efficiency
         return seconds
 
-    def _moved(self, work: LayerWork, rows: Floats) -> Floats:
-        """Return the seconds of moving values, faster where the widest states fit the cache, and of reading weights."""
+    def _moved(self, work: LayerWork, rows: Floats, row_values: int) -> Floats:
+        """Return the seconds of moving so many values of each row, faster where the widest states fit the cache."""
         share = rows * work.widest * ELEMENT_BYTES / self._device.cache_bytes
         speed = _CACHED + (1 - _CACHED) * share**2 / (1 + share**2)
-        values = rows * work.row_values * speed**self._dials.cache + work.parameters
+        values = rows * row_values * speed**self._dials.cache
         seconds: Floats = values * ELEMENT_BYTES / self._device.memory_bytes_per_second
         return seconds
+
+    def _reading(self, work: LayerWork) -> float:
+        """Return the seconds of reading the weights."""
+        return work.parameters * ELEMENT_BYTES / self._device.memory_bytes_per_second

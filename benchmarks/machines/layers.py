@@ -34,12 +34,16 @@ class LayerWork:
     """Length of a sequence, where all have the same: each unit is one. None where samples are sequences."""
     row_values: int = 0
     """Values moved outside matrix products for each row."""
+    again_values: int = 0
+    """Those of norms, activation functions and gates, which alone run again with selective recomputation."""
     widest: int
     """Values of the widest state of a row."""
     parameters: int
     """All of them are read once in a pass."""
     kernels: int
     """Launched in a forward pass, without fusion."""
+    again_kernels: int = 0
+    """Those that selective recomputation launches again."""
 
 
 def layer_works(vision: VisionShape, language: LanguageShape) -> dict[LayerKind, LayerWork]:
@@ -62,9 +66,11 @@ def layer_works(vision: VisionShape, language: LanguageShape) -> dict[LayerKind,
             square_flops=4.0 * seen,
             sequence=vision.tokens,
             row_values=10 * seen + 2 * vision.mlp,
+            again_values=4 * seen + 2 * vision.mlp,
             widest=vision.mlp,
             parameters=4 * seen**2 + 2 * seen * vision.mlp,
             kernels=22,
+            again_kernels=3,  # two norms and an activation function
         ),
         "projector": LayerWork(
             rows_per_unit=vision.image_tokens,
@@ -82,9 +88,11 @@ def layer_works(vision: VisionShape, language: LanguageShape) -> dict[LayerKind,
             # Causal: half of the scores.
             square_flops=2.0 * hidden,
             row_values=10 * hidden + 3 * language.mlp,
+            again_values=4 * hidden + 3 * language.mlp,
             widest=2 * language.mlp,
             parameters=2 * hidden**2 + hidden * keys + 3 * hidden * language.mlp,
             kernels=34,
+            again_kernels=14,  # two norms of six each, an activation function and a gate
         ),
         "head": LayerWork(
             rows_per_target=1,

@@ -186,15 +186,19 @@ class Machine:
 
     def _stage_passes(self, layers: dict[LayerKind, LayerSeconds], held: Cut) -> tuple[Floats, Floats]:
         """Return the seconds (forward, backward) of packs on one stage, each [packs]."""
-        again: dict[LayerKind, int] = {tower: held.levels[0].whole(tower) for tower in TOWERS}
+        level = held.levels[0]
+        again: dict[LayerKind, int] = {tower: level.whole(tower) for tower in TOWERS}
+        selective: dict[LayerKind, int] = {tower: level.selective(tower) for tower in TOWERS}
         forward, backward, launch_forward, launch_backward = np.zeros((4, len(layers["head"].forward)))
         for kind, count in _counts(held).items():
-            layer, repeated = layers[kind], again.get(kind, 0)
+            layer, repeated, partly = layers[kind], again.get(kind, 0), selective.get(kind, 0)
             forward = forward + count * layer.forward
-            backward = backward + count * layer.backward + repeated * layer.forward
+            backward = backward + count * layer.backward + repeated * layer.forward + partly * layer.selective
             launch_forward = launch_forward + count * layer.launch_forward
-            launch_backward = launch_backward + count * layer.launch_backward + repeated * layer.launch_forward
-        fixed, repeats = self.dials.fixed * _PASS_SECONDS, self.dials.fixed * _RECOMPUTE_SECONDS * sum(again.values())
+            launch_backward = launch_backward + count * layer.launch_backward
+            launch_backward = launch_backward + repeated * layer.launch_forward + partly * layer.launch_selective
+        recomputed = sum(again.values()) + sum(selective.values())
+        fixed, repeats = self.dials.fixed * _PASS_SECONDS, self.dials.fixed * _RECOMPUTE_SECONDS * recomputed
         # The host launches kernels while the device computes, so the slower of both decides.
         return np.maximum(forward, launch_forward) + fixed, np.maximum(backward, launch_backward) + fixed + repeats
 

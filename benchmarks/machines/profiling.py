@@ -116,14 +116,19 @@ def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tupl
     units, tokens, squares = sizes
     # All tokens of a probe are targets.
     seconds = machine.kernels.layer(machine.works[kind], np.array([(units, tokens, squares, tokens)], dtype=np.float64))
-    forward, backward = (
+    forward, backward, selective = (
         float(np.maximum(computing, launching)[0])
         for computing, launching in (
             (seconds.forward, seconds.launch_forward),
             (seconds.backward, seconds.launch_backward),
+            (seconds.selective, seconds.launch_selective),
         )
     )
-    row = np.array((*sizes, 1.0))
+    row, cost = np.array((*sizes, 1.0)), bytes_of[kind]
+    kept, output, kept_selectively, most = (
+        round(float(row @ np.array(each)))
+        for each in (cost.kept_bytes, cost.output_bytes, cost.selective_bytes, cost.selective_peak_bytes)
+    )
     return LayerTiming(
         layer=kind,
         units=units,
@@ -131,11 +136,14 @@ def _timing(machine: Machine, bytes_of: LayerCosts, kind: LayerKind, sizes: tupl
         squares=squares,
         forward_seconds=forward,
         backward_seconds=backward,
-        kept_bytes=round(float(row @ np.array(bytes_of[kind].kept_bytes))),
-        output_bytes=round(float(row @ np.array(bytes_of[kind].output_bytes))),
+        kept_bytes=kept,
+        output_bytes=output,
         recompute_seconds=forward if kind in ("vision", "language") else 0.0,
         shared_bytes=0,
         transient_bytes=0,
+        selective_seconds=selective,
+        selective_bytes=kept_selectively,
+        selective_peak_bytes=most,
         spread=0.01,
     )
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs, without_selective
 from trials.costs.coefficients import KINDS
 
 VISION = VisionShape(layers=45, hidden=3200, mlp=12_800, tokens=1025, image_tokens=256)
@@ -42,3 +42,41 @@ def test_a_tensor_group_shares_states_and_parameters_and_pays_for_the_exchange()
         assert (
             sum(whole[kind].forward_seconds) / 4 < sum(shared[kind].forward_seconds) < sum(whole[kind].forward_seconds)
         )
+
+
+def test_a_layer_that_is_recomputed_selectively_keeps_what_products_and_attention_need() -> None:
+    costs = analytic_costs(VISION, LANGUAGE, A100)
+    vision, language = costs["vision"], costs["language"]
+    # Inputs of two norms, queries, keys, values and the output of attention; then the first products of the last part.
+    assert vision.selective_bytes == (2 * 1025 * (6 * 3200 + 12_800), 0, 0, 0)
+    assert language.selective_bytes == (0, 2 * (4 * 6144 + 2 * 1024 + 2 * 16_384), 0, 0)
+    assert vision.selective_bytes[0] / vision.kept_bytes[0] == pytest.approx(0.625)
+    assert language.selective_bytes[1] / language.kept_bytes[1] == pytest.approx(0.674, abs=1e-3)
+
+
+def test_selective_recomputation_reads_and_writes_states_and_multiplies_nothing() -> None:
+    no_products = replace(A100, peak_flops=1e30)
+    for costs in (analytic_costs(VISION, LANGUAGE, device) for device in (A100, no_products)):
+        assert costs["vision"].selective_seconds[0] == pytest.approx(1025 * (4 * 3200 + 2 * 12_800) * 2 / 2e12)
+        assert costs["language"].selective_seconds[1] == pytest.approx((4 * 6144 + 3 * 16_384) * 2 / 2e12)
+    for kind in ("vision", "language"):
+        whole = analytic_costs(VISION, LANGUAGE, A100)[kind]
+        assert sum(whole.selective_seconds) < 0.05 * sum(whole.recompute_seconds)
+
+
+def test_without_fused_kernels_a_language_layer_keeps_and_moves_more_of_what_can_be_computed_again() -> None:
+    fused, plain = (analytic_costs(VISION, LANGUAGE, A100, fused=fused)["language"] for fused in (True, False))
+    assert plain.selective_bytes == fused.selective_bytes
+    assert plain.kept_bytes[1] - fused.kept_bytes[1] == 2 * (4 * 6144 + 16_384)
+    assert plain.selective_seconds[1] > fused.selective_seconds[1]
+    assert plain.forward_seconds[1] > fused.forward_seconds[1]
+
+
+def test_costs_without_selective_recomputation_are_otherwise_the_same() -> None:
+    costs = analytic_costs(VISION, LANGUAGE, A100)
+    usual = without_selective(costs)
+    for kind in KINDS:
+        assert not usual[kind].can_select
+        assert usual[kind].kept_bytes == costs[kind].kept_bytes
+        assert usual[kind].recompute_seconds == costs[kind].recompute_seconds
+        assert costs[kind].can_select == (kind in ("vision", "language"))

@@ -9,6 +9,7 @@ import pytest
 from autotune.prediction.simulation.schedule import simulate
 from autotune.prediction.updates import update_seconds_per_parameter
 from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_VIT_300M
+from benchmarks.machines.analytic import A100, analytic_costs
 from benchmarks.machines.dials import Dials, drawn_dials
 from benchmarks.machines.jobs import DEVELOPMENT, HELD_OUT, MachineJob, machine_job
 from benchmarks.machines.kernels import Kernels, drawn_device
@@ -64,6 +65,13 @@ ONE_STAGE = plan_of((12, 12, 3, 0))
 TWO_STAGES = plan_of((12, 3, 0, 0), (0, 9, 0, 4))
 FOUR_STAGES = plan_of((7, 0, 7, 0), (5, 1, 0, 1), (0, 6, 0, 0), (0, 5, 0, 0))
 PLANS = (ONE_STAGE, TWO_STAGES, FOUR_STAGES)
+SELECTIVE = replace(
+    TWO_STAGES,
+    stages=(
+        Stage(vision=12, language=3, recompute_vision=2, selective_vision=4, selective_language=3),
+        Stage(vision=0, language=9, selective_language=5),
+    ),
+)
 SMALL_PACKS = replace(FOUR_STAGES, packing=replace(PACKING, qv=1, qt=250, qv_min=1, qt_min=200))
 
 
@@ -101,13 +109,44 @@ def test_the_event_simulation_agrees_with_the_products_slots(stages: int, count:
 # --- machines ---
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=["one stage", "two stages", "four stages"])
+@pytest.mark.parametrize(
+    "plan", [*PLANS, SELECTIVE], ids=["one stage", "two stages", "four stages", "selective recomputation"]
+)
 def test_without_distortions_a_machine_takes_what_the_product_predicts_from_its_profile(plan: Plan) -> None:
     job = job_of()
     predicted = job.predictor.predict(plan)
     assert job.machine.step_seconds(plan) == pytest.approx(predicted.step_seconds, rel=1e-9)
     assert job.machine.step_samples(plan).tolist() == predicted.step_samples.tolist()
     assert job.machine.epoch_seconds(plan) == pytest.approx(predicted.epoch_seconds, rel=1e-9)
+
+
+def test_selective_recomputation_takes_time_between_none_and_a_whole_layer() -> None:
+    stages = SELECTIVE.stages
+    none = replace(TWO_STAGES, stages=tuple(Stage(vision=each.vision, language=each.language) for each in stages))
+    whole = tuple(
+        Stage(
+            vision=each.vision,
+            language=each.language,
+            recompute_vision=each.recompute_vision + each.selective_vision,
+            recompute_language=each.selective_language,
+        )
+        for each in stages
+    )
+    job = job_of(launch=1.0, cache=1.0, fixed=1.0)
+    plans = none, SELECTIVE, replace(TWO_STAGES, stages=whole)
+    seconds = [job.machine.epoch_seconds(plan) for plan in plans]
+    assert seconds == sorted(set(seconds))
+    peaks = [max(job.machine.peaks(plan, (0, 1))) for plan in plans]
+    assert peaks[0] > peaks[1] > peaks[2]
+
+
+def test_a_profile_has_the_costs_of_selective_recomputation() -> None:
+    job = job_of()
+    shapes = analytic_costs(job.vision, job.language, A100)
+    for kind in ("vision", "language"):
+        assert job.costs[kind].selective_bytes == pytest.approx(shapes[kind].selective_bytes, rel=1e-6, abs=1)
+        assert job.costs[kind].selective_peak_bytes == pytest.approx(shapes[kind].selective_peak_bytes, rel=1e-6, abs=1)
+        assert 0 < sum(job.costs[kind].selective_seconds) < 0.2 * sum(job.costs[kind].recompute_seconds)
 
 
 def test_the_same_seed_gives_the_same_machine() -> None:
