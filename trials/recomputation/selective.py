@@ -147,6 +147,7 @@ class _Recording(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._drop_computable()
         self._operands.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -228,7 +229,19 @@ class _Recording(TorchDispatchMode):
         if storage is None:
             storage = self._computed(operand, {}).untyped_storage()
         operand.kept = self._around.pack(_bytes(storage))
-        operand.is_again, operand.call, operand.again = False, None, None
+        operand.is_again, operand.again = False, None
+
+    def _drop_computable(self) -> None:
+        """Keep nothing that can be computed from what was kept after it."""
+        for operand in self._operands.values():
+            if operand.kept is None or operand.call is None:
+                continue
+            if not self._price_of_inputs(operand.call):
+                operand.is_again, operand.kept = True, None
+                for each in operand.call.inputs:
+                    self._settle(each)
+            else:
+                operand.call = None  # which holds its inputs
 
     # --- the backward pass: what is computed again ---
 

@@ -77,6 +77,24 @@ def test_only_products_their_inputs_and_statistics_are_kept() -> None:
     assert meter.live_bytes == 0  # without a backward pass, and without a search for garbage
 
 
+def test_what_was_kept_before_its_inputs_is_dropped_when_they_are_kept() -> None:
+    layer = Gated()
+
+    def run(states: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = layer.up(states)
+        # Autograd saves the output of the sigmoid, and then the inner states, from which it follows.
+        output: torch.Tensor = layer.down(inner * torch.sigmoid(1.702 * inner))
+        return output
+
+    meter = meter_of(layer)
+    states = torch.randn(ROWS, WIDTH)
+    with meter.watch():
+        output = run_selectively(layer, run, states.requires_grad_())
+    assert meter.live_bytes == FLOAT * ROWS * (WIDTH + INNER)
+    output.sum().backward()
+    assert meter.live_bytes == 0
+
+
 def test_no_product_runs_again() -> None:
     layer = Gated()
     counts = []
