@@ -36,6 +36,8 @@ FURTHER: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Language models beyond those of `text.KINDS`"""
 LANGUAGE = (*text.KINDS, *FURTHER)
+SHALLOW = {"vision_config": {"depth": 1}, "text_config": {"num_hidden_layers": 2}}
+"""Of GLM's models, in which rounding grows faster"""
 FEW = {"qwen2": "rope_parameters", "minicpm3": "dim_model_base"}
 """Settings of which a small copy may not show what a model does: for its samples, or for its sizes"""
 
@@ -90,6 +92,8 @@ def test_no_setting_of_a_language_model_is_passed_over(kind: str, setting: str |
 def test_no_setting_of_a_vision_language_model_is_passed_over(name: str, section: str | None, tmp_path: Path) -> None:
     plugins.load(TINY, name).make(tmp_path)
     settings = settings_of(tmp_path)
+    for part, fewer in SHALLOW.items() if name.startswith("glm") else ():
+        settings[part].update(fewer)
     changes = changed(settings[section] if section else settings)
     whole = ((each, {**settings, section: made}) if section else (each, made) for each, made in changes)
     assert not passed_over(tmp_path, whole)

@@ -1,6 +1,7 @@
 """Stages of every family compute what transformers computes from its own processor's inputs, sample by sample."""
 
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,8 @@ class Case:
         processor = self.encoder.measurer.processor
         pictures = [Image.fromarray(image_pixels(image)) for image in sample.images]
         if sample.videos:
+            if self.config.model_type.startswith("glm4v"):
+                return filmed_inputs_of_glm(self.config, sample, encoded)
             made = dict(processor.image_processor([pictures], return_tensors="pt")) if pictures else {}
             return made | filmed_inputs(self.config, sample, encoded)
         text = self.encoder.measurer.template.rendered(sample.turns)
@@ -112,7 +115,9 @@ class Case:
             made = processor.tokenizer(text=[text], return_tensors="pt")
         else:
             # As one sample's: LLaVA-OneVision takes the images of a plain list as those of one sample each.
-            made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt", **shared)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy, of how GLM's processor reads a tensor
+                made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt", **shared)
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
         return dict(made)
 
@@ -139,6 +144,19 @@ def filmed_inputs(config: PretrainedConfig, sample: Sample, encoded: Encoded) ->
     return made
 
 
+def filmed_inputs_of_glm(config: PretrainedConfig, sample: Sample, encoded: Encoded) -> dict[str, Any]:
+    """The same for GLM, whose tokens of videos are those of images."""
+    ids, grids = torch.from_numpy(encoded.input_ids), torch.from_numpy(encoded.grids)
+    assert encoded.pixel_values is not None
+    pixels, shown = torch.from_numpy(encoded.pixel_values).flatten(0, 1), (ids == config.image_token_id).int()[None]
+    if not sample.images:
+        videos = {"pixel_values_videos": pixels, "video_grid_thw": grids, "mm_token_type_ids": 2 * shown}
+        return {"input_ids": ids[None], **videos}
+    # transformers' model refuses both in one sample, so that each layer of frames is given as an image.
+    layers = torch.tensor([(1, *size) for frames, *size in grids.tolist() for _ in range(frames)])
+    return {"input_ids": ids[None], "pixel_values": pixels, "image_grid_thw": layers, "mm_token_type_ids": shown}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads of small layers wait for each other."""
@@ -148,7 +166,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-SHORT = ("internvl", "qwen2-5-vl", "qwen3-vl-moe", "gemma3", "llava-onevision")
+SHORT = ("internvl", "glm4v", "qwen2-5-vl", "qwen3-vl-moe", "gemma3", "llava-onevision")
 """Families that between them have windows, inner features, experts, blocks of image tokens, crops and videos."""
 
 
@@ -179,7 +197,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_videos_are_those_of_the_families_that_take_them(case: Case) -> None:
-    takes = case.config.model_type in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava_onevision")
+    takes = case.config.model_type.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llava_onevision"))
     assert (case.encoder.no_videos is None) == takes
     if not takes:
         sample = sample_of(case.folder, ("film",), shows=True)

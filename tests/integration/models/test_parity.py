@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
 from autotune.workload import Prepared
-from tests.tiny_models import qwen3_vl
+from tests.tiny_models import glm4v, glm4v_moe, qwen3_vl
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from tests.values.training import offloading, plan_of, prepared_of, stage, variant_of
@@ -174,6 +175,27 @@ def test_states_and_features_of_inner_vision_layers_travel_between_ranks(
     plan: Plan, example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     qwen3_vl.make(tmp_path / "model")
+    check(plan, prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}), pool)
+
+
+@pytest.mark.parametrize("family", parameters({"glm4v": glm4v, "glm4v-moe": glm4v_moe}, short=("glm4v",)))
+@pytest.mark.parametrize(
+    "plan",
+    parameters(
+        {
+            "split in the vision tower": plan_of("1+0r1,0", "2+2", packing=Padded(samples=4)),
+            "split in the language model": plan_of(
+                "3+1s2,1", "0+1s0,1", packing=Packed(qv=200, qt=2000, qv_min=0, qt_min=0)
+            ),
+            "data parallel": plan_of("3+2r1,1", data=2, zero=1, packing=Packed(qv=200, qt=2000, qv_min=0, qt_min=0)),
+        },
+        short=("split in the language model",),
+    ),
+)
+def test_learned_positions_and_convolutions_of_patches_are_those_of_the_plain_model(
+    plan: Plan, family: ModuleType, example: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    family.make(tmp_path / "model")
     check(plan, prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}), pool)
 
 

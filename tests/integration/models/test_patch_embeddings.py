@@ -27,7 +27,8 @@ UNITS = 6
 FLOOR = 1e-30
 """For values that are all 0, or none at all."""
 WITHIN = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-FAMILIES = [name for name in plugins.names(TINY) if not name.startswith("text")]
+FAMILIES = [name for name in plugins.names(TINY) if not name.startswith("text") and name != "glm4v-moe"]
+"""Without GLM-4.5V, which needs float32, and has the vision tower of GLM-4.1V."""
 dtypes = pytest.mark.parametrize("dtype", WITHIN, ids=str)
 
 

@@ -254,7 +254,8 @@ def copies_of_a_profile() -> tuple[Any, list[tuple[str, str, bool]]]:
 
 
 CUDA_0 = str(CUDA)
-NAMES = plugins.names(TINY)
+NAMES = [name for name in plugins.names(TINY) if name != "glm4v-moe"]
+"""Not GLM-4.5V: it needs float32, for which torch does not describe the product of experts without values."""
 
 
 @pytest.fixture(scope="module")

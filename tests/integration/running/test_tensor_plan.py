@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from autotune.certification.certificate import CERTIFICATE_FILE, read_certificat
 from autotune.errors import PlanNotValid
 from autotune.plan_check import check_plan
 from tests.programs.users import JobFile, refusal
-from tests.tiny_models import text
+from tests.tiny_models import glm4v, glm4v_moe, text
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials.errors import InvalidPlan
-from trials.model.refusals.tensor import check_tensor
+from trials.model.refusals.tensor import check_tensor, possible_tensor_degrees
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Plan
 
@@ -95,3 +96,15 @@ def test_layers_that_cannot_be_cut_are_refused(
         check_tensor(skeleton.model.config, layers, degree, adapters=False)
     with pytest.raises(InvalidPlan, match=r"does not work with LoRA adapters; use tensor 1, or remove training\.lora"):
         check_tensor(skeleton.model.config, layers, degree, adapters=True)
+
+
+@pytest.mark.parametrize("family", [glm4v, glm4v_moe])
+def test_layers_of_glm_are_not_cut(family: ModuleType, tmp_path: Path) -> None:
+    family.make(tmp_path)
+    skeleton = build_skeleton(load_config(str(tmp_path)), torch.float32)
+    layers = skeleton.modules(skeleton.chain.language_layers)
+    assert possible_tensor_degrees(skeleton.model.config, layers) == (1,)
+    with pytest.raises(
+        InvalidPlan, match=r"tensor degree 2 cannot cut the language layers of 'glm4v_\w+': .* in no part"
+    ):
+        check_tensor(skeleton.model.config, layers, 2, adapters=False)

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-from trials.arrays import Ints
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
@@ -23,12 +21,12 @@ from trials.model.towers.merged_patches import (
     embed_patches,
     model_inputs,
     patch_encoder,
-    placed,
     random_images,
     shrink_patches,
     unit_flops,
     vision_runner,
 )
+from trials.model.towers.merged_patches import placed_by_layer as positions
 
 __all__ = [
     "AUTO_MODEL",
@@ -80,20 +78,6 @@ def check(config: PretrainedConfig) -> None:
             f"num_position_embeddings is {vision.num_position_embeddings}; correct it in the vision_config of "
             "config.json, to the square of a whole number"
         )
-
-
-def positions(
-    config: PretrainedConfig,
-    input_ids: Ints,
-    grids: Ints,
-    seconds: Sequence[float] | None = None,  # noqa: ARG001
-) -> Ints:
-    """Implement `Family.positions`: the text between them says the time of the layers of frames."""
-    # Each layer of frames is placed as an image of its own.
-    layers = np.repeat(grids, grids[:, 0], axis=0) if len(grids) else grids
-    if len(layers):
-        layers[:, 0] = 1
-    return placed(config, input_ids, layers, [1.0] * len(layers))
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:

@@ -180,7 +180,8 @@ class ChatEncoder:
 
     def _tokens(self, shown: Shown, sizes: Sequence[tuple[int, int]]) -> list[int]:
         if shown.is_video:
-            return [self._config.video_token_id] * shown.width
+            assert self.measurer.videos is not None
+            return [self.measurer.videos.token] * shown.width
         return self._inputs.tokens(sizes[shown.number], shown.width)
 
     def _pixels(self, pictures: Sequence[NDArray[np.uint8]], text: Tokenised) -> tuple[NDArray[np.float32], Ints]:

@@ -13,6 +13,7 @@ from transformers import (
 )
 from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import SizeDict
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
 from trials.errors import ModelError
 
@@ -26,6 +27,7 @@ _SWITCHES = (
     "do_pan_and_scan", "crop_to_patches",
 )  # fmt: skip
 _SIZES = ("size", "crop_size", "pad_size", "max_image_size")
+_BY_AREA = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil)
 _BY_LONGEST = (Idefics3ImageProcessorPil, SmolVLMImageProcessorPil, PixtralImageProcessorPil)
 _NEEDED = ("size", "patch_size", "merge_size", "temporal_patch_size", "min_patches", "max_patches")
 """Settings that are no null in a class that has values for them."""
@@ -52,7 +54,7 @@ def check_image_settings(images: Any) -> None:
         raise _wrong("do_resize", False, "true: images of all sizes are prepared for one model")
     if images.do_normalize:
         _check_normalisation(images)
-    if issubclass(kind, Qwen2VLImageProcessorPil):
+    if issubclass(kind, _BY_AREA):
         _check_bounds(images.size)
     elif issubclass(kind, _BY_LONGEST) and not (images.size and images.size.longest_edge):
         raise _wrong("size", images.size, "a longest_edge, to which images are scaled")

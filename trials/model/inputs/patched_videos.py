@@ -1,7 +1,7 @@
-"""Videos of Qwen's models: which frames are taken, and their prepared size.
+"""Videos of Qwen's and GLM's models: which frames are taken, and their prepared size.
 
-Sources: the video processors of Qwen2-VL (Qwen2.5-VL has the same) and Qwen3-VL in transformers. Defaults for files are
-those of qwen-vl-utils, with which Qwen trains.
+Sources: the video processors of Qwen2-VL (Qwen2.5-VL has the same), Qwen3-VL and GLM-4.1V in transformers. Defaults for
+files of Qwen's are those of qwen-vl-utils, with which Qwen trains.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.models.glm4v.video_processing_glm4v import smart_resize as resized_evenly
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as resized_image
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as resized_video
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
@@ -19,7 +20,7 @@ from trials.data.records.sample import Clip
 
 USUAL_FPS = 2.0
 """Frames per second of frames that are given as images, and taken from files, where no other rate is given."""
-# Defaults that transformers' Qwen2VLVideoProcessor and Qwen3VLVideoProcessor share, for folders without them.
+# Defaults that the video processors in transformers share, for folders without them.
 _SHARED: dict[str, Any] = {
     "do_resize": True,
     "do_rescale": True,
@@ -38,7 +39,7 @@ _SHARED: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
-    """What differs between the video processors of Qwen's models."""
+    """What differs between the video processors of models whose vision units are merged patches."""
 
     defaults: Mapping[str, Any]
     """Settings that a model folder may leave out."""
@@ -46,6 +47,8 @@ class VideoRules:
     """(a file, settings) -> numbers of the frames that are taken."""
     resized: Callable[[int, tuple[int, int], Mapping[str, Any]], tuple[int, int]]
     """(frames, size, settings) -> size of the prepared frames; ValueError for a shape that is refused."""
+    as_images: bool = False
+    """Whether the tokens of a layer of frames are those of an image."""
 
 
 def _sampled_in_steps(clip: Clip, settings: Mapping[str, Any]) -> Ints:
@@ -70,6 +73,22 @@ def _sampled_evenly(clip: Clip, settings: Mapping[str, Any]) -> Ints:
     return np.linspace(0, total - 1, count).round().astype(np.int64)
 
 
+def _sampled_by_second(clip: Clip, settings: Mapping[str, Any]) -> Ints:
+    total, fps, wanted = clip.frames, clip.fps or USUAL_FPS, clip.wanted_fps or settings["fps"]
+    duration, longest = total / fps, settings["max_duration"]
+    if duration <= longest:
+        # Twice the rate of the file takes every frame already.
+        wanted = min(wanted, 2 * fps)
+        places = np.arange(max(int(duration * wanted), 1)) * fps / wanted
+    elif (count := int(longest * wanted)) < total:
+        places = np.linspace(0, duration, count) * fps
+    else:
+        places = np.arange(total)
+    chosen = np.unique(np.minimum(np.ceil(places), total - 1).astype(np.int64))
+    # An odd last frame is repeated here, so that the size of frames counts it.
+    return np.append(chosen, chosen[-1:]) if len(chosen) % 2 else chosen
+
+
 def _resized_by_frame(frames: int, size: tuple[int, int], settings: Mapping[str, Any]) -> tuple[int, int]:
     factor = settings["patch_size"] * settings["merge_size"]
     least, most = settings["size"]["shortest_edge"], settings["size"]["longest_edge"]
@@ -88,6 +107,18 @@ def _resized_as_whole(frames: int, size: tuple[int, int], settings: Mapping[str,
         most = max(of_frame, int(least * 1.05)) * frames
     found: tuple[int, int] = resized_video(
         frames, *size, temporal_factor=settings["temporal_patch_size"], factor=factor, min_pixels=least, max_pixels=most
+    )
+    return found
+
+
+def _resized_with_time(frames: int, size: tuple[int, int], settings: Mapping[str, Any]) -> tuple[int, int]:
+    found: tuple[int, int] = resized_evenly(
+        frames,
+        *size,
+        temporal_factor=settings["temporal_patch_size"],
+        factor=settings["patch_size"] * settings["merge_size"],
+        min_pixels=settings["size"]["shortest_edge"],
+        max_pixels=settings["size"]["longest_edge"],
     )
     return found
 
@@ -122,3 +153,19 @@ QWEN3 = VideoRules(
     resized=_resized_as_whole,
 )
 """Frames spread evenly from the first to the last; the bounds on pixels apply to all frames together."""
+GLM = VideoRules(
+    defaults={
+        **_SHARED,
+        "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30_000},
+        "image_mean": OPENAI_CLIP_MEAN,
+        "image_std": OPENAI_CLIP_STD,
+        "patch_size": 14,
+        "fps": USUAL_FPS,
+        "max_duration": 300,
+        "max_frames": 1 << 20,
+    },
+    sampled=_sampled_by_second,
+    resized=_resized_with_time,
+    as_images=True,
+)
+"""Frames at a rate, of long videos spread evenly; the bounds on pixels apply to all frames together."""

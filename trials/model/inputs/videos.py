@@ -51,6 +51,10 @@ class VideoInputs(Protocol):
     def settings(self) -> Mapping[str, Any]:
         """What lengths of videos depend on in addition to the model's processor."""
 
+    @property
+    def token(self) -> int:
+        """Id of the token whose places the features of videos take."""
+
     def count(self, clip: Clip) -> VideoCount:
         """Return what the processor makes of a video. Raise DataError for one that it refuses."""
 

@@ -21,7 +21,8 @@ def check_experts(config: PretrainedConfig) -> None:
             "output_router_logits asks for an auxiliary loss of the experts' router over all tokens and layers of a "
             "batch, of which packs and stages see only their own; set output_router_logits to false in config.json"
         )
-    experts, chosen = (getattr(text, name, None) for name in ("num_experts", "num_experts_per_tok"))
+    experts = getattr(text, "num_experts", None) or getattr(text, "n_routed_experts", None)
+    chosen = getattr(text, "num_experts_per_tok", None)
     if experts and chosen is not None and not 1 <= chosen <= experts:
         raise ModelError(
             f"num_experts_per_tok is {chosen} but a layer has {experts} experts; correct it in config.json to a number "

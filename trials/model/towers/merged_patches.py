@@ -129,7 +129,7 @@ def check_patches(config: PretrainedConfig) -> None:
     if vision.in_channels != 3:
         raise ModelError(f"in_channels is {vision.in_channels}, but images have 3; correct it in config.json")
     vocabulary = config.get_text_config().vocab_size
-    for name in ("image_token_id", "vision_start_token_id", "vision_end_token_id"):
+    for name in ("image_token_id", *_marks(config)):
         if not 0 <= getattr(config, name) < vocabulary:
             raise ModelError(
                 f"{name} is {getattr(config, name)} but the language model has {vocabulary} tokens; correct {name} or "
@@ -160,16 +160,27 @@ def check_towers(config: PretrainedConfig, *, width: str = "hidden_size", output
         )
 
 
-def check_sections(config: PretrainedConfig) -> None:
-    """Raise ModelError where time, height and width together do not have the frequencies of a head."""
+def check_sections(config: PretrainedConfig, *, share: float = 1.0, usual: list[int] | None = None) -> None:
+    """Raise ModelError where time, height and width together do not have the frequencies of a head.
+
+    `share` is the part of a head's width that has positions; `usual` are the sections where a configuration has none.
+    """
     text = config.get_text_config()
-    half = (getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads) // 2
-    sections = text.rope_parameters.get("mrope_section")
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    half = (int(width * share) + 1) // 2
+    sections = text.rope_parameters.get("mrope_section", usual)
     if sections is not None and (not isinstance(sections, list) or sum(sections) != half):
+        of_part = "" if share == 1 else f" times the partial_rotary_factor of {share}"
         raise ModelError(
             f"mrope_section is {sections}, which must be a list of numbers that add up to {half}, half the width of a "
-            "head; correct it in config.json"
+            f"head{of_part}; correct it in config.json"
         )
+
+
+def _marks(config: PretrainedConfig) -> tuple[str, str]:
+    """Return the settings that name the tokens before and behind an image."""
+    first = "image" if hasattr(config, "image_start_token_id") else "vision"
+    return f"{first}_start_token_id", f"{first}_end_token_id"
 
 
 def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
@@ -183,9 +194,10 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     shapes = [(side, side), (1, units - side**2)]
     grids = [(1, merge * height, merge * width) for height, width in shapes if width]
     ids: list[int] = []
+    start, end = (getattr(config, name) for name in _marks(config))
     for _, height, width in grids:
         shown = [config.image_token_id] * (height * width // merge**2)
-        ids += [config.vision_start_token_id, *shown, config.vision_end_token_id]
+        ids += [start, *shown, end]
     return Images(
         pixels=torch.randn(units, *unit_shape(config)), grids=torch.tensor(grids), input_ids=torch.tensor(ids)
     )
@@ -219,6 +231,20 @@ def placed(config: PretrainedConfig, input_ids: Ints, grids: Ints, steps: Sequen
     return np.concatenate(pieces, axis=1)
 
 
+def placed_by_layer(
+    config: PretrainedConfig,
+    input_ids: Ints,
+    grids: Ints,
+    seconds: Sequence[float] | None = None,  # noqa: ARG001
+) -> Ints:
+    """Implement `Family.positions` where the text between them says the time of the layers of frames."""
+    # Each layer of frames is placed as an image of its own.
+    layers = np.repeat(grids, grids[:, 0], axis=0) if len(grids) else grids
+    if len(layers):
+        layers[:, 0] = 1
+    return placed(config, input_ids, layers, [1.0] * len(layers))
+
+
 def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
     """Implement `Family.model_inputs` for models that take grids and where their images are."""
     inputs: dict[str, Any] = {"input_ids": input_ids[None]}
@@ -245,7 +271,7 @@ def shrink_patches(
     vision[output] = settings["text_config"]["hidden_size"]
     if "intermediate_size" in vision:
         vision["intermediate_size"] = min(128, vision["intermediate_size"])
-    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    names = [name for name in settings if name.endswith("_token_id") and name.startswith(("image", "video", "vision"))]
     settings.update({name: VOCABULARY - 1 - number for number, name in enumerate(names)})
 
 

@@ -26,7 +26,7 @@ from trials.model.inputs.videos import (
 )
 
 _PATCHES = ("patch_size", "temporal_patch_size", "merge_size")
-_WHOLE = ("min_frames", "max_frames", "max_video_tokens")
+_WHOLE = ("min_frames", "max_frames", "max_video_tokens", "max_duration")
 # A choice: no video has as many frames or pixels, and larger numbers would overflow later.
 _LARGEST = 1 << 40
 
@@ -43,10 +43,17 @@ class PatchVideos:
         # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
         self._processor.video_processor = SimpleNamespace(**{name: self._settings[name] for name in _PATCHES})
+        # In the text a layer of frames has a token of its own, by which it is found.
+        self._processor.image_token = self._processor.video_token
+        self._token: int = config.image_token_id if rules.as_images else config.video_token_id
 
     @property
     def settings(self) -> Mapping[str, Any]:
         return self._settings
+
+    @property
+    def token(self) -> int:
+        return self._token
 
     def chosen(self, clip: Clip) -> Ints:
         most = self._settings["max_frames"]
@@ -126,7 +133,7 @@ def _check(settings: Mapping[str, Any], config: PretrainedConfig) -> None:
             f"{FILE}"
         )
     bounds = {name: settings["size"].get(name) for name in ("shortest_edge", "longest_edge")}
-    whole = bounds | {name: settings[name] for name in _WHOLE}
+    whole = bounds | {name: settings[name] for name in _WHOLE if name in settings}
     for name, value in whole.items():
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a whole number above 0")

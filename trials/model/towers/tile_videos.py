@@ -50,6 +50,7 @@ class TileVideos:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self._settings = load_settings(path, _DEFAULTS)
         self._processor = copy.copy(processor)
+        self._token: int = config.video_token_id
         self._tile: int = config.vision_config.image_size
         size, tile = self._settings["size"], {"height": self._tile, "width": self._tile}
         if size != tile:
@@ -72,6 +73,10 @@ class TileVideos:
     @property
     def settings(self) -> Mapping[str, Any]:
         return self._settings
+
+    @property
+    def token(self) -> int:
+        return self._token
 
     def chosen(self, clip: Clip) -> Ints:
         if not clip.is_file:

@@ -6,6 +6,7 @@ import json
 import re
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 import transformers
 from PIL import Image
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.contracts.test_families import TINY
@@ -32,6 +34,7 @@ PROCESSORS = {
     "qwen2-vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen2-5-vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3-vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+    "glm4v": ("Glm4vProcessor", "Glm4vVideoProcessor"),
     "llava-onevision": ("LlavaOnevisionProcessor", "LlavaOnevisionVideoProcessor"),
 }
 CASES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -194,9 +197,25 @@ def test_frames_of_a_file_are_chosen_as_the_settings_say(name: str, encoder: Enc
         "qwen2-vl": [0, 12, 25, 37, 50, 62, 75, 87],
         "qwen2-5-vl": [0, 12, 25, 37, 50, 62, 75, 87],
         "qwen3-vl": [0, 14, 28, 42, 57, 71, 85, 99],
+        "glm4v": [0, 13, 25, 38, 50, 63, 75, 88],
         "llava-onevision": [number * 100 // 32 for number in range(32)],
     }
     assert encoder.measurer.videos.chosen(clip).tolist() == expected[name]
+
+
+@pytest.mark.parametrize("name", ["glm4v"], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    ("frames", "fps", "wanted"),
+    [(100, 25.0, None), (7, 3.1, None), (1, 29.97, None), (40, 2.0, 30.0), (90, 30.0, 7.3), (2000, 5.0, None)],
+)
+def test_frames_of_a_file_are_those_of_glm(encoder: Encoder, frames: int, fps: float, wanted: float | None) -> None:
+    assert isinstance(encoder, ChatEncoder)
+    assert encoder.measurer.videos is not None
+    clip = Clip(frames=frames, size=(30, 40), is_file=True, fps=fps, wanted_fps=wanted)
+    rules = SimpleNamespace(fps=2, max_duration=300)
+    facts = VideoMetadata(frames, fps=fps, duration=frames / fps)
+    expected = Glm4vVideoProcessor.sample_frames(rules, facts, fps=wanted)
+    assert encoder.measurer.videos.chosen(clip).tolist() == expected.tolist()
 
 
 @pytest.mark.usefixtures("name")
@@ -225,6 +244,7 @@ def test_videos_that_the_processor_refuses_are_errors_of_the_data(encoder: Encod
             {"patch_size": 14},
             r"makes patches of \(size, frames, merged\) \(14, 2, 2\) but the model takes",
         ),
+        ("glm4v", {"max_duration": 0}, "max_duration for videos is 0; correct it in video_preprocessor_config.json"),
         ("qwen3-vl", {"fps": -1}, "fps for videos is -1; correct it in video_preprocessor_config.json"),
         ("qwen3-vl", {"size": {"shortest_edge": 9, "longest_edge": 1 << 60}}, "longest_edge for videos is 1152921504"),
         ("qwen2-vl", {"do_normalize": False}, "do_normalize is false for videos, which is not supported"),

@@ -68,8 +68,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "chat": QWEN_CHAT,
         "image": "<|image_pad|>",
     },
-    "glm4v": {
-        "images": ("Glm4vImageProcessorPil", {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}}),
+    "glm46v": {
+        "images": ("Glm46VImageProcessorPil", {"size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 40}}),
         "settings": {},
         "chat": IN_PARTS.replace("SHOWN", "<|vision_start|><|image|><|vision_end|>"),
         "image": "<|image|>",
@@ -81,7 +81,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "image": "<IMG_CONTEXT>",
     },
 }
-AROUND = {"llava": 1, "llava_next": 1, "llava_onevision": 1, "qwen2_5_vl": 2, "glm4v": 2}
+AROUND = {"llava": 1, "llava_next": 1, "llava_onevision": 1, "qwen2_5_vl": 2, "glm46v": 2}
 """Tokens that a template writes around an image."""
 SPECIAL = {
     "image_token": "<image>",
@@ -368,10 +368,10 @@ def test_a_job_is_measured_by_the_encoder_of_the_training_where_there_is_one(
     example: Path, saved: Callable[[str], Path]
 ) -> None:
     data = DataSection.model_validate({"sources": [{"path": "a"}], "oversize": "truncate"})
-    trained, other = (ModelSection(path=str(path)) for path in (example / "model", saved("glm4v")))
+    trained, other = (ModelSection(path=str(path)) for path in (example / "model", saved("glm46v")))
     assert load_measurer(trained, data).digest == load_encoder(trained, data).digest
     assert load_measurer(other, data).max_tokens == token_limit(data, load_config(other.path))
-    with pytest.raises(ModelError, match="'glm4v' is not supported"):
+    with pytest.raises(ModelError, match="'glm46v' is not supported"):
         load_encoder(other, data)
 
 

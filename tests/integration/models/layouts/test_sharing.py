@@ -110,6 +110,8 @@ CHANGES = {
 
 FAMILIES = (
     "gemma3",
+    "glm4v",
+    "glm4v-moe",
     "idefics3",
     "llava",
     "llava-next",

@@ -50,6 +50,20 @@ EXPERTS = {
     ),
     "many experts": (config(text_config__num_experts_per_tok=6), r"num_experts_per_tok is 6 but a layer has 5 experts"),
 }
+GLM = {
+    **{name: case for name, case in PATCHES.items() if name != "token"},
+    "output": OUTPUT,
+    "token": (config(image_end_token_id=10**6), r"image_end_token_id is 1000000 but the language model has \d+ tokens"),
+    "sections": (
+        config(text_config__rope_parameters__mrope_section=[1, 1, 2]),
+        r"\[1, 1, 2\], which must .* up to 3, half the width of a head times the partial_rotary_factor of 0.75",
+    ),
+    "usual sections": (
+        config(text_config__rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+        r"mrope_section is \[8, 12, 12\], which must be a list of numbers that add up to 4",
+    ),
+    "no positions": (config(vision_config__image_size=6), r"image_size is 6, of which the square of learned positions"),
+}
 CASES = {
     "qwen2-vl": {
         **PATCHES,
@@ -64,6 +78,8 @@ CASES = {
     },
     "qwen3-vl": {**PATCHES, **DEEPSTACK, "output": OUTPUT},
     "qwen3-vl-moe": EXPERTS,
+    "glm4v": GLM,
+    "glm4v-moe": EXPERTS,
 }
 
 

@@ -1,0 +1,120 @@
+"""GLM-4.1V, and GLM-4.5V with experts: native resolution, learned positions, and patches merged by a convolution."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
+
+from trials.data.records.sample import Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model.decoder import language_runner
+from trials.model.family import VisionModules
+from trials.model.inputs.patched_videos import GLM
+from trials.model.towers import merged_patches
+from trials.model.towers.merged_patches import (
+    check_patches,
+    check_sections,
+    check_towers,
+    embed_patches,
+    model_inputs,
+    patch_encoder,
+    random_images,
+    shrink_patches,
+    unit_flops,
+    vision_runner,
+)
+from trials.model.towers.merged_patches import placed_by_layer as positions
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "image_features",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS: dict[str, str] = {}
+_USUAL_SECTIONS = [8, 12, 12]
+_LEARNED_SIDE = 4
+"""Learned positions in a row of a shrunk model: a square that is smaller than some images and larger than others."""
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is GLM-4.1V or GLM-4.5V."""
+    return config.model_type in ("glm4v", "glm4v_moe")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for sizes that do not divide, and for a tower without learned positions."""
+    vision, rope = config.vision_config, config.get_text_config().rope_parameters
+    check_patches(config)
+    check_towers(config)
+    check_sections(config, share=rope.get("partial_rotary_factor", 1.0), usual=_USUAL_SECTIONS)
+    if not isinstance(vision.image_size, int) or vision.image_size < vision.patch_size:
+        raise ModelError(
+            f"image_size is {vision.image_size}, of which the square of learned positions is made; correct it in the "
+            f"vision_config of config.json to a number from {vision.patch_size}, the patch_size"
+        )
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=GLM)
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave `layers` layers with two heads, and a small square of learned positions."""
+    shrink_patches(settings, layers)
+    vision = settings["vision_config"]
+    vision["image_size"] = min(vision["image_size"], _LEARNED_SIDE * vision["patch_size"])
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; the last norm and the convolution that merges patches belong to the projector."""
+    tower = model.model.visual
+    return replace(
+        merged_patches.vision_modules(model),
+        embedding=(tower.patch_embed, tower.post_conv_layernorm, tower.embeddings),
+        projector=(tower.post_layernorm, tower.downsample, tower.merger),
+    )
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
+    """Return vision states [patches, hidden] of pixels [units, merged patches, values].
+
+    Learned positions form a square, which is interpolated to the patches of each layer of frames.
+    """
+    tower = model.model.visual
+    states = tower.post_conv_layernorm(embed_patches(model, pixels))
+    sizes = tokens.grids.repeat_interleave(tokens.grids[:, 0], dim=0)
+    lengths = get_vision_cu_seqlens(tokens.grids).diff()
+    places = get_vision_position_ids(tokens.grids, tower.spatial_merge_size).T
+    moved = (each.to(states.device, non_blocking=True) for each in (lengths, sizes, *places))
+    embedded: torch.Tensor = tower.embeddings(states, *moved)
+    return embedded
+
+
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [merged patches, hidden]."""
+    tower, side = model.model.visual, model.model.visual.spatial_merge_size
+    squares = tower.post_layernorm(states[0]).unflatten(0, (-1, side, side)).permute(0, 3, 1, 2)
+    return (tower.merger(tower.downsample(squares).flatten(1)),)
