@@ -99,20 +99,20 @@ class Problem:
     @cached_property
     def rungs(self) -> Rungs:
         """Two for a kind of layers whose selective recomputation frees more bytes in a second than the rest of it."""
-        if self._layout.shards_weights:
+        costs = [self._predictor.costs[tower] for tower in TOWERS]
+        if self._layout.shards_weights or not any(cost.can_select for cost in costs):
             return 1, 1
         two = self._seconds.of_rungs((2, 2)).reshape(2, 2)
-        of_levels = self.sizes.of_levels
         freed = sum(
             sizes.row_share * self._predictor.memory.of_layers(sizes.degree, self._layout).freed((2, 2)) @ sizes.mean[0]
-            for sizes in of_levels
+            for sizes in self.sizes.of_levels
         ).reshape(2, 2)
         ways = [
-            self._predictor.costs[tower].can_select
+            cost.can_select
             and not self._layout.offloads(tower)
             and first_bytes > 0
             and first * later_bytes <= later * first_bytes
-            for tower, first, later, first_bytes, later_bytes in zip(TOWERS, *two, *freed, strict=True)
+            for tower, cost, first, later, first_bytes, later_bytes in zip(TOWERS, costs, *two, *freed, strict=True)
         ]
         return 1 + ways[0], 1 + ways[1]
 
