@@ -71,8 +71,8 @@ class LayerBytes:
             transient=factor * in_columns(layer.transient_bytes for layer in layers) + of_engine,
             inputs=factor * in_columns(layer.recomputed_bytes for layer in layers),
             selective=selective,
-            # A further rung must not need more memory, which holds where one selective layer beside another that runs
-            # again keeps as much as a whole one; measured layers do.
+            # The solver relies on it that a further rung never needs more memory. That holds where what a selective
+            # layer keeps and its peak add up to at least what a whole layer keeps, as in all measured layers.
             peak=np.clip(peak, np.maximum(selective, kept + shared - selective), kept + shared),
             offloaded=offloaded,
         )

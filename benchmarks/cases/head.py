@@ -10,21 +10,18 @@ logits.
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.cases.allocations import allocations
 from benchmarks.output.result import at_most, finish, show
 from trials.model.ends.head_loss import summed_loss, targets_of
 
@@ -98,7 +95,7 @@ def _measured(case: str | float, tokens: int, hidden: int, vocabulary: int) -> d
         "share": share,
         "targets": round(share * tokens),
         "seconds": seconds,
-        "peak_bytes": _peak_bytes(lambda: run(share)),
+        "peak_bytes": max(accumulate(allocations(lambda: run(share)))),
     }
     for each in SHARES if case == PLAIN else (share,):
         loss, gradient = run(each)
@@ -113,16 +110,6 @@ def _seconds(run: Callable[[], object]) -> float:
         run()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
-
-
-def _peak_bytes(run: Callable[[], object]) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        run()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        seen.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    return max(accumulate(int(event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"))
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,22 +11,20 @@ needs that starts from products and attention, written from the architecture. Gr
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import InternVLConfig, LlavaConfig, PretrainedConfig
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
 
+from benchmarks.cases.allocations import allocations
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials.job import ModelSection, TrainingSection
 from trials.tasks.profiling.layer_profile import interquartile_range, one_of_each
@@ -233,12 +231,12 @@ class _Layer:
     def _bytes(self, run: Run) -> tuple[int, int]:
         """Return the bytes (kept, at most)."""
         held = list[torch.Tensor]()
-        allocated = _allocations(lambda: held.extend(self._forward(run)))
+        allocated = allocations(lambda: held.extend(self._forward(run)))
         _, output = held
         kept = sum(allocated) - output.untyped_storage().nbytes()
         held.clear()
         del output
-        return kept, max(accumulate(_allocations(lambda: self._passes(run))))
+        return kept, max(accumulate(allocations(lambda: self._passes(run))))
 
 
 def _torch_selective(run: Run) -> Run:
@@ -259,17 +257,6 @@ def _seconds(run: Callable[[], object]) -> float:
     began = time.process_time()
     run()
     return time.process_time() - began
-
-
-def _allocations(run: Callable[[], object]) -> list[int]:
-    """Return the bytes of each allocation in the order of time; those that were freed are negative."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        run()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        seen.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    return [int(event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
 
 
 def _arguments() -> argparse.Namespace:

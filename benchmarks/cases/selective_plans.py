@@ -158,7 +158,7 @@ def _row(job: Tight) -> dict[str, Any]:
     usual, free = (
         selective if is_free else job.best(costs) for costs in (without_selective(job.costs), _free(job.costs))
     )
-    found = [_told(job, plan) for plan in (selective, usual) if plan is not None]
+    found = [_described(job, plan) for plan in (selective, usual) if plan is not None]
     if usual is None or free is None:
         return {"case": job.name, "fits": False, "selective": found[0]}
     gains = {
@@ -186,8 +186,8 @@ def _free(costs: LayerCosts) -> LayerCosts:
     return without_selective(replace(costs, layers=layers))
 
 
-def _told(job: Tight, plan: Plan) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _described(job: Tight, plan: Plan) -> dict[str, Any]:
+    described: dict[str, Any] = {
         "layout": layout_name(plan.layout),
         "capacities": (plan.packing.qv, plan.packing.qt) if isinstance(plan.packing, Packed) else None,
         "stages": _stages(plan),
@@ -195,9 +195,9 @@ def _told(job: Tight, plan: Plan) -> dict[str, Any]:
         "of_limit": max(job.predictor.predict(plan).stage_bytes) / job.memory_limit_bytes,
     }
     if plan.layout.zero != 1 or plan.layout.tensor > 1 or plan.packing.degrees != (1,):
-        return told  # the machine has none of these
+        return described  # the machine has none of these
     counted = most_of_epoch(job.costs, plan, job.epochs(plan.packing, plan.layout.data))
-    return told | {
+    return described | {
         "machine_seconds": job.machine.epoch_seconds(plan),
         "counted_of_limit": max(counted) / job.memory_limit_bytes,
     }

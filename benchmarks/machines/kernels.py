@@ -120,7 +120,7 @@ class Kernels:
         return seconds
 
     def _moved(self, work: LayerWork, rows: Floats, row_values: int) -> Floats:
-        """Return the seconds of moving so many values of each row, faster where the widest states fit the cache."""
+        """Return the seconds of reading and writing `row_values` of each row, less where the cache holds the states."""
         share = rows * work.widest * ELEMENT_BYTES / self._device.cache_bytes
         speed = _CACHED + (1 - _CACHED) * share**2 / (1 + share**2)
         values = rows * row_values * speed**self._dials.cache

@@ -41,7 +41,7 @@ from trials.workload import Workload
 
 # A choice: names of a message, which stays one line.
 _SHOWN = 5
-# A choice: the attempts of so many trials are read by one query, and their documents take some MB.
+# A choice: one query reads the attempts of this many trials, whose documents take a few MB.
 _ROWS_AT_ONCE = 500
 _COUNTING = ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None)
 """Conditions on studies whose results later searches use."""

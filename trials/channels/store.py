@@ -23,7 +23,7 @@ from trials.whole_file import whole_file
 STORE_SCHEME = "agent-store"
 _CHUNK_BYTES = 4 << 20
 """TCPStore accepts at most 8 MiB in one value (`MAX_PAYLOAD_LEN` of its libuv backend)."""
-# A choice: nodes may be some seconds ahead of the agent, and a wrong address is told within half a minute.
+# A choice: nodes may start some seconds before the agent, and a wrong address is reported within half a minute.
 _CONNECT_SECONDS = 30.0
 
 
@@ -89,7 +89,7 @@ class SignedStore:
                 for half in (chunk[: _CHUNK_BYTES // 2], chunk[_CHUNK_BYTES // 2 :]):
                     self.set(f"files/{path.name}/{chunks}", half.hex())
                     chunks += 1
-        # Last of all: whoever reads the number of chunks finds all of them.
+        # The number of chunks is written last, so that a process that reads it finds every chunk.
         self.set(f"files/{path.name}", str(chunks))
 
     def take_file(self, name: str, folder: Path) -> Path:

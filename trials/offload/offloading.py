@@ -8,7 +8,6 @@ pass reaches a layer, what the one before it keeps is fetched.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 from weakref import ref
 
 import torch
@@ -17,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from trials.offload.transfers import Transfers
+from trials.recomputation.saving import StorageView, bytes_of
 
 # A choice: at 25 GB/s a copy of 64 KiB takes 2.6 us, about as long as its launch.
 _LEAST_BYTES = 1 << 16
@@ -94,14 +94,7 @@ class _Layer:
 
     def saved(self, content: "_Content", tensor: torch.Tensor) -> "_Saved":
         self._kept.append(ref(content))
-        return _Saved(
-            layer=self,
-            content=content,
-            dtype=tensor.dtype,
-            size=tensor.size(),
-            stride=tensor.stride(),
-            offset=int(tensor.storage_offset()),
-        )
+        return _Saved(layer=self, content=content, shown=StorageView.of(tensor))
 
     def reach(self) -> None:
         """Fetch what this layer keeps as its backward pass begins, and then what the one before it does."""
@@ -131,7 +124,7 @@ class _Content:
         self._transfers, self._is_arriving = transfers, False
         # As long as this exists, no other storage gets its address.
         self._address = StorageWeakRef(storage)
-        self._on_device: torch.Tensor | None = _over(storage, transfers.device, torch.uint8)
+        self._on_device: torch.Tensor | None = bytes_of(storage)
         self._on_host = transfers.host_bytes(storage.nbytes())
         self._done = transfers.copy(self._on_host, self._on_device)
 
@@ -147,12 +140,12 @@ class _Content:
             self._on_device = torch.empty_like(self._on_host, device=self._transfers.device)
             self._done, self._is_arriving = self._transfers.copy(self._on_device, self._on_host), True
 
-    def view(self, dtype: torch.dtype, size: torch.Size, stride: tuple[int, ...], offset: int) -> torch.Tensor:
-        """Return a tensor of the bytes on the device, for what is launched next."""
+    def storage(self) -> torch.UntypedStorage:
+        """Return the bytes on the device, for what is launched next."""
         self.fetch()
         self._arrive()
         assert self._on_device is not None
-        return _over(self._on_device.untyped_storage(), self._transfers.device, dtype, offset, size, stride)
+        return self._on_device.untyped_storage()
 
     def _arrive(self) -> None:
         if self._is_arriving:
@@ -170,20 +163,11 @@ class _Saved:
 
     layer: _Layer
     content: _Content
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
+    shown: StorageView
 
 
 def _restored(saved: torch.Tensor | _Saved) -> torch.Tensor:
     if isinstance(saved, torch.Tensor):
         return saved
     saved.layer.reach()
-    return saved.content.view(saved.dtype, saved.size, saved.stride, saved.offset)
-
-
-def _over(storage: torch.UntypedStorage, device: torch.device, dtype: torch.dtype, *where: Any) -> torch.Tensor:
-    """Return a tensor over a storage: all of it, or (offset, size, stride)."""
-    over: torch.Tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, *where)
-    return over
+    return saved.shown.over(saved.content.storage())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,38 @@ class SavingHooks(NamedTuple):
 
     pack: Callable[[torch.Tensor], Any]
     unpack: Callable[[Any], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StorageView:
+    """What of a storage a strided tensor shows."""
+
+    dtype: torch.dtype
+    device: torch.device
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "StorageView":
+        return cls(
+            dtype=tensor.dtype,
+            device=tensor.device,
+            size=tensor.size(),
+            stride=tensor.stride(),
+            offset=int(tensor.storage_offset()),
+        )
+
+    def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        """Return the tensor that shows the same of another storage on the same device."""
+        tensor: torch.Tensor = torch.empty(0, dtype=self.dtype, device=self.device)
+        return tensor.set_(storage, self.offset, self.size, self.stride)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Return a tensor of all bytes of a storage, [bytes] of uint8, which shares its memory."""
+    tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return tensor.set_(storage)
 
 
 _NONE = SavingHooks(pack=lambda tensor: tensor, unpack=lambda tensor: tensor)

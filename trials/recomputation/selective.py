@@ -7,9 +7,8 @@ saved tensors none of them.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trials.recomputation.saving import SavingHooks, hooks_around, saving
+from trials.recomputation.saving import SavingHooks, StorageView, bytes_of, hooks_around, saving
 
 _Input = TypeVar("_Input")
 _Output = TypeVar("_Output")
@@ -71,31 +70,11 @@ class _Operand:
         return self.is_again or self.kept is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _View:
+class _View(NamedTuple):
     """A tensor as a view of an operand."""
 
     operand: _Operand
-    dtype: torch.dtype
-    device: torch.device
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, operand: _Operand, tensor: torch.Tensor) -> "_View":
-        return cls(
-            operand=operand,
-            dtype=tensor.dtype,
-            device=tensor.device,
-            size=tensor.size(),
-            stride=tensor.stride(),
-            offset=int(tensor.storage_offset()),
-        )
-
-    def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        tensor: torch.Tensor = torch.empty(0, dtype=self.dtype, device=self.device)
-        return tensor.set_(storage, self.offset, self.size, self.stride)
+    shown: StorageView
 
 
 class _SavedOperand:
@@ -142,12 +121,13 @@ class _Recording(TorchDispatchMode):
         weights = (each.untyped_storage() for each in chain(layer.parameters(), layer.buffers()))
         self._weights = {storage._cdata: storage for storage in weights}
         self._operands: dict[int, _Operand] = {}
-        """Contents by the address of their storage, during the forward pass."""
+        """Operands by the address of their storage, during the forward pass."""
         self._is_packing = False
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._drop_computable()
+        if error[0] is None:
+            self._drop_computable()
         self._operands.clear()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,7 +156,7 @@ class _Recording(TorchDispatchMode):
             operand = self._operands[storage._cdata] = _Operand(storage)
             if storage._cdata in self._weights:
                 operand.kept = self._around.pack(tensor)
-        return _View.of(operand, tensor)
+        return _View(operand, StorageView.of(tensor))
 
     def _change(self, tensor: torch.Tensor) -> None:
         """Let nothing be computed again from a tensor that an operation is about to write."""
@@ -228,7 +208,7 @@ class _Recording(TorchDispatchMode):
         storage = operand.storage
         if storage is None:
             storage = self._computed(operand, {}).untyped_storage()
-        operand.kept = self._around.pack(_bytes(storage))
+        operand.kept = self._around.pack(bytes_of(storage))
         operand.is_again, operand.again = False, None
 
     def _drop_computable(self) -> None:
@@ -253,7 +233,7 @@ class _Recording(TorchDispatchMode):
             return self._tensor(saved.view, {})
 
     def _tensor(self, view: _View, found: dict[_Operand, torch.Tensor]) -> torch.Tensor:
-        return view.over(self._computed(view.operand, found).untyped_storage())
+        return view.shown.over(self._computed(view.operand, found).untyped_storage())
 
     def _computed(self, operand: _Operand, found: dict[_Operand, torch.Tensor]) -> torch.Tensor:
         """Return a tensor with the storage of an operand; `found` has operands that were computed for another."""
@@ -268,11 +248,6 @@ class _Recording(TorchDispatchMode):
                 if output.saved and output.is_again:
                     output.again = self._around.pack(tensor)
         return found[operand]
-
-
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
-    return tensor.set_(storage)
 
 
 def _each(values: Any, kind: type) -> Iterator[Any]:

@@ -127,7 +127,7 @@ def _packs(plan: Plan) -> tuple[Packing, int]:
     packing, data = plan.packing, plan.layout.data
     if not isinstance(packing, Packed):
         return packing, data
-    # Groups of ranks that share packs take as many packs in a row as so many single ranks do.
+    # In a row, each group of ranks that share a pack takes one pack, as a single rank does.
     return replace(packing, sequence=1), data // packing.sequence
 
 
