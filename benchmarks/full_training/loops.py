@@ -22,7 +22,7 @@ from benchmarks.full_training.rival import drawn
 from benchmarks.full_training.turns import Command, Timed, in_turns
 from trials import wire
 from trials.data.epoch import EpochSettings, build_epoch
-from trials.plan import SIMPLE_PACKER, Layout, Packed, Stage
+from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Packed, Stage
 
 BATCH, RANKS = 16, 2
 _PACKS = (1, 2, 4)
@@ -186,7 +186,10 @@ def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[s
     sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
     sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
     sides["engine, loop's plan"] = partial(_launch, case, plan=hand)
-    if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1:
+    levels = [level for stage in case.plan.stages for level in stage.recomputed]
+    # The loop recomputes layers as a whole, so it cannot run plans that recompute some selectively.
+    is_whole = not any(level.selective(tower) for level in levels for tower in TOWERS)
+    if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1 and is_whole:
         sides["loop with our packs"] = partial(_loop, case, packs=str(_packs(case)))
     return sides, {"plan": json.loads(case.plan.document), "swept": swept}
 
