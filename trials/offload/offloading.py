@@ -124,7 +124,7 @@ class _Content:
         self._transfers, self._is_arriving = transfers, False
         # As long as this exists, no other storage gets its address.
         self._address = StorageWeakRef(storage)
-        self._on_device: torch.Tensor | None = bytes_of(storage)
+        self._on_device: torch.Tensor | None = bytes_of(storage, transfers.device)
         self._on_host = transfers.host_bytes(storage.nbytes())
         self._done = transfers.copy(self._on_host, self._on_device)
 

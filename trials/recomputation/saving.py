@@ -42,9 +42,9 @@ class StorageView:
         return tensor.set_(storage, self.offset, self.size, self.stride)
 
 
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor of all bytes of a storage, [bytes] of uint8, which shares its memory."""
-    tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
+def bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+    """Return a tensor of all bytes of a storage on this device, [bytes] of uint8, which shares its memory."""
+    tensor: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=device)
     return tensor.set_(storage)
 
 

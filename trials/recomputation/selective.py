@@ -41,9 +41,11 @@ def run_selectively(layer: nn.Module, run: Callable[[_Input], _Output], states: 
 class _Operand:
     """The bytes of a storage that a layer uses: kept, or computed again."""
 
-    __slots__ = ("__weakref__", "_address", "again", "call", "is_again", "kept", "saved", "size")
+    __slots__ = ("__weakref__", "_address", "again", "call", "device", "is_again", "kept", "saved", "size")
 
-    def __init__(self, storage: torch.UntypedStorage, call: "_Call | None" = None) -> None:
+    def __init__(self, tensor: torch.Tensor, call: "_Call | None" = None) -> None:
+        """The operand of a tensor that shows any part of its storage."""
+        storage, self.device = tensor.untyped_storage(), tensor.device
         # As long as this exists, no other storage gets its address.
         self._address = StorageWeakRef(storage)
         self.call = call
@@ -144,17 +146,16 @@ class _Recording(TorchDispatchMode):
 
     def _record(self, call: _Call, found: Any) -> None:
         for tensor in _each(found, torch.Tensor):
-            storage = tensor.untyped_storage()
             # A call that returns its input has computed nothing.
-            operand = self._operands.setdefault(storage._cdata, _Operand(storage, call))
+            operand = self._operands.setdefault(tensor.untyped_storage()._cdata, _Operand(tensor, call))
             call.outputs.append(ref(operand))
 
     def _view(self, tensor: torch.Tensor) -> _View:
-        storage = tensor.untyped_storage()
-        operand = self._operands.get(storage._cdata)
+        address = tensor.untyped_storage()._cdata
+        operand = self._operands.get(address)
         if operand is None:
-            operand = self._operands[storage._cdata] = _Operand(storage)
-            if storage._cdata in self._weights:
+            operand = self._operands[address] = _Operand(tensor)
+            if address in self._weights:
                 operand.kept = self._around.pack(tensor)
         return _View(operand, StorageView.of(tensor))
 
@@ -208,7 +209,7 @@ class _Recording(TorchDispatchMode):
         storage = operand.storage
         if storage is None:
             storage = self._computed(operand, {}).untyped_storage()
-        operand.kept = self._around.pack(bytes_of(storage))
+        operand.kept = self._around.pack(bytes_of(storage, operand.device))
         operand.is_again, operand.again = False, None
 
     def _drop_computable(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
@@ -42,7 +42,7 @@ class Step:
     folder: str
     dtype: str = "bfloat16"
     pipeline: int = 1
-    recompute: bool = False
+    recompute: Literal["none", "whole", "selective"] = "none"
     offload: bool = False
     weighted: bool = False
     text_alone: bool = False
@@ -56,7 +56,14 @@ def plan_of(step: Step, vision: int, language: int) -> Plan:
     if step.pipeline > 1 and not first:  # a tower of one layer, or none
         counts = [(vision, language // 2), (0, language - language // 2)]
     stages = [
-        Stage(vision=v, language=n, recompute_vision=v * step.recompute, recompute_language=n * step.recompute)
+        Stage(
+            vision=v,
+            language=n,
+            recompute_vision=v * (step.recompute == "whole"),
+            recompute_language=n * (step.recompute == "whole"),
+            selective_vision=v * (step.recompute == "selective"),
+            selective_language=n * (step.recompute == "selective"),
+        )
         for v, n in counts
     ]
     layout = Layout(pipeline=step.pipeline, data=1, zero=0, offload="both" if step.offload else "none")
@@ -275,7 +282,7 @@ def check(found: dict[str, Any] | str, *kernels: str) -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("names", parameters({"internvl": (("internvl",),), "all": (NAMES,)}, short=("internvl",)))
 def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str, str], names: Sequence[str]) -> None:
-    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True) for name in names))
+    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="whole") for name in names))
     for name, outcome_of_step in zip(names, found, strict=True):
         check(outcome_of_step, "one_by_one" if name == "gemma3" else "together")
 
@@ -285,7 +292,15 @@ def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str,
     "names", parameters({"text-experts": (("text-experts",),), "all": (NAMES,)}, short=("text-experts",))
 )
 def test_so_has_a_step_whose_layers_offload(folders: dict[str, str], names: Sequence[str]) -> None:
-    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute=True, offload=True) for name in names))
+    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="whole", offload=True) for name in names))
+    for name, outcome_of_step in zip(names, found, strict=True):
+        check(outcome_of_step, "one_by_one" if name == "gemma3" else "together")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("names", parameters({"internvl": (("internvl",),), "all": (NAMES,)}, short=("internvl",)))
+def test_so_has_a_step_whose_layers_are_recomputed_selectively(folders: dict[str, str], names: Sequence[str]) -> None:
+    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="selective") for name in names))
     for name, outcome_of_step in zip(names, found, strict=True):
         check(outcome_of_step, "one_by_one" if name == "gemma3" else "together")
 
@@ -297,7 +312,7 @@ def test_so_has_a_step_in_one_stage_without_images_weighted_or_in_float32(folder
     one, two, text, single = in_new_process(
         Step(folder=folder, weighted=True),
         Step(folder=folder, pipeline=2),
-        Step(folder=folder, recompute=True, text_alone=True),
+        Step(folder=folder, recompute="whole", text_alone=True),
         Step(folder=folder, dtype="float32"),
     )
     check(one, fused)
