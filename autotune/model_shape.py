@@ -1,10 +1,16 @@
 """The model's layers and analytic cost, from its configuration alone."""
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from autotune.dimensions.usual import zero_stages
+from autotune.machine.device_problems import Finding
 from trials.data.epoch import CostWeights
+from trials.engine.static_memory import static_bytes
 from trials.job import ModelSection, TrainingSection
 from trials.model.hub import published_name
 from trials.model.identity import config_digest
@@ -12,22 +18,60 @@ from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.trained import choose_trained, passes, trained_parts
 from trials.model.weights import WeightFiles
+from trials.plan import Layout
+from trials.units import number_of
 from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape, Part
 
+_MEBI = 1 << 20
 _WHOLE = TrainingSection()
 """Settings with which the whole model trains."""
 
 
-def parameters_of_parts(settings: ModelSection) -> dict[Part, int]:
-    """Return the parameters of each part that the model has; word embedding and head are of the language model."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterCounts:
+    """Numbers of parameters."""
+
+    parts: Mapping[Part, int]
+    """Those of each part that the model has; word embedding and head are of the language model."""
+    every: int
+    """Those of the whole model with the adapters of the job."""
+    frozen: int
+
+    def least_bytes(self, shape: ModelShape, devices: int) -> int:
+        """Return the bytes of weights, gradients and AdamW's states of a rank below which no plan can be.
+
+        That is an equal part of them, in a pipeline of all devices: other layouts repeat some of them.
+        """
+        layout = Layout(pipeline=devices, data=1, zero=zero_stages(shape, 1)[0])
+        return static_bytes(self.every // devices, shape.element_bytes, layout, frozen=math.ceil(self.frozen / devices))
+
+
+def least_memory(least: int, limit: int | None, devices: int) -> Iterator[Finding]:
+    """Yield a limit in bytes per rank, if one is known, that weights, gradients and states alone exceed."""
+    if limit is not None and limit < least:
+        yield Finding(
+            what=f"a rank may use {limit / _MEBI:,.0f} MiB, but an equal part of weights, gradients and AdamW's states "
+            f"takes {least / _MEBI:,.0f} MiB on each of {number_of(devices, 'rank')}, so no plan fits",
+            remedy="raise hardware.memory_limit if the device has more, give more devices, or train less of the model "
+            "(training.freeze, training.lora)",
+        )
+
+
+def count_of_job(settings: ModelSection, training: TrainingSection) -> ParameterCounts:
+    """Count the parameters of a job's model, and those that it does not train."""
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     model, chain = skeleton.model, skeleton.chain
     vision = count_parameters(model, (*chain.vision_embedding, *chain.vision_layers))
     projector = count_parameters(model, chain.projector[:-1])
-    every = sum(parameter.numel() for parameter in model.parameters())
-    found: dict[Part, int] = {"vision": vision, "projector": projector, "language": every - vision - projector}
-    return {part: count for part, count in found.items() if count}
+    language = sum(each.numel() for each in model.parameters()) - vision - projector
+    parts: dict[Part, int] = {"vision": vision, "projector": projector, "language": language}
+    choose_trained(skeleton, training)
+    return ParameterCounts(
+        parts={part: count for part, count in parts.items() if count},
+        every=sum(each.numel() for each in model.parameters()),
+        frozen=sum(each.numel() for each in model.parameters() if not each.requires_grad),
+    )
 
 
 def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> ModelShape:

@@ -68,6 +68,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     ]
     if job and outline:
         work, report = survey(job, outline, options.display)
+    memory = _memory(hardware, groups, wanted)
     database, problem, costs = None, None, None
     try:
         with read_store(url) as store:
@@ -91,19 +92,21 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         problem = error
     if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
-    data = model = None
+    data = model = least = None
     if job and outline and work and report:
         from autotune.data_problems import data_findings
-        from autotune.model_shape import parameters_of_parts
+        from autotune.model_shape import count_of_job, least_memory
         from autotune.search.traps import tried_traps
 
-        data, model = _data(work, report), parameters_of_parts(job.model)
+        counts = count_of_job(job.model, job.training)
+        data, model = _data(work, report), counts.parts
+        least = counts.least_bytes(work.model, hardware.devices)
         findings += [
             *data_findings(report),
             *outline.findings,
+            *least_memory(least, memory["limit_bytes"] if memory else None, hardware.devices),
             *tried_traps(job, work, costs, runs=not any(each.prevents for each in findings)),
         ]
-    memory = _memory(hardware, groups, wanted)
     document = {
         "hardware": wire.to_document(hardware),
         "memory": memory,
@@ -111,6 +114,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "database": database,
         "data": data,
         "parameters": model,
+        "least_bytes": least,
         "warnings": list(warnings),
         "findings": [{"what": finding.what, "remedy": finding.remedy} for finding in findings],
     }
@@ -119,7 +123,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         lambda: _text(
             _hardware_text(hardware, memory),
             database,
-            _job_lines(job, work, data, model) if job and work and data and model else [],
+            _job_lines(job, work, data, model, least) if job and work and data and model and least else [],
             findings,
             warned=bool(warnings),
         ),
@@ -175,13 +179,14 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int]) -> list[str]:
+def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int], least: int) -> list[str]:
     lengths, shape, search = data["lengths"], work.model, job.search
     parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
     layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
     units = f"; vision units {lengths['mean_vision_units']:.1f} (at most {lengths['most_vision_units']})"
     lines = [
-        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers",
+        f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers; at least "
+        f"{least / 2**20:,.0f} MiB on a rank for weights, gradients and AdamW's states",
         f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images",
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"

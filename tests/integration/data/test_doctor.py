@@ -35,3 +35,20 @@ def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, examp
     shown = said(job.path)
     assert f"language {found['parameters']['language']:,}; " in shown
     assert "half of the samples at most 64, the longest " in shown
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(("frozen", "bytes_of_parameter"), [((), 16), (("language",), 4)])
+def test_the_doctor_names_the_least_memory_and_a_limit_below_it(
+    job: JobFile, frozen: tuple[str, ...], bytes_of_parameter: int
+) -> None:
+    """Trained in float32: a weight, its gradient and two moments; frozen: the weight."""
+    job.spoil(training={"freeze": list(frozen)})
+    found = json.loads(said("--json", job.path))
+    counts = found["parameters"]
+    expected = 16 * (counts["vision"] + counts["projector"]) + bytes_of_parameter * counts["language"]
+    assert found["least_bytes"] == pytest.approx(expected / 2, abs=16)
+    for off, says in ((-1, True), (0, False)):
+        job.spoil(hardware={"memory_limit": f"{found['least_bytes'] + off}B"})
+        findings = json.loads(said("--json", job.path))["findings"]
+        assert any("so no plan fits" in each["what"] for each in findings) == says
