@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autotune.advice.recommendation import Recommendation
     from autotune.forecast.forecast import Forecast
     from autotune.job_file import load_job
     from autotune.library.best_plan import best_plan
     from autotune.library.launch import launch
     from autotune.library.pack import pack
     from autotune.library.predict import predict
+    from autotune.library.recommend import recommend
     from autotune.library.tune import tune
     from autotune.loop.collator import PackCollator
     from autotune.loop.sampler import EvenPackSampler, PackSampler, PackStep
@@ -41,12 +43,14 @@ __all__ = [
     "PackSampler",
     "PackStep",
     "Plan",
+    "Recommendation",
     "SampleDataset",
     "best_plan",
     "launch",
     "load_job",
     "pack",
     "predict",
+    "recommend",
     "tune",
 ]
 _MODULES = {
@@ -61,12 +65,14 @@ _MODULES = {
     "PackSampler": "autotune.loop.sampler",
     "PackStep": "autotune.loop.sampler",
     "Plan": "trials.plan",
+    "Recommendation": "autotune.advice.recommendation",
     "SampleDataset": "autotune.loop.samples",
     "best_plan": "autotune.library.best_plan",
     "launch": "autotune.library.launch",
     "load_job": "autotune.job_file",
     "pack": "autotune.library.pack",
     "predict": "autotune.library.predict",
+    "recommend": "autotune.library.recommend",
     "tune": "autotune.library.tune",
 }
 

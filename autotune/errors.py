@@ -12,6 +12,7 @@ AutotuneError           base of those of `storage.errors` and of `trials.errors`
 |   `-- PlanFailed     before its first checkpoint, perhaps by its plan
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 |-- PredictError       the plan to predict cannot be used, or nothing is known of the devices
+|-- RecommendError     no data sheet, or no number of devices, is as asked for
 |-- NoProfile          the layers of the model were not profiled on the hardware to predict for
 |-- DatabaseFaulty     a check of the database found something wrong
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
@@ -79,6 +80,10 @@ class PackError(AutotuneError):
 
 class PredictError(AutotuneError):
     """The plan to predict cannot be used, or nothing is known of the devices."""
+
+
+class RecommendError(AutotuneError):
+    """No data sheet, or no number of devices, is as asked for."""
 
 
 class NoProfile(AutotuneError):

@@ -90,12 +90,20 @@ def as_job(job: JobLike) -> Job:
         case Job():
             return _absolute(job, Path.cwd())
         case Mapping():
-            return _absolute(_checked(_document(job)), Path.cwd())
+            return job_of_values(job)
         case str() | os.PathLike():
             return load_job(job)
     raise JobError(
         f"a job is the path of a job file, a mapping with the sections of one, or a Job, not {_shown(job)}; give one"
     )
+
+
+def job_of_values(values: Mapping[str, Any], changes: Iterable[str] = ()) -> Job:
+    """Return the job of these sections, with changes as in `load_job`. Raise JobError like it."""
+    document = _document(values)
+    for change in changes:
+        _apply(document, change)
+    return _absolute(_checked(document), Path.cwd())
 
 
 def with_values(job: Job, section: str, values: Mapping[str, Any]) -> Job:

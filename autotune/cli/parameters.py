@@ -35,7 +35,7 @@ class WorkflowGroup(click.Group):
     """A group whose help has the commands in the order in which a user needs them, with whole descriptions."""
 
     sections: Mapping[str, Sequence[str]] = {
-        "Start": ("init", "doctor", "pack"),
+        "Start": ("init", "recommend", "doctor", "pack"),
         "Search": ("tune", "profile", "predict"),
         "Train": ("launch", "run"),
         "Look up": ("plans", "show", "compare", "studies", "report"),
@@ -61,7 +61,7 @@ class Time(click.ParamType[str]):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if seconds <= 0:
-            self.fail(f"{value!r} leaves no time to search; give more than 0s", param, ctx)
+            self.fail(f"{value!r} leaves no time; give more than 0s", param, ctx)
         return value
 
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["tune", "gone.yaml"], "gone.yaml: no such file; give the path of a job file"),
         (["tune", "."], "is a folder; give the job file in it"),
         (["tune", "JOB", "--time-limit", "apples"], "'apples' is not a time such as 90s, 10min or 1.5h"),
-        (["tune", "JOB", "--time-limit", "0s"], "'0s' leaves no time to search"),
+        (["tune", "JOB", "--time-limit", "0s"], "'0s' leaves no time"),
         (["tune", "JOB", "--trials", "0"], "0 is not in the range x>=1"),
         (["launch", "JOB", "--steps", "-1"], "-1 is not in the range x>=1"),
         (["tune"], "Missing argument 'JOB'"),

@@ -78,7 +78,7 @@ class SavedTensorMeter:
         gathers: bool = False,
     ) -> None:
         """`gathers` says whether the parameters are those of an engine with ZeRO 3."""
-        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+        self._parameters = {parameter.untyped_storage()._cdata for parameter in parameters}
         self._gathered = GatheredWeights(parameters, self.hold, self.release) if gathers else None
         self._holders: dict[int, int] = {}
         self.live_bytes = 0
@@ -96,7 +96,7 @@ class SavedTensorMeter:
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _SavedTensor":
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        address = storage._cdata
         if address in self._parameters:
             return tensor
         if self._gathered and (weight := self._gathered.whole(tensor)) is not None:

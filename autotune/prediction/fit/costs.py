@@ -156,6 +156,8 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
 
 
 def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:
+    if not timings:
+        return NOTHING
     sizes = np.array([(t.units, t.tokens, 0, 1) for t in timings], dtype=np.float64)
     return fit_not_negative(sizes, np.array([t.seconds for t in timings]), _LOAD_TERMS)
 

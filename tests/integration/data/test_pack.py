@@ -17,7 +17,7 @@ from filelock import FileLock
 
 from autotune import job_file
 from autotune.cli import main
-from autotune.cli.commands import pack
+from autotune.cli.forecast_commands import pack
 from autotune.epoch_balance import balance
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file

@@ -63,30 +63,22 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
     build = partial(one_of_each, request.job.model, request.job.training, device)
     stage = build()
-    paths_by_kind, parameters_of = _paths_by_kind(stage), _parameters_by_kind(stage)
-    profiler = Profiler(stage, _takes_gradient(parameters_of), device, task.repeats)
+    profiler = Profiler(stage, _takes_gradient(_parameters_by_kind(stage)), device, task.repeats)
     # Before they are compiled, since a function mode does not see the calls inside compiled layers.
     slow_calls = profiler.slow_calls(task.sizes)
     compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
     if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
-    layers = ProfileReport(
-        timings=timings,
+    layers = replace(
+        _report(stage, timings),
         loads=time_loading(request, task.repeats),
-        parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
-        frozen_parameters=tuple(
-            (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
-            for kind, of_kind in parameters_of.items()
-        ),
-        tensor_parallel_parameters=tensor_parallel_parameters(stage),
-        # The layers are timed apart, so their stage is not tied.
-        tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         compile_seconds=compile_seconds,
         slow_calls=slow_calls,
     )
     if task.exchange_seconds is None:
         return layers
+    paths_by_kind = _paths_by_kind(stage)
     pace = Pace.of(task.exchange_seconds, device)
     communications, averages = list[CommunicationTiming](), list[ExchangeTiming]()
     for grid in layouts_of_all():
@@ -106,6 +98,34 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         gathered_parameters=tuple(gathered_parameters(stage, paths_by_kind)),
         updates=time_updates(request, task, build, rates, pace),
         shortened=tuple(pace.shortened.items()),
+    )
+
+
+def report_of_layers(
+    stage: StageModule, profiler_of: Callable[[StageModule, dict[LayerKind, bool]], "Profiler"], sizes: ProbeSizes
+) -> ProfileReport:
+    """Return timings of the layers alone. A profiler gets the stage, and whether inputs of a kind have a gradient."""
+    profiler = profiler_of(stage, _takes_gradient(_parameters_by_kind(stage)))
+    probed = tuple(probes(stage, sizes, profiler.device))
+    return replace(
+        _report(stage, profiler.timings(probed)),
+        gathered_parameters=tuple(gathered_parameters(stage, _paths_by_kind(stage))),
+    )
+
+
+def _report(stage: StageModule, timings: Sequence[LayerTiming]) -> ProfileReport:
+    parameters_of = _parameters_by_kind(stage)
+    return ProfileReport(
+        timings=tuple(timings),
+        loads=(),
+        parameters=tuple((kind, sum(each.numel() for each in of_kind)) for kind, of_kind in parameters_of.items()),
+        frozen_parameters=tuple(
+            (kind, sum(each.numel() for each in of_kind if not each.requires_grad))
+            for kind, of_kind in parameters_of.items()
+        ),
+        tensor_parallel_parameters=tensor_parallel_parameters(stage),
+        # The layers are timed apart, so their stage is not tied.
+        tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
     )
 
 
@@ -195,7 +215,7 @@ class Profiler:
     def __init__(
         self, stage: StageModule, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
     ) -> None:
-        self._stage, self._device, self._repeats = stage, device, repeats
+        self._stage, self.device, self._repeats = stage, device, repeats
         self._stopwatch, self._head_start = Stopwatch(device), HeadStart(device)
         self._takes_gradient = takes_gradient
 
@@ -208,7 +228,7 @@ class Profiler:
             return [self._times(probes[number]) for number in numbers]
 
         times = measure_until_quiet(measure, len(probes), self._repeats)
-        hosts = host_seconds(probes, self._states, self._device, self._repeats)
+        hosts = host_seconds(probes, self._states, self.device, self._repeats)
         return tuple(
             replace(_timing(probe, *each), host_seconds=hosts.get(probe.layer, 0.0))
             for probe, each in zip(probes, zip(times, measured, strict=True), strict=True)
@@ -225,8 +245,8 @@ class Profiler:
             unit_counts=(max(sizes.unit_counts),),
             sample_shapes=(max(sizes.sample_shapes, key=lambda shape: shape[0] * shape[1] ** 2),),
         )
-        probed = probes(self._stage, largest, self._device)
-        return time_slow_calls(probed, lambda probe: probe.run(self._states(probe)), self._device)
+        probed = probes(self._stage, largest, self.device)
+        return time_slow_calls(probed, lambda probe: probe.run(self._states(probe)), self.device)
 
     def _times(self, probe: Probe) -> Times:
         forward, backward = self._pass(probe, probe.run, probe.layer)
@@ -249,7 +269,7 @@ class Profiler:
             self._head_start.give(name)
         began = time.perf_counter()
         # On a CPU the meter's hooks cost time on every saved tensor, in a training too.
-        with nullcontext() if self._device.type == "cuda" else self._meter().watch():
+        with nullcontext() if self.device.type == "cuda" else self._meter().watch():
             with self._stopwatch.section("forward"):
                 output = run(states)
             if output.requires_grad:
@@ -279,7 +299,7 @@ class Profiler:
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
         states, meter = self._states(probe), self._meter()
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             return self._device_bytes(states, run)
         with meter.watch():
             output = run(states)
@@ -291,16 +311,16 @@ class Profiler:
 
     def _device_bytes(self, states: torch.Tensor, run: Run) -> _Bytes:
         """Return the allocator's bytes: an output counts as kept, since the next layer keeps it as its input."""
-        before = torch.cuda.memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
         output = run(states)
-        after = torch.cuda.memory_allocated(self._device)
+        after = torch.cuda.memory_allocated(self.device)
         size = output.numel() * output.element_size()
         if not output.requires_grad:
-            return _Bytes(kept=0, transient=torch.cuda.max_memory_allocated(self._device) - before, output=size)
-        torch.cuda.reset_peak_memory_stats(self._device)
+            return _Bytes(kept=0, transient=torch.cuda.max_memory_allocated(self.device) - before, output=size)
+        torch.cuda.reset_peak_memory_stats(self.device)
         output.backward(torch.ones_like(output))
-        peak = torch.cuda.max_memory_allocated(self._device)
+        peak = torch.cuda.max_memory_allocated(self.device)
         return _Bytes(kept=after - before, transient=peak - after, output=size)
 
     def _states(self, probe: Probe) -> torch.Tensor:

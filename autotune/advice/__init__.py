@@ -1,0 +1,1 @@
+"""Plans for devices that are not here, from their data sheets."""

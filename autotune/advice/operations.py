@@ -1,0 +1,143 @@
+"""Layers without values: the operations of their passes, the bytes that they move and keep, and the time of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from autotune.advice.data_sheets import DataSheet
+from trials.costs.coefficients import LayerKind
+from trials.model.stage import StageModule
+from trials.tasks.profiling.layer_profile import Profiler
+from trials.tasks.profiling.probes import Probe, Run
+
+META = torch.device("meta")
+# Choices: what large products, elementwise kernels and long messages usually reach of a data sheet.
+PRODUCT_SHARE, MEMORY_SHARE, LINK_SHARE = 0.6, 0.8, 0.8
+
+_FREE = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "set_")
+"""Operations that read and write no values."""
+_CHOOSING = ("embedding", "index", "index_select", "gather")
+"""Operations that read no more of their first input than they write."""
+_BACKWARD_PRODUCTS = 2.5
+"""Products of FlashAttention's backward pass over those of its forward pass: five, with the scores again, for two."""
+
+
+class SheetProfiler(Profiler):
+    """Profiler of layers on torch's meta device: bytes are exact, and times those of a data sheet."""
+
+    def __init__(self, stage: StageModule, takes_gradient: dict[LayerKind, bool], sheet: DataSheet) -> None:
+        super().__init__(stage, takes_gradient, META, repeats=1)
+        self._sheet = sheet
+
+    def _pass(self, probe: Probe, run: Run, name: str | None) -> tuple[float, float]:  # noqa: ARG002 (of the base)
+        states = self._states(probe)
+        with _Clock(self._sheet) as clock, _fused_attention(clock):
+            output = run(states)
+            forward = clock.seconds
+            if output.requires_grad:
+                output.backward(torch.ones_like(output))
+        return forward, clock.seconds - forward
+
+    def _bytes(self, probe: Probe, run: Run) -> Any:
+        with _fused_attention(_Clock(self._sheet)):
+            return super()._bytes(probe, run)
+
+
+class _Clock(TorchDispatchMode):
+    """Adds up the time of operations: each takes as long as its products, or as its bytes, whichever take longer.
+
+    That is the roofline model (Williams, Waterman and Patterson 2009) of each operation.
+    """
+
+    def __init__(self, sheet: DataSheet) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sheet, self.seconds = sheet, 0.0
+
+    def add(self, operations: float, moved: float, element_bytes: int) -> None:
+        products = operations / (PRODUCT_SHARE * self._sheet.rate(element_bytes))
+        self.seconds += max(products, moved / (MEMORY_SHARE * self._sheet.memory_bytes_per_second))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        read, written = list(_on_device((args, kwargs))), list(_on_device(found))
+        if not written or func._opname in _FREE:
+            return found
+        storages = {tensor.untyped_storage()._cdata for tensor in read}
+        is_view = all(tensor.untyped_storage()._cdata in storages for tensor in written)
+        if is_view and not func._schema.is_mutable:
+            return found
+        count = flop_registry.get(func._overloadpacket)
+        operations = count(*args, **(kwargs or {}), out_val=found) if count else 0
+        moved = sum(map(_size, written))
+        moved += moved if func._opname in _CHOOSING else sum(map(_size, read))
+        self.add(operations, moved, written[0].element_size())
+        return found
+
+
+@contextmanager
+def _fused_attention(clock: "_Clock") -> Iterator[None]:
+    """Compute attention of meta tensors without keeping scores, as the kernels of devices do."""
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        _: float = 0.0,
+        is_causal: bool = False,
+        **__: Any,
+    ) -> Any:
+        # As kernels take it, whatever it was.
+        mask = None if attn_mask is None else query.new_empty(attn_mask.shape)
+        return _Attention.apply(query, key, value, mask, (clock, 0.5 if is_causal else 1.0))  # type: ignore[no-untyped-call]
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("scaled_dot_product_attention", attend, "AutogradMeta")
+        yield
+
+
+class _Attention(torch.autograd.Function):
+    """FlashAttention without values (Dao 2023): keeps its inputs, its output, and a number for each row of scores."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (torch gives them so)
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        given: tuple[_Clock, float],
+    ) -> torch.Tensor:
+        """`given` is the clock, and the share of scores that count."""
+        # In memory heads are next to each other, so that what follows needs no copy.
+        output = query.new_empty((*query.transpose(-3, -2).shape[:-1], value.shape[-1])).transpose(-3, -2)
+        rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, rows, mask)
+        ctx.clock, share = given
+        # Two products for each pair of a row and a column (Megatron-LM, appendix).
+        ctx.operations = share * 2 * rows.numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        ctx.clock.add(ctx.operations, sum(map(_size, (query, key, value, output))), query.element_size())
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        query, key, value, output, *_ = ctx.saved_tensors
+        moved = 2 * sum(map(_size, (query, key, value, output)))
+        ctx.clock.add(_BACKWARD_PRODUCTS * ctx.operations, moved, gradient.element_size())
+        return *map(torch.empty_like, (query, key, value)), None, None
+
+
+def _on_device(values: Any) -> Iterator[torch.Tensor]:
+    return (each for each in tree_leaves(values) if isinstance(each, torch.Tensor) and each.device == META)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor, of which expanded ones repeat those of their storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

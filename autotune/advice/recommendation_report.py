@@ -1,0 +1,113 @@
+"""A recommendation as a text for people and as a document for programs."""
+
+from typing import Any
+
+from autotune.advice.recommendation import SPREAD, DeviceChoice, Recommendation
+from autotune.plan_text import plan_parts, plan_text
+from autotune.results.text_table import table
+from trials import wire
+from trials.plan import Padded
+from trials.units import duration_text, number_of
+
+_MEBI = 1 << 20
+
+
+def recommendation_text(found: Recommendation, price: float | None) -> str:
+    """Return the numbers of devices as a table, and the advised one with its plan."""
+    training, sheet = found.job.training, found.sheet
+    head = (
+        f"{found.shape.name} in {found.shape.dtype} on {sheet.name}, limit {found.memory_limit_bytes / _MEBI:,.0f} MiB "
+        f"per rank; {number_of(found.samples, 'sample')} an epoch, {number_of(training.epochs, 'epoch')}, global "
+        f"batch {training.global_batch_samples}"
+    )
+    rows = [_row(found, choice, price) for choice in found.choices]
+    names = (
+        "devices",
+        "epoch",
+        "training",
+        "samples/s",
+        "device-hours",
+        *(["price"] if price else []),
+        "most MiB",
+        "plan",
+    )
+    return "\n\n".join((head, table(names, rows), _advice(found), _origin(found)))
+
+
+def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tuple[str, ...]:
+    forecast = choice.forecast
+    if forecast is None:
+        return (str(choice.devices), *("-" for _ in range(5 if price else 4)), "-", "does not fit")
+    plan, hours = forecast.plan, found.device_hours(choice)
+    assert not isinstance(plan.packing, Padded)  # as all starts of a space are
+    last = plan.packing.levels[-1]
+    recomputed = sum(each.recompute_vision + each.recompute_language for each in plan.stages)
+    layers = found.shape.vision_layers + found.shape.language_layers
+    return (
+        str(choice.devices),
+        duration_text(forecast.prediction.epoch_seconds),
+        duration_text(found.training_seconds(choice)),
+        f"{forecast.predicted_samples_per_second:.1f}",
+        f"{hours:.3g}",
+        *([f"{price * hours:.2f}"] if price else []),
+        f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
+        f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed",
+    )
+
+
+def _advice(found: Recommendation) -> str:
+    advised = found.advised
+    limit = found.deadline_seconds
+    if advised is None or advised.forecast is None:
+        fastest = min(found.choices, key=found.training_seconds)
+        if fastest.forecast is None:
+            return f"No plan fits: {found.choices[-1].why_not}"
+        assert limit is not None, "a plan that fits is advised unless it takes too long"
+        return (
+            f"None of these ends within {duration_text(limit)}: the nearest is {number_of(fastest.devices, 'device')} "
+            f"with {duration_text(found.training_seconds(fastest))}"
+        )
+    why = "The fewest devices that fit" if limit is None else f"The fewest that end within {duration_text(limit)}"
+    return f"{why}: {advised.devices}\nPlan {advised.forecast.plan.id}: {plan_text(advised.forecast.plan)}"
+
+
+def _origin(found: Recommendation) -> str:
+    return (
+        f"Analytic: nothing was measured. Bytes are those of the model's layers; times follow from the data sheet "
+        f"({found.sheet.source}), and may be off by {SPREAD:.0%}. `autotune profile JOB` and `tune` measure them on a "
+        "device"
+    )
+
+
+def recommendation_document(found: Recommendation, price: float | None) -> dict[str, Any]:
+    """Return the recommendation as JSON values: seconds, bytes, and shares of 1."""
+    advised = found.advised
+    return {
+        "model": wire.to_document(found.shape),
+        "device": wire.to_document(found.sheet),
+        "memory_limit_bytes": found.memory_limit_bytes,
+        "samples": found.samples,
+        "origin": "analytic",
+        "relative_error": SPREAD,
+        "deadline_seconds": found.deadline_seconds,
+        "advised_devices": advised.devices if advised else None,
+        "choices": [_choice_document(found, choice, price) for choice in found.choices],
+    }
+
+
+def _choice_document(found: Recommendation, choice: DeviceChoice, price: float | None) -> dict[str, Any]:
+    forecast = choice.forecast
+    if forecast is None:
+        return {"devices": choice.devices, "fits": False, "why_not": choice.why_not}
+    hours = found.device_hours(choice)
+    return {
+        "devices": choice.devices,
+        "fits": True,
+        "epoch_seconds": forecast.prediction.epoch_seconds,
+        "training_seconds": found.training_seconds(choice),
+        "predicted_samples_per_second": forecast.predicted_samples_per_second,
+        "device_hours": hours,
+        "price": None if price is None else price * hours,
+        "peak_bytes": max(forecast.prediction.stage_bytes),
+        "plan": wire.to_document(forecast.plan),
+    }

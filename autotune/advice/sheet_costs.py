@@ -1,0 +1,90 @@
+"""Costs of the layers of a model on devices that are not here, from their data sheet."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from transformers import PreTrainedModel
+
+from autotune.advice.data_sheets import DataSheet
+from autotune.advice.operations import LINK_SHARE, MEMORY_SHARE, META, SheetProfiler
+from autotune.prediction.fit.costs import fit_costs
+from trials.costs.coefficients import KINDS, NOTHING
+from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
+from trials.job import ModelSection, TrainingSection
+from trials.model.paths import allocate
+from trials.model.stage import StageModule
+from trials.tasks.answer import CommunicationTiming, UpdateTiming
+from trials.tasks.profiling.layer_profile import one_of_each, report_of_layers
+from trials.tasks.request import ProbeSizes
+
+DEVICES_OF_NODE = 8
+LATENCY_SECONDS = 2e-5
+"""Of a message, a choice: some launches of kernels."""
+_UPDATE_BYTES = 30
+"""Bytes that AdamW moves for a parameter: float32 weight and two moments both ways, gradient in, 16-bit weight out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SheetCosts:
+    """Costs of a model's layers on devices of one kind."""
+
+    sheet: DataSheet
+    element_bytes: int
+    layers: LayerCosts
+    """Costs on one device."""
+
+    @classmethod
+    def of(cls, sheet: DataSheet, model: ModelSection, training: TrainingSection, sizes: ProbeSizes) -> "SheetCosts":
+        """Run one layer of each kind without values at these sizes. Raise ModelError like `build_skeleton`."""
+        stage = allocated_stage(model, training)
+        report = report_of_layers(stage, partial(SheetProfiler, sheet=sheet), sizes)
+        seconds = _UPDATE_BYTES / (MEMORY_SHARE * sheet.memory_bytes_per_second)
+        layers = fit_costs(
+            [
+                replace(
+                    report,
+                    updates=(UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=seconds),),
+                    communications=(
+                        CommunicationTiming(pipeline=2, data=1, latency_seconds=LATENCY_SECONDS, seconds_per_byte=0.0),
+                    ),
+                )
+            ]
+        )
+        return cls(sheet=sheet, element_bytes=stage.model.dtype.itemsize, layers=layers)
+
+    def on(self, devices: int) -> LayerCosts:
+        """Return the costs on so many devices, in nodes of `DEVICES_OF_NODE`."""
+        rate = 1 / (LINK_SHARE * self.sheet.link_bytes_per_second)
+        if devices > DEVICES_OF_NODE:
+            rate = 1 / (LINK_SHARE * self.sheet.network_bytes_per_second)
+        link = replace(self.layers.link, seconds_per_byte=rate)
+        return replace(self.layers, link=link, communications=(), exchanges=tuple(self._exchanges(devices, rate)))
+
+    def _exchanges(self, devices: int, rate: float) -> Iterator[Exchange]:
+        """Yield averages of gradients, and what ranks gather and scatter that hold weights in shards.
+
+        In a ring each rank sends nearly all of its bytes, for an average twice (Patarasuk and Yuan 2009).
+        """
+        if devices == 1:
+            return
+        rate *= 1 - 1 / devices
+        yield Exchange.of_bytes("average", devices, 0.0, 2 * rate)
+        yield Exchange.of_bytes("scatter", devices, 0.0, rate)
+        for kind in KINDS:
+            seconds = LATENCY_SECONDS + rate * self.element_bytes * self.layers[kind].parameters
+            gather = 0.0, 0.0, 0.0, seconds
+            # The weights of the head stay for the backward pass, which begins there.
+            backward = NOTHING if kind == "head" else gather
+            yield Exchange(name="gather", ranks=devices, layer=kind, forward_seconds=gather, backward_seconds=backward)
+
+
+def allocated_stage(model: ModelSection, training: TrainingSection) -> StageModule:
+    """Return one layer of each kind on torch's meta device."""
+    return one_of_each(model, training, META, _allocate)
+
+
+def _allocate(model: PreTrainedModel, paths: Iterable[str], _: int, __: object) -> None:
+    for path in paths:
+        allocate(model, path, META)

@@ -1,0 +1,109 @@
+"""Commands that answer without running anything: each over a library function."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from autotune.advice.data_sheets import DATA_SHEETS
+from autotune.cli.context import Options, inspect_job
+from autotune.cli.parameters import JOB, JOB_PATH, SET, SIZE, SIZE_OR_NONE, Size, Time, common
+from trials import plugins
+from trials.data.packers import PACKERS
+
+if TYPE_CHECKING:
+    from autotune.job_file import JobFile
+
+
+@click.command()
+@click.argument("model")
+@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--device", metavar="NAME", required=True, help=f"One of {', '.join(DATA_SHEETS)}.")
+@click.option(
+    "--devices", multiple=True, type=SIZE, help="Number of devices; may be given several times. Default: 1, 2, ... 64."
+)
+@click.option("--deadline", type=Time(), metavar="TIME", help="Most time for the whole training, such as 24h.")
+@click.option("--price", type=click.FloatRange(min=0, min_open=True), help="Price of an hour of one device.")
+@click.option(
+    "--set",
+    "changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Value of a job, such as training.epochs=2; may be given several times.",
+)
+@common
+def recommend(options: Options, model: str, data: tuple[Path, ...], **wanted: Any) -> None:
+    """Recommend how many devices, and which plan, train MODEL on DATA, without a device."""
+    from autotune.cli.recommend import recommend_devices
+
+    recommend_devices(options, model, data, **wanted)
+
+
+@click.command()
+@JOB
+@SET
+@click.option(
+    "--plan",
+    metavar="FILE|ID",
+    help="Plan file (YAML or JSON) or ID of a tried plan. Default: the best plans that the solver finds.",
+)
+@click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
+@click.option(
+    "--memory",
+    "memory_limit_bytes",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory limit per rank, such as 80GiB. Default: the job's.",
+)
+@click.option(
+    "--device-profile", metavar="NAME|FILE", help="Part of a device name, or a profile file. Default: this machine."
+)
+@click.option("--top", type=SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
+@common
+def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: Path | None, **wanted: Any) -> None:
+    """Predict how fast plans for JOB are, here or on other devices, without running them."""
+    inspect_job(options, job)
+    from autotune.cli.predict import predict_job
+    from autotune.forecast.cluster import ClusterOptions
+
+    predict_job(options, job, ClusterOptions(**wanted), plan=plan, top=top, picture=plot)
+
+
+@click.command()
+@click.argument("job", metavar="INPUT", **JOB_PATH)
+@SET
+@click.option("--qv", type=SIZE_OR_NONE, help="Most vision units of a pack. Default: chosen for the data.")
+@click.option("--qt", type=SIZE, help="Most text tokens of a pack. Default: chosen for the data.")
+@click.option("--qv-min", type=SIZE_OR_NONE, help="Vision units that fill a pack. Default: qv.")
+@click.option("--qt-min", type=SIZE_OR_NONE, help="Text tokens that fill a pack. Default: qt - 128.")
+@click.option("--packer", metavar="NAME", help=f"{', '.join(plugins.names(PACKERS))} or best. Default: best, by cost.")
+@click.option(
+    "--data-parallel",
+    type=click.IntRange(min=1, max=1 << 16),
+    help="Number of data-parallel ranks. Default: the job's, or 8.",
+)
+@click.option("--global-batch", type=SIZE, help="Samples of a step. Default: the job's, or 128.")
+@click.option(
+    "--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Seed of order and packs. Default: the job's, or 0."
+)
+@click.option("--epoch", type=SIZE_OR_NONE, default=0, help="Number of the epoch, counted from 0.")
+@click.option(
+    "--oversize",
+    type=click.Choice(["own-pack", "truncate", "skip", "fail"]),
+    help="What to do with a sample above qv or qt. Default: the job's, or own-pack.",
+)
+@click.option("--model", metavar="PATH", help="Model whose cost weighs a file of lengths. Default: OmniBal's.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the packs to this .jsonl or .parquet file.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw before and after into this .png, .svg or .pdf file."
+)
+@common
+def pack(
+    options: Options, job: "JobFile", global_batch: int | None, out: Path | None, plot: Path | None, **wanted: Any
+) -> None:
+    """Pack INPUT, a job's data or a file of lengths, and show how balanced it is before and after."""
+    from autotune.cli.data import pack_data
+    from autotune.packing.material import PackOptions
+
+    pack_data(options, job, PackOptions(global_batch_samples=global_batch, **wanted), out=out, picture=plot)
