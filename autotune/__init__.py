@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.advice.recommendation import Recommendation
+    from autotune.exporting.export import Exported
     from autotune.forecast.forecast import Forecast
     from autotune.job_file import load_job
     from autotune.library.best_plan import best_plan
+    from autotune.library.export import export
     from autotune.library.launch import launch
     from autotune.library.pack import pack
     from autotune.library.predict import predict
@@ -36,6 +38,7 @@ __all__ = [
     "Balanced",
     "BestPlan",
     "EvenPackSampler",
+    "Exported",
     "Forecast",
     "Job",
     "Launched",
@@ -46,6 +49,7 @@ __all__ = [
     "Recommendation",
     "SampleDataset",
     "best_plan",
+    "export",
     "launch",
     "load_job",
     "pack",
@@ -58,6 +62,7 @@ _MODULES = {
     "Balanced": "autotune.packing.balance",
     "BestPlan": "storage.records",
     "EvenPackSampler": "autotune.loop.sampler",
+    "Exported": "autotune.exporting.export",
     "Forecast": "autotune.forecast.forecast",
     "Job": "trials.job",
     "Launched": "autotune.training.full_training",
@@ -68,6 +73,7 @@ _MODULES = {
     "Recommendation": "autotune.advice.recommendation",
     "SampleDataset": "autotune.loop.samples",
     "best_plan": "autotune.library.best_plan",
+    "export": "autotune.library.export",
     "launch": "autotune.library.launch",
     "load_job": "autotune.job_file",
     "pack": "autotune.library.pack",

@@ -13,6 +13,7 @@ AutotuneError           base of those of `storage.errors` and of `trials.errors`
 |-- PackError          the lengths, or the file for the packs or the plot, cannot be used
 |-- PredictError       the plan to predict cannot be used, or nothing is known of the devices
 |-- RecommendError     no data sheet, or no number of devices, is as asked for
+|-- ExportError        another trainer can hold nothing of the plan, the data or the job, or the folder is taken
 |-- NoProfile          the layers of the model were not profiled on the hardware to predict for
 |-- DatabaseFaulty     a check of the database found something wrong
 `-- DeviceBusy         other processes use the devices, so that measurements would not hold
@@ -86,6 +87,10 @@ class RecommendError(AutotuneError):
     """No data sheet, or no number of devices, is as asked for."""
 
 
+class ExportError(AutotuneError):
+    """Another trainer can hold nothing of the plan, or would train otherwise; or the folder for it cannot be made."""
+
+
 class NoProfile(AutotuneError):
     """The layers of the model were not profiled on the hardware to predict for."""
 
@@ -106,6 +111,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     ProfileError: 2,
     PackError: 2,
     PredictError: 2,
+    ExportError: 2,
     UnknownName: 2,
     OutputTaken: 2,
     SiteError: 2,

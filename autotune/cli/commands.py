@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autotune.cli.context import Options, inspect_job
-from autotune.cli.database_commands import db
-from autotune.cli.forecast_commands import pack, predict, recommend
+from autotune.cli.database_commands import db, studies
+from autotune.cli.forecast_commands import export, pack, predict, recommend
 from autotune.cli.node import node
 from autotune.cli.parameters import (
     JOB,
@@ -17,7 +17,6 @@ from autotune.cli.parameters import (
     SET,
     SIZE,
     SUBMIT,
-    DefaultGroup,
     Time,
     WorkflowGroup,
     common,
@@ -163,62 +162,6 @@ def plans(options: Options, **wanted: Any) -> None:
     list_plans(options, PlanFilter(**wanted))
 
 
-@main.group(cls=DefaultGroup)
-def studies() -> None:
-    """List studies, or show, delete or archive some. Without a command: `studies list`."""
-
-
-@studies.command(name="list")
-@click.argument("study", required=False)
-@click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
-@click.option("--tag", metavar="TAG", help="Only studies with this tag.")
-@click.option("--archived", is_flag=True, help="List archived studies too.")
-@click.option("--top", type=SIZE, help="Show at most this many.")
-@common
-def list_(options: Options, study: str | None, **wanted: Any) -> None:
-    """List the stored studies, or show every trial and the winner of STUDY."""
-    from autotune.cli.stored.studies import list_studies, show_study
-
-    if study is None:
-        list_studies(options, **wanted)
-    else:
-        show_study(options, study, **wanted)
-
-
-_STUDIES = click.argument("names", metavar="STUDY...", nargs=-1, required=True)
-
-
-@studies.command()
-@_STUDIES
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@common
-def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
-    """Delete each STUDY with its trials, its winner, and the plans that no other study tried."""
-    from autotune.cli.stored.studies import delete_studies
-
-    delete_studies(options, names, is_confirmed=yes)
-
-
-@studies.command()
-@_STUDIES
-@common
-def archive(options: Options, names: tuple[str, ...]) -> None:
-    """Hide each STUDY from lists, later searches and launches, which use it only by name."""
-    from autotune.cli.stored.studies import archive_studies
-
-    archive_studies(options, names, is_undone=False)
-
-
-@studies.command()
-@_STUDIES
-@common
-def unarchive(options: Options, names: tuple[str, ...]) -> None:
-    """Undo `studies archive`."""
-    from autotune.cli.stored.studies import archive_studies
-
-    archive_studies(options, names, is_undone=True)
-
-
 _SUBJECT = click.argument("name")
 
 
@@ -315,5 +258,5 @@ def completion(options: Options, shell: str) -> None:
     options.give(lambda: {"script": script}, lambda: script, is_code=True)
 
 
-for command in (recommend, predict, pack, db, node):
+for command in (export, recommend, predict, pack, studies, db, node):
     main.add_command(command)

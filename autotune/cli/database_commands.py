@@ -1,11 +1,12 @@
-"""The commands of `autotune db`, each over a library function."""
+"""The commands of `autotune db` and `autotune studies`, each over a library function."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from autotune.cli.context import Options
-from autotune.cli.parameters import common
+from autotune.cli.parameters import SIZE, DefaultGroup, common
 
 
 @click.group()
@@ -71,3 +72,59 @@ def import_(options: Options, bundle: Path) -> None:
     from autotune.cli.stored.database import import_bundle
 
     import_bundle(options, bundle)
+
+
+@click.group(cls=DefaultGroup)
+def studies() -> None:
+    """List studies, or show, delete or archive some. Without a command: `studies list`."""
+
+
+@studies.command(name="list")
+@click.argument("study", required=False)
+@click.option("--model", metavar="NAME", help="Only studies of models with NAME in their name.")
+@click.option("--tag", metavar="TAG", help="Only studies with this tag.")
+@click.option("--archived", is_flag=True, help="List archived studies too.")
+@click.option("--top", type=SIZE, help="Show at most this many.")
+@common
+def list_(options: Options, study: str | None, **wanted: Any) -> None:
+    """List the stored studies, or show every trial and the winner of STUDY."""
+    from autotune.cli.stored.studies import list_studies, show_study
+
+    if study is None:
+        list_studies(options, **wanted)
+    else:
+        show_study(options, study, **wanted)
+
+
+_STUDIES = click.argument("names", metavar="STUDY...", nargs=-1, required=True)
+
+
+@studies.command()
+@_STUDIES
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common
+def delete(options: Options, names: tuple[str, ...], yes: bool) -> None:
+    """Delete each STUDY with its trials, its winner, and the plans that no other study tried."""
+    from autotune.cli.stored.studies import delete_studies
+
+    delete_studies(options, names, is_confirmed=yes)
+
+
+@studies.command()
+@_STUDIES
+@common
+def archive(options: Options, names: tuple[str, ...]) -> None:
+    """Hide each STUDY from lists, later searches and launches, which use it only by name."""
+    from autotune.cli.stored.studies import archive_studies
+
+    archive_studies(options, names, is_undone=False)
+
+
+@studies.command()
+@_STUDIES
+@common
+def unarchive(options: Options, names: tuple[str, ...]) -> None:
+    """Undo `studies archive`."""
+    from autotune.cli.stored.studies import archive_studies
+
+    archive_studies(options, names, is_undone=True)

@@ -7,7 +7,18 @@ import click
 
 from autotune.advice.data_sheets import DATA_SHEETS
 from autotune.cli.context import Options, inspect_job
-from autotune.cli.parameters import JOB, JOB_PATH, SET, SIZE, SIZE_OR_NONE, Size, Time, common
+from autotune.cli.parameters import (
+    DEVICE_PROFILE,
+    DEVICES,
+    JOB,
+    JOB_PATH,
+    MEMORY,
+    SET,
+    SIZE,
+    SIZE_OR_NONE,
+    Time,
+    common,
+)
 from trials import plugins
 from trials.data.packers import PACKERS
 
@@ -47,17 +58,9 @@ def recommend(options: Options, model: str, data: tuple[Path, ...], **wanted: An
     metavar="FILE|ID",
     help="Plan file (YAML or JSON) or ID of a tried plan. Default: the best plans that the solver finds.",
 )
-@click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
-@click.option(
-    "--memory",
-    "memory_limit_bytes",
-    type=Size(),
-    metavar="SIZE",
-    help="Memory limit per rank, such as 80GiB. Default: the job's.",
-)
-@click.option(
-    "--device-profile", metavar="NAME|FILE", help="Part of a device name, or a profile file. Default: this machine."
-)
+@DEVICES
+@MEMORY
+@DEVICE_PROFILE
 @click.option("--top", type=SIZE, default=5, help="Number of plans to show, best first; with --plan only that one.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw a typical step into this .png, .svg or .pdf file.")
 @common
@@ -107,3 +110,34 @@ def pack(
     from autotune.packing.material import PackOptions
 
     pack_data(options, job, PackOptions(global_batch_samples=global_batch, **wanted), out=out, picture=plot)
+
+
+@click.command()
+@JOB
+@SET
+@click.option("--to", "trainer", metavar="TRAINER", required=True, help="ms-swift.")
+@click.option(
+    "--plan",
+    metavar="FILE|ID",
+    help="Plan file (YAML or JSON) or ID of a tried plan. Default: the winner, else the best that the solver finds.",
+)
+@click.option(
+    "--from",
+    "present",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Your own configuration of TRAINER, of which is kept what the export does not decide.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="New folder. Default: JOB-TRAINER, here.")
+@DEVICES
+@MEMORY
+@DEVICE_PROFILE
+@common
+def export(
+    options: Options, job: "JobFile", trainer: str, plan: str | None, present: Path | None, **wanted: Any
+) -> None:
+    """Write a plan for JOB as data and configuration of another TRAINER, and show what that costs."""
+    inspect_job(options, job)
+    from autotune.cli.export import export_job
+
+    export_job(options, job, trainer, plan=plan, present=present, **wanted)

@@ -37,7 +37,7 @@ class WorkflowGroup(click.Group):
     sections: Mapping[str, Sequence[str]] = {
         "Start": ("init", "recommend", "doctor", "pack"),
         "Search": ("tune", "profile", "predict"),
-        "Train": ("launch", "run"),
+        "Train": ("launch", "run", "export"),
         "Look up": ("plans", "show", "compare", "studies", "report"),
         "Share and keep": ("db", "note", "tag"),
         "Set up": ("node", "schema", "completion"),
@@ -147,3 +147,16 @@ def common(command: Callable[..., Any]) -> Callable[..., Any]:
 def common_with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the same to a command that starts ranks."""
     return guarded(with_common_options(command), starts_ranks=True)
+
+
+DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
+MEMORY = click.option(
+    "--memory",
+    "memory_limit_bytes",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory limit per rank, such as 80GiB. Default: the job's.",
+)
+DEVICE_PROFILE = click.option(
+    "--device-profile", metavar="NAME|FILE", help="Part of a device name, or a profile file. Default: this machine."
+)

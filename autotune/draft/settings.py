@@ -19,7 +19,7 @@ from trials.model.hub import folder_of, may_be_id
 from trials.units import number_of
 
 _KEPT = "training.keep_checkpoints"
-_PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "learning_rate": ("training.learning_rate", number),
     "vision_lr": ("training.learning_rates.vision", number),
     "projector_lr": ("training.learning_rates.projector", number),
@@ -30,13 +30,13 @@ _PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "output_dir": ("training.output", text),
 }
 """Key of the job, and kind of value, by common name."""
-_SCHEDULES = {
+SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
     "linear": "linear",
     "cosine": "cosine",
 }
-_EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
+EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
@@ -51,7 +51,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     draft = Draft(notes=[f"Taken from a configuration of {title}"])
     given = Given(values)
     saves = _intervals(given, draft)
-    for name, (key, read) in _PLAIN.items():
+    for name, (key, read) in PLAIN.items():
         if (value := given.take(name, read)) is not None:
             draft.values[key] = value
     if saves and _KEPT not in draft.values:
@@ -201,7 +201,7 @@ def _intervals(given: Given, draft: Draft) -> bool:
     A share of all steps is not taken.
     """
     strategy = given.take("save_strategy", text)
-    for name, key in _EVERY.items():
+    for name, key in EVERY.items():
         every = given.take(name, number)
         if not every or (name == "save_steps" and strategy not in (None, "steps")):
             continue
@@ -222,10 +222,10 @@ def _steps(given: Given, draft: Draft) -> None:
         if epochs != int(epochs):
             draft.notes.append(f"{epochs:g} epochs are rounded up; training.max_steps ends a training earlier")
     name = given.take("lr_scheduler_type", text)
-    if name is not None and name not in _SCHEDULES:
+    if name is not None and name not in SCHEDULES:
         draft.notes.append(f"the schedule {name} is not supported; training.schedule is cosine instead")
     if name is not None:
-        draft.values["training.schedule"] = _SCHEDULES.get(name, "cosine")
+        draft.values["training.schedule"] = SCHEDULES.get(name, "cosine")
     warmup = given.take("warmup_steps", number) or given.take("warmup_ratio", number)
     if warmup and name != "constant":
         draft.values["training.warmup"] = warmup

@@ -1,14 +1,17 @@
 """Forecasts of plans without devices or ranks, as `autotune predict` makes them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Self
 
+import numpy as np
 import torch
 
 from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.sequence import knows_sequence
+from autotune.epoch_balance import step_sums
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -16,6 +19,7 @@ from autotune.forecast.cluster import Cluster
 from autotune.held_out import hold_out
 from autotune.machine.hardware import default_workers
 from autotune.model_shape import cost_weights
+from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
@@ -25,12 +29,15 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial
+from trials.arrays import Ints
 from trials.costs.layer_costs import LayerCosts
+from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
+from trials.model.cut import cut
 from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
@@ -39,6 +46,9 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Layout, Levelled, Padded, Plan
 from trials.units import number_of
 from trials.workload import ModelShape, Workload
+
+_DRAWS = 8
+"""Random orders of packs whose mean stands for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -164,8 +174,7 @@ class Forecaster:
 
         Raise NoFeasiblePlan when none fits the memory and keeps the global batch.
         """
-        solver = Solver(self._predictor.corrected, Limits.of(self.workload))
-        solved = feasible_space(self.workload, solver, remedy="give more --memory or --devices").starts
+        solved = feasible_space(self.workload, self.solver(), remedy="give more --memory or --devices").starts
         peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
         distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], Plan] = {}
         for *_, plan in sorted(
@@ -179,6 +188,51 @@ class Forecaster:
         # The epoch may differ a little from the excerpt on which the plans were compared.
         found.sort(key=lambda entry: self._order(max(entry[1].stage_bytes), entry[1].epoch_seconds))
         return tuple(self._forecast(*entry) for entry in found)
+
+    def solver(self) -> Solver:
+        """Return a solver by the forecasts, as they are corrected by now."""
+        return Solver(self._predictor.corrected, Limits.of(self.workload))
+
+    def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the predicted epoch seconds of each plan, in less time than `of`."""
+        return self._predictor.plans_epoch_seconds(plans)
+
+    def ranked(self, plans: Iterable[Plan]) -> list[tuple[float, Plan]]:
+        """Return (epoch seconds, plan) of those that are expected to fit and keep the batch, the fastest first."""
+        distinct = list(dict.fromkeys(plans))
+        usable = Limits.of(self.workload).usable_bytes
+        memory = self._predictor.plans_memory(distinct)
+        fitting = [
+            plan
+            for plan, stages in zip(distinct, memory, strict=True)
+            if max(stage.expected for stage in stages) <= usable and self.epoch(plan).keeps_batch
+        ]
+        seconds = self.epoch_seconds(fitting)
+        return sorted(zip(seconds, fitting, strict=True), key=lambda each: each[0])
+
+    def epoch(self, plan: Plan) -> Epoch:
+        """Return the first epoch under a plan. Raise DataError where it cannot pack the data."""
+        return self._predictor.base.sizes(plan.packing, plan.layout).epoch
+
+    def waiting_ratio(self, plan: Plan) -> float:
+        """Return the time of all passes with packs in random order, over that with packs as they are arranged.
+
+        The plan has one stage. Ranks meet at the end of each step, with shards of gradients after each micro-batch.
+        """
+        base = self._predictor.base.with_costs(self._predictor.corrected.costs)
+        sizes = base.sizes(plan.packing, plan.layout)
+        passes = base.times.pass_seconds(Parts.of(cut(plan)), plan.layout, sizes.table)
+        seconds = np.sum(passes, axis=0)[:, 0]
+        epoch, random = sizes.epoch, np.random.default_rng(self.job.training.seed)
+
+        def waited(assignment: Ints) -> float:
+            load = seconds[assignment]
+            rows = load if plan.layout.shards_gradients else step_sums(epoch, load)
+            return float(rows.max(axis=1).sum())
+
+        flat, shape = epoch.assignment.ravel(), epoch.assignment.shape
+        shuffled = (random.permutation(flat).reshape(shape) for _ in range(_DRAWS))
+        return fmean(map(waited, shuffled)) / waited(epoch.assignment)
 
     def _order(self, peak_bytes: float, epoch_seconds: float) -> tuple[bool, float]:
         return peak_bytes > self.cluster.memory_limit_bytes, epoch_seconds

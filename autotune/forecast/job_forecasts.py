@@ -13,7 +13,7 @@ from trials.job import Job
 from trials.plan import Plan
 
 
-def _forecaster_of(job: Job, options: ClusterOptions, database_url: str | None, listener: Listener) -> Forecaster:
+def forecaster_of(job: Job, options: ClusterOptions, database_url: str | None, listener: Listener) -> Forecaster:
     """Return the forecaster of a job, which has learned from its stored trials unless a profile file is given.
 
     Raise what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
@@ -55,8 +55,8 @@ def forecasts(
     is known. Raise PredictError for a file, and what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.
     """
     if isinstance(plan, str):
-        plan = _named_plan(plan, database_url, listener)
-    forecaster = _forecaster_of(job, options, database_url, listener)
+        plan = named_plan(plan, database_url, listener)
+    forecaster = forecaster_of(job, options, database_url, listener)
     if plan is not None:
         return forecaster, (forecaster.of(plan),)
     text = "Solving for the best plans of every layout and packing"
@@ -64,7 +64,7 @@ def forecasts(
     return forecaster, forecaster.best(top)
 
 
-def _named_plan(text: str, database_url: str | None, listener: Listener) -> Plan:
+def named_plan(text: str, database_url: str | None, listener: Listener) -> Plan:
     if is_plan_file(text):
         return read_plan(Path(text))
     with read_store(database_url) as store:

@@ -27,10 +27,15 @@ def packed_plan(workload: Workload, solver: Solver, limits: Limits, *, hold_all:
 
     None where no length fits the memory and keeps the global batch.
     """
+    plans = packed_plans(workload, solver, limits, hold_all=hold_all)
+    return plans[int(np.argmin(solver.epoch_seconds(plans)))] if plans else None
+
+
+def packed_plans(workload: Workload, solver: Solver, limits: Limits, *, hold_all: bool) -> list[Plan]:
+    """Return all plans that `packed_plan` compares."""
     layouts = tuple(_layouts(workload, solver))
     packings = _packings(workload, hold_all=hold_all)
-    plans = [plan for packing in packings for plan in _fitting(packing, layouts, solver, limits)]
-    return plans[int(np.argmin(solver.epoch_seconds(plans)))] if plans else None
+    return [plan for packing in packings for plan in _fitting(packing, layouts, solver, limits)]
 
 
 def _layouts(workload: Workload, solver: Solver) -> Iterator[Layout]:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import autotune
-from autotune import best_plan, launch, load_job, pack, predict, recommend, tune
+from autotune import best_plan, export, launch, load_job, pack, predict, recommend, tune
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
 from autotune.workload import look_at, workload_of
@@ -64,7 +64,7 @@ def test_every_function_is_documented_with_its_options() -> None:
     text = DOCUMENT.read_text()
     assert set(autotune.__all__) <= set(re.findall(r"`(\w+)", text))
     listed = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows(DOCUMENT, "function", "options")}
-    functions = (tune, best_plan, predict, recommend, pack, launch)
+    functions = (tune, best_plan, predict, recommend, pack, export, launch)
     assert {f"`{function.__name__}`": _options_of(function) for function in functions} == listed
 
 
@@ -111,6 +111,8 @@ def _first_parameter(name: str) -> str:
 
 REQUIRED = {"recommend": {"device": "h100"}}
 """Options without a default."""
+FURTHER = {"export": ("ms-swift", "new")}
+"""Arguments behind the file, of functions that need some."""
 TAKE_A_FILE = [name for name in autotune.__all__ if _first_parameter(name) in {"path", "job", "data"}]
 
 
@@ -123,7 +125,7 @@ def test_every_function_that_takes_a_file_is_among_those_called_here() -> None:
 @pytest.mark.parametrize("name", TAKE_A_FILE)
 def test_the_path_of_a_job_is_a_text_or_a_path(name: str, kind: Callable[[str], object]) -> None:
     with pytest.raises(AutotuneError, match=r"^nowhere.yaml: no such file"):
-        getattr(autotune, name)(kind("nowhere.yaml"), **REQUIRED.get(name, {}))
+        getattr(autotune, name)(kind("nowhere.yaml"), *FURTHER.get(name, ()), **REQUIRED.get(name, {}))
 
 
 @pytest.mark.parametrize("kind", [str, Path])

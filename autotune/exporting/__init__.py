@@ -1,0 +1,1 @@
+"""Plans as other trainers hold them: `autotune export`."""

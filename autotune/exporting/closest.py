@@ -1,0 +1,165 @@
+"""The best plan within the limits of a trainer."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autotune.dimensions.folds import layout_name
+from autotune.dimensions.usual import sharded_layouts, zero_stages
+from autotune.errors import ExportError, NoFeasiblePlan
+from autotune.exporting.abilities import Abilities
+from autotune.exporting.sequential import PackOrder, order_of
+from autotune.forecast.forecast import Forecaster
+from autotune.search.packed import packed_plans
+from autotune.search.solver.limits import Limits
+from autotune.search.space.feasible import feasible_space, holds_all
+from trials.data.epoch import Epoch
+from trials.errors import DataError, InvalidPlan
+from trials.job import SpaceSection
+from trials.plan import Layout, Packed, Padded, Plan, Stage
+
+# A choice: with 8 data ranks every eighth length has packs of which none is left over.
+_LENGTHS = 40
+"""Lengths that are tried for packs that a trainer has to rebuild from their order."""
+_SHORTER = 1 / 512
+"""Share of a length by which the next one is shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Held:
+    """A plan as a trainer can hold it."""
+
+    plan: Plan
+    seconds: float
+    """Predicted seconds of an epoch, with the plan's own order of packs."""
+    order: PackOrder | None = None
+    """Order of the samples from which the trainer rebuilds the packs; None where it needs none."""
+
+
+class Restricted:
+    """The plans of a job within the limits of a trainer."""
+
+    def __init__(self, forecaster: Forecaster, abilities: Abilities) -> None:
+        self.forecaster, self.abilities = forecaster, abilities
+        self._solver = forecaster.solver()
+        shape = forecaster.workload.model
+        self._layers = (shape.vision_layers, shape.language_layers)
+        self._layouts = self._possible_layouts()
+        self._names = tuple(map(layout_name, self._layouts))
+
+    def holding(self, plan: Plan) -> Held | None:
+        """Return the plan itself where the trainer can hold it; None where it cannot."""
+        if self.abilities.missing(plan):
+            return None
+        (seconds,) = self.forecaster.epoch_seconds((plan,))
+        return self._held(plan, seconds, lengths=1)
+
+    def best(self) -> Held:
+        """Return the fastest plan that the trainer can hold. Raise ExportError where there is none."""
+        candidates = self._padded if self.abilities.packs == "none" else (*self._switched, *self._padded)
+        best: Held | None = None
+        for seconds, plan in self.forecaster.ranked(candidates):
+            if best is not None and seconds >= best.seconds:
+                break
+            found = self._held(plan, seconds)
+            if found is not None and (best is None or found.seconds < best.seconds):
+                best = found
+        if best is None:
+            raise ExportError(
+                "no plan that the trainer can hold fits the memory and keeps the global batch; give more --memory or "
+                "--devices, or train with `autotune launch JOB`"
+            )
+        return best
+
+    def without_split(self) -> float:
+        """Return the least epoch seconds with the trainer's layouts and packs of one level; whatever is recomputed."""
+        return self._least(self._within(SpaceSection(layouts=self._names, sequence=("1",))))
+
+    def with_switches(self) -> float:
+        """Return the least epoch seconds with its layouts and its switches for checkpointing, whatever the packs."""
+        return self._least(self._switched)
+
+    def _least(self, plans: Sequence[Plan]) -> float:
+        ranked = self.forecaster.ranked((*plans, *self._padded))
+        return ranked[0][0] if ranked else math.inf
+
+    def _possible_layouts(self) -> tuple[Layout, ...]:
+        model, devices = self.forecaster.workload.model, self.forecaster.workload.hardware.devices
+        plain = (Layout(pipeline=1, data=devices, zero=zero) for zero in zero_stages(model, devices))
+        every = (*plain, *sharded_layouts(devices))
+        return self.abilities.layouts(tuple(each for each in every if self._solver.unprofiled(each) is None))
+
+    @cached_property
+    def _switched(self) -> tuple[Plan, ...]:
+        """The solver's plans for each position of the switches, and those of packs that length alone limits."""
+        workload, limits = self.forecaster.workload, Limits.of(self.forecaster.workload)
+        sections = (self.abilities.space(self._names, self._layers, switch) for switch in self.abilities.switches)
+        solved = [plan for section in sections for plan in self._within(section)]
+        by_length = packed_plans(workload, self._solver, limits, hold_all=holds_all(workload))
+        layouts = set(map(self._solver.overlapped, self._layouts))
+        return (*solved, *(each for each in by_length if each.layout in layouts and not self.abilities.missing(each)))
+
+    def _within(self, wanted: SpaceSection) -> tuple[Plan, ...]:
+        try:
+            space = feasible_space(self.forecaster.workload, self._solver, remedy="", wanted=wanted)
+        except NoFeasiblePlan:
+            return ()
+        return space.starts
+
+    @cached_property
+    def _padded(self) -> tuple[Plan, ...]:
+        return tuple(self._each_padded())
+
+    def _each_padded(self) -> Iterator[Plan]:
+        """Yield plans with 1, 2, 4 and so on unpacked samples in a micro-batch."""
+        workload = self.forecaster.workload
+        for layout in self._layouts:
+            samples = 1
+            while samples * workload.hardware.devices <= workload.global_batch_samples:
+                for switch in self.abilities.switches:
+                    plan = Plan(packing=Padded(samples=samples), layout=layout, stages=(self._stage(switch),))
+                    if self._epoch(plan) is not None:
+                        yield plan
+                samples *= 2
+
+    def _stage(self, switch: tuple[bool, bool]) -> Stage:
+        vision, language = self._layers
+        return Stage(
+            vision=vision,
+            language=language,
+            recompute_vision=vision * switch[0],
+            recompute_language=language * switch[1],
+        )
+
+    def _held(self, plan: Plan, seconds: float, lengths: int = _LENGTHS) -> Held | None:
+        """Return the plan, or the one with the nearest shorter packs whose order tells the trainer where they end."""
+        if self.abilities.packs != "in order" or isinstance(plan.packing, Padded):
+            return Held(plan=plan, seconds=seconds)
+        for other in _shorter(plan, lengths):
+            epoch = self._epoch(other)
+            if epoch is None or not (other is plan or epoch.keeps_batch):
+                continue
+            if (order := order_of(epoch)) is not None:
+                (own,) = self.forecaster.epoch_seconds((other,))
+                return Held(plan=other, seconds=own, order=order)
+        return None
+
+    def _epoch(self, plan: Plan) -> Epoch | None:
+        try:
+            return self.forecaster.epoch(plan)
+        except (DataError, InvalidPlan):  # too few samples for a step of such packs
+            return None
+
+
+def _shorter(plan: Plan, count: int) -> Iterator[Plan]:
+    """Yield the plan, then those with packs that are shorter and shorter."""
+    packing = plan.packing
+    assert isinstance(packing, Packed)
+    step = max(1, round(packing.qt * _SHORTER))
+    slack = packing.qt - packing.qt_min
+    yield plan
+    for number in range(1, count):
+        if (qt := packing.qt - number * step) <= slack:
+            return
+        yield replace(plan, packing=replace(packing, qt=qt, qt_min=qt - slack))

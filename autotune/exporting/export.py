@@ -1,0 +1,139 @@
+"""A plan, its data and its settings as files of another trainer."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from autotune.draft.arguments import Arguments
+from autotune.draft.present import Present
+from autotune.draft.present_plan import plan_of
+from autotune.draft.settings import draft_of
+from autotune.errors import ExportError, PredictError
+from autotune.exporting.checks import check_folder, check_wanted
+from autotune.exporting.closest import Restricted
+from autotune.exporting.price import Price, price_of
+from autotune.exporting.settings import not_carried
+from autotune.exporting.trainers import EXPORTS, Export, Exporter
+from autotune.folders import lengths_folder
+from autotune.forecast.forecast import Forecaster
+from autotune.held_out import hold_out
+from autotune.plan_file import read_plan
+from trials import plugins
+from trials.data.index import DatasetIndex
+from trials.data.indexing import build_index
+from trials.job import Job
+from trials.model.inputs.encoders import load_measurer
+from trials.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Exported:
+    """Files for another trainer, and what they hold."""
+
+    trainer: str
+    """Its title."""
+    folder: Path
+    files: tuple[str, ...]
+    command: str
+    """Starts the training, from inside of the folder."""
+    plan: Plan
+    """The plan that the files hold."""
+    wanted: Plan
+    """The plan that was to be exported."""
+    missing: tuple[str, ...]
+    """What of the wanted plan the trainer does not have; empty where the files hold that plan."""
+    left_out: tuple[str, ...]
+    """What is not carried over, in words."""
+    notes: tuple[str, ...]
+    price: Price
+
+
+def export_plan(
+    forecaster: Forecaster, plan: Plan, trainer: str, folder: Path, present: Arguments | None = None
+) -> Exported:
+    """Write the plan, or where the trainer cannot hold it the best one that it can, into a new folder.
+
+    `present` are the arguments of the user's own configuration of the trainer: what the export does not decide is kept
+    from it. Raise ExportError for what the trainer cannot train as the job says, and leave no folder behind then.
+    """
+    check_wanted(trainer, folder)
+    exporter = plugins.load(EXPORTS, trainer)
+    exporter.check(forecaster.job, forecaster.index)
+    wanted = forecaster.of(plan)
+    abilities = exporter.ABILITIES
+    restricted = Restricted(forecaster, abilities)
+    missing = abilities.missing(plan)
+    held = restricted.holding(plan)
+    if held is None:
+        missing = missing or ("packs whose ends the order of the samples does not tell",)
+        held = restricted.best()
+    found = Export(
+        job=forecaster.job,
+        epoch=forecaster.epoch(held.plan),
+        held=held,
+        held_out=_held_out(forecaster.job),
+        present={} if present is None else _own(exporter, present),
+    )
+    price = price_of(wanted, held, _present_plan(forecaster, present), restricted)
+    files = _written(exporter, found, folder)
+    return Exported(
+        trainer=exporter.TITLE,
+        folder=folder,
+        files=files,
+        command=exporter.command(found),
+        plan=held.plan,
+        wanted=plan,
+        missing=missing,
+        left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
+        notes=tuple(exporter.notes(found)),
+        price=price,
+    )
+
+
+def _held_out(job: Job) -> DatasetIndex | None:
+    """Return the samples to evaluate on; None where the job has none."""
+    evaluation = job.evaluation
+    if evaluation.samples is None and evaluation.sources is None:
+        return None
+    data = job.data.model_copy(update={"sources": evaluation.sources or job.data.sources})
+    index, _ = build_index(data, load_measurer(job.model, data), Path(), cache=lengths_folder())
+    return index if evaluation.sources else hold_out(index, evaluation)[1]
+
+
+def _own(exporter: Exporter, present: Arguments) -> Mapping[str, Any]:
+    """Return the arguments of a configuration of this trainer. Raise ExportError for one of another."""
+    if not exporter.READER.recognises(present):
+        raise ExportError(f"--from: the configuration is not one of {exporter.TITLE}; give one, or leave --from out")
+    return present.values
+
+
+def _present_plan(forecaster: Forecaster, present: Arguments | None) -> Plan | None:
+    """Return the plan of the user's present configuration, or else the one that the job names; None without."""
+    job, devices = forecaster.job, forecaster.cluster.devices
+    if present is not None:
+        found = draft_of(present, devices).present
+        return plan_of(found, job.model.path, job.model.dtype, devices)[0] if isinstance(found, Present) else None
+    if job.search.current_plan is None:
+        return None
+    try:
+        return read_plan(job.search.current_plan)
+    except PredictError as error:
+        raise ExportError(f"search.current_plan: {error}") from error
+
+
+def _written(exporter: Exporter, found: Export, folder: Path) -> tuple[str, ...]:
+    """Write all files, and return their names; where that fails, nothing is left."""
+    partial = folder.absolute().with_name(f".{folder.name}-{uuid4().hex[:8]}.partial")
+    try:
+        partial.mkdir()
+        exporter.write(found, partial)
+        check_folder(folder)  # another process may have made it
+        partial.rename(folder)
+    except OSError as error:
+        raise ExportError(f"{folder} cannot be written ({error.strerror or error}); name another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return tuple(sorted(str(path.relative_to(folder)) for path in folder.iterdir()))

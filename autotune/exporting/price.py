@@ -1,0 +1,72 @@
+"""What it costs to train a plan in another trainer: predicted times of an epoch, part by part."""
+
+from dataclasses import dataclass
+
+from autotune.exporting.closest import Held, Restricted
+from autotune.forecast.forecast import Forecast, Forecaster
+from trials.errors import AutotuneError
+from trials.plan import Padded, Plan
+
+MEANINGS = {
+    "split": "one stage on each device in place of the plan's split",
+    "recomputation": "whole towers recomputed, or none, in place of chosen layers",
+    "packs": "packs that the trainer can hold in place of the best",
+    "balance": "ranks that wait for each other, where the trainer orders the packs itself",
+}
+"""What each part of a price is; the price is their product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Predicted time of an epoch with the trainer's plan, and over that of others. The trainer's own speed is unknown.
+
+    All times are of the kernels and the loss of this engine, so that they compare plans and not trainers.
+    """
+
+    seconds: float
+    plan_seconds: float
+    """Of the plan that was to be exported."""
+    parts: dict[str, float]
+    """Factor of each part of MEANINGS, 1 where nothing is lost; below 1 where the trainer's plan is the better one."""
+    present_seconds: float | None
+    """Of the user's present configuration; None where no plan is like it, or none is known."""
+
+    @property
+    def over_plan(self) -> float:
+        """The product of the parts."""
+        return self.seconds / self.plan_seconds
+
+    @property
+    def over_present(self) -> float | None:
+        return None if self.present_seconds is None else self.seconds / self.present_seconds
+
+
+def price_of(wanted: Forecast, held: Held, present: Plan | None, restricted: Restricted) -> Price:
+    """Return the price of training the held plan in place of the wanted one; `present` is the user's, if known.
+
+    Each part is the time with one more limit over the time without it: best plans are solved under the limits so far.
+    """
+    forecaster, abilities = restricted.forecaster, restricted.abilities
+    plan, whole = wanted.plan, wanted.prediction.epoch_seconds
+    own = forecaster.of(held.plan).prediction.epoch_seconds
+    split = switched = whole
+    if not abilities.splits_alike(plan):
+        split = restricted.without_split()
+    if abilities.missing(plan) or split != whole:
+        switched = restricted.with_switches()
+    shuffles = abilities.packs != "in order" and not isinstance(held.plan.packing, Padded)
+    balance = forecaster.waiting_ratio(held.plan) if shuffles else 1.0
+    parts = {"split": split / whole, "recomputation": switched / split, "packs": own / switched, "balance": balance}
+    return Price(
+        seconds=own * balance,
+        plan_seconds=whole,
+        parts=parts,
+        present_seconds=None if present is None else _seconds(present, forecaster),
+    )
+
+
+def _seconds(plan: Plan, forecaster: Forecaster) -> float | None:
+    try:
+        return forecaster.of(plan).prediction.epoch_seconds
+    except AutotuneError:  # of other devices, or packs that do not suit the data
+        return None

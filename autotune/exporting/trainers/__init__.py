@@ -1,0 +1,97 @@
+"""Trainers to which plans are exported. One module each, found by name; `autotune.draft.trainers` reads them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from autotune.draft.trainers import Trainer
+from autotune.exporting.abilities import Abilities
+from trials import plugins
+from trials.job import Job
+
+if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's name does without
+    from autotune.exporting.closest import Held
+    from trials.data.epoch import Epoch
+    from trials.data.index import DatasetIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Export:
+    """All that the files of a trainer are made of."""
+
+    job: Job
+    epoch: "Epoch"
+    """First epoch under the plan that the trainer holds."""
+    held: "Held"
+    held_out: "DatasetIndex | None"
+    """Samples to evaluate on."""
+    present: Mapping[str, Any]
+    """Arguments of the user's own configuration, by the trainer's names; empty where none is given."""
+
+    @property
+    def devices(self) -> int:
+        return self.held.plan.layout.data
+
+    @property
+    def recomputes(self) -> tuple[bool, bool]:
+        """Whether (vision, language) layers are recomputed; without vision layers, both as the language model."""
+        (stage,) = self.held.plan.stages
+        language = bool(stage.recompute_language)
+        return (bool(stage.recompute_vision) if stage.vision else language, language)
+
+
+class Exporter(Protocol):
+    """What a module of this package offers."""
+
+    TITLE: str
+    """Name of the trainer, for messages."""
+    READER: Trainer
+    """The module that reads its configuration."""
+    ABILITIES: Abilities
+
+    def check(self, job: Job, index: "DatasetIndex") -> None:
+        """Raise ExportError where the trainer cannot train this job or these samples as the job says."""
+
+    def write(self, export: Export, folder: Path) -> None:
+        """Write all files into an empty folder. Raise ExportError for a sample that the trainer cannot hold."""
+
+    def command(self, export: Export) -> str:
+        """Return the command that starts the training from inside of the folder."""
+
+    def left_out(self, export: Export) -> Iterator[str]:
+        """Yield what of plan and job the files do not hold, and what the trainer does instead."""
+
+    def notes(self, export: Export) -> Iterator[str]:
+        """Yield what the user should know or do."""
+
+
+EXPORTS: plugins.Plugins[Exporter] = plugins.Plugins(__name__)
+
+
+def own_settings(common: Mapping[str, Any], names: Mapping[str, str], arguments: Iterable[str]) -> dict[str, Any]:
+    """Return those of the common settings that are among the trainer's `arguments`, by its own names.
+
+    `names` are the common names by the trainer's own where they differ, as `init --from` has them.
+    """
+    own = {names.get(argument, argument): argument for argument in arguments}
+    return {own[name]: value for name, value in common.items() if name in own}
+
+
+def kept_of(present: Mapping[str, Any], decided: Iterable[str], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of a present configuration that an export does not decide, under any of their names."""
+    known = {names.get(name, name) for name in decided}
+    return {name: value for name, value in present.items() if names.get(name, name) not in known}
+
+
+def zero_configuration(stage: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a ZeRO stage, as transformers' Trainer completes it."""
+    return {
+        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True},
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        "gradient_accumulation_steps": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "train_batch_size": "auto",
+    }

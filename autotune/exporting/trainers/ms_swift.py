@@ -1,0 +1,176 @@
+"""ms-swift: `swift sft sft.yaml`.
+
+Source: swift/dataset/packing.py, swift/dataloader/shard.py, swift/cli/main.py and swift/arguments of version 4.6.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from autotune.draft.shell_script import NoValue
+from autotune.draft.trainers import ms_swift as reader
+from autotune.exporting.abilities import Abilities
+from autotune.exporting.conversations import Media, checked_sample, messages
+from autotune.exporting.image_limits import image_limits
+from autotune.exporting.settings import common_settings
+from autotune.exporting.trainers import Export, kept_of, own_settings, zero_configuration
+from trials.arrays import Ints
+from trials.data.index import DatasetIndex
+from trials.job import Job
+from trials.plan import Padded
+from trials.units import number_of
+
+TITLE = reader.TITLE
+READER = reader
+ABILITIES = Abilities(packs="in order", towers="apart")
+
+_DATA, _HELD_OUT, _ZERO, _CONFIGURATION = "train.jsonl", "val.jsonl", "zero.json", "sft.yaml"
+ARGUMENTS = (
+    *("model", "tuner_type", "torch_dtype", "bf16", "learning_rate", "vit_lr", "aligner_lr", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "max_grad_norm", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
+    *("num_train_epochs", "max_steps", "seed", "dataloader_num_workers", "output_dir"),
+    *("save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"),
+    *("freeze_vit", "freeze_aligner", "freeze_llm", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"),
+)
+"""Arguments that a job decides."""
+_LATER = {"padding_free", "lazy_tokenize", "streaming", "val_dataset", "eval_dataset", "fsdp", "group_by_length"}
+"""Further arguments that would change packs, order or samples."""
+_FLASH = "flash_attn"
+_ROOM = 64
+"""Tokens by which the longest sample may be longer there: a sample above the length would be dropped, with its pack."""
+
+
+def check(job: Job, index: DatasetIndex) -> None:
+    """Refuse nothing."""
+
+
+def write(export: Export, folder: Path) -> None:
+    """Write the data as JSON lines in the order of their packs, the configuration, and that of DeepSpeed."""
+    media = Media(folder=folder)
+    _write_data(folder / _DATA, export.epoch.index, _rows(export), media)
+    if export.held_out is not None:
+        _write_data(folder / _HELD_OUT, export.held_out, np.arange(len(export.held_out)), media)
+    if export.held.plan.layout.zero:
+        zero = json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2)
+        (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
+    text = yaml.safe_dump(_configuration(export), sort_keys=False, allow_unicode=True)
+    (folder / _CONFIGURATION).write_text(text, encoding="utf-8")
+
+
+def _write_data(file: Path, index: DatasetIndex, rows: Ints, media: Media) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        for row in rows.tolist():
+            sample = checked_sample(index, row)
+            record: dict[str, Any] = {"messages": list(messages(sample))}
+            if sample.images:
+                record["images"] = [media.of(image) for image in sample.images]
+            if sample.videos:
+                record["videos"] = [media.of_video(video) for video in sample.videos]
+            stream.write(f"{json.dumps(record, ensure_ascii=False)}\n")
+
+
+def _rows(export: Export) -> Ints:
+    """Return the rows of the index in the order of the file."""
+    epoch = export.epoch
+    if (order := export.held.order) is not None:
+        return np.concatenate(order.packs)
+    # Rank r of W takes items r, r + W and so on: an item of each rank in turns, over the samples of a micro-batch.
+    rows = [[epoch.packs.pack(int(pack)) for pack in row] for row in epoch.assignment]
+    # A micro-batch with fewer samples would move all later ones.
+    rows.sort(key=lambda row: min(map(len, row)) < _most(row))
+    items = [pack[number] for row in rows for number in range(_most(row)) for pack in row if number < len(pack)]
+    return np.array(items, dtype=np.int64)
+
+
+def _configuration(export: Export) -> dict[str, Any]:
+    vision, language = export.recomputes
+    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "dataset": [_DATA],
+        "split_dataset_ratio": 0,
+        "dataset_shuffle": False,
+        "train_dataloader_shuffle": False,
+        "strict": True,
+        **_longest(export),
+        **_packing(export),
+        "gradient_accumulation_steps": export.epoch.micro_batches,
+        "gradient_checkpointing": language,
+        "vit_gradient_checkpointing": vision,
+    }
+    if export.held.plan.layout.zero:
+        decided["deepspeed"] = _ZERO
+    if export.held_out is not None:
+        decided["val_dataset"] = [_HELD_OUT]
+    if environment := _environment(export):
+        decided["ENV"] = environment
+    known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
+    kept = kept_of(known, {*decided, *_LATER, "deepspeed", *ARGUMENTS}, reader.NAMES)
+    return decided | kept
+
+
+def _longest(export: Export) -> dict[str, Any]:
+    """Return the length of the longest sample. Longer ones are cut where the job cuts them; else none is as long."""
+    most = int(export.epoch.index.text_tokens.max())
+    if export.job.data.oversize == "truncate":
+        return {"max_length": most, "truncation_strategy": "right"}
+    return {"max_length": most + _ROOM, "truncation_strategy": "delete"}
+
+
+def _packing(export: Export) -> dict[str, Any]:
+    if isinstance(export.held.plan.packing, Padded):
+        return {"packing": False, "per_device_train_batch_size": export.held.plan.packing.samples}
+    assert export.held.order is not None
+    return {
+        "packing": True,
+        "packing_length": export.held.order.length,
+        "packing_strategy": "sequential",
+        "packing_num_proc": 1,
+        "per_device_train_batch_size": 1,
+        "attn_impl": export.present.get("attn_impl", _FLASH),
+    }
+
+
+def _environment(export: Export) -> dict[str, str]:
+    """Return the variables with which images are prepared as in the model folder; ms-swift has defaults of its own."""
+    names = {"min_pixels": "MIN_PIXELS", "max_pixels": "MAX_PIXELS", "max_tiles": "MAX_NUM"}
+    limits = {names[name]: str(value) for name, value in image_limits(export.job.model.path).items()}
+    own = export.present.get("ENV")
+    return limits | ({str(name): str(value) for name, value in own.items()} if isinstance(own, dict) else {})
+
+
+def _most(row: Sequence[Ints]) -> int:
+    return max(map(len, row))
+
+
+def command(export: Export) -> str:
+    """Return the command for one machine; with NNODES, NODE_RANK and MASTER_ADDR it is that of each of several."""
+    return f"NPROC_PER_NODE={export.devices} swift sft {_CONFIGURATION}"
+
+
+def left_out(export: Export) -> Iterator[str]:
+    """Yield the order of later epochs, and what padded micro-batches lose."""
+    if export.job.training.epochs > 1:
+        yield f"another order and other packs in each of the {export.job.training.epochs} epochs: all have the first's"
+    order = export.held.order
+    if order is not None and order.moved:
+        yield (
+            f"the place of {number_of(order.moved, 'pack')} of {len(order.packs)} in the rows of their steps: they are "
+            "exchanged so that ms-swift ends the pack before; no sample is in another pack or step"
+        )
+    if order is None and (rest := len(export.epoch.packs.samples) % export.devices):
+        yield f"{number_of(rest, 'sample')} at the end of each epoch, of which not every rank would have one"
+
+
+def notes(export: Export) -> Iterator[str]:
+    """Yield the version, and how far tokens may differ."""
+    yield "Fields and packing are those of ms-swift 4.6; earlier versions have no packing_strategy and pack otherwise"
+    if (order := export.held.order) is not None:
+        fewer, more = order.spare
+        yield (
+            f"Packs are rebuilt where ms-swift counts from {fewer:+d} to {more:+d} tokens for each sample beyond "
+            "those of the model's own processor and chat template"
+        )
+        yield "Packing needs FlashAttention there (attn_impl)"

@@ -1,0 +1,179 @@
+"""`autotune export`: plans as data and configurations of other trainers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from autotune import export
+from autotune.cli import main
+from autotune.forecast.forecast import ForecastData
+from autotune.job_file import load_job
+from tests.programs.users import JobFile, refusal
+from tests.values.forecast import PLAN
+from tests.values.training import plan_of
+from trials.data.index import DatasetIndex
+from trials.job import EvaluationSection, Job, Source
+from trials.plan import Padded, Plan
+
+HELD_BY_ALL = plan_of("12+8", data=2, packing=Padded(samples=2))
+"""A plan within the limits of every trainer."""
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+@pytest.fixture
+def exported(
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> Callable[..., tuple[dict[str, Any], Path]]:
+    """Export a plan to a trainer, and return the command's document with the new folder."""
+
+    def run(trainer: str, plan: Plan, *options: str | Path) -> tuple[dict[str, Any], Path]:
+        out = tmp_path / f"exported-{len(list(tmp_path.glob('exported-*')))}"
+        arguments = (job.path, "--to", trainer, "--device-profile", profile, "--plan", plan_file(plan), "--out", out)
+        answer = CliRunner().invoke(main, ["export", *map(str, (*arguments, *options)), "--json"])
+        assert answer.exit_code == 0, answer.stderr
+        document: dict[str, Any] = json.loads(answer.stdout)
+        assert sorted(path.name for path in out.iterdir()) == document["files"]
+        return document, out
+
+    return run
+
+
+def measured(job: Job, file: Path) -> DatasetIndex:
+    """The samples of an exported file, in its order."""
+    data = job.data.model_copy(update={"sources": (Source(path=file, images=file.parent),)})
+    return ForecastData.of(job.model_copy(update={"data": data, "evaluation": EvaluationSection()})).index
+
+
+def samples_of(index: DatasetIndex) -> list[str]:
+    samples = map(index.sample, range(len(index)))
+    return sorted(repr((sample.turns, sample.images)) for sample in samples)
+
+
+def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
+    job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
+) -> None:
+    document, out = exported("ms-swift", PLAN)
+    assert document["missing"] == ["a pipeline of 2 stages", "2 of 8 vision layers recomputed in stage 0"]
+    plan = document["plan"]
+    assert plan["layout"] | {"pipeline": 1, "data": 2} == plan["layout"]
+    configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (configuration["packing_strategy"], configuration["train_dataloader_shuffle"]) == ("sequential", False)
+    read = load_job(job.path)
+    index = measured(read, out / "train.jsonl")
+    assert samples_of(index) == samples_of(ForecastData.of(read).index)
+    packs = [0]
+    for tokens in index.text_tokens.tolist():
+        if packs[-1] and packs[-1] + tokens > configuration["packing_length"]:
+            packs.append(0)
+        packs[-1] += tokens
+    rows, left = divmod(len(packs), 2)
+    assert left == 0
+    assert rows % configuration["gradient_accumulation_steps"] == 0
+
+
+def test_a_price_is_the_product_of_its_parts(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
+    price = exported("ms-swift", PLAN)[0]["price"]
+    assert price["over_wanted"] == pytest.approx(prod(price["parts"].values()))
+    assert price["epoch_seconds"] == pytest.approx(price["over_wanted"] * price["wanted_epoch_seconds"])
+    assert price["over_present"] is None
+
+
+def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written(
+    exported: Callable[..., tuple[dict[str, Any], Path]],
+) -> None:
+    document, out = exported("ms-swift", HELD_BY_ALL)
+    assert (document["missing"], document["plan_id"]) == ([], HELD_BY_ALL.id)
+    assert set(document["price"]["parts"].values()) == {1.0}
+    configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (configuration["packing"], configuration["per_device_train_batch_size"]) == (False, 2)
+
+
+def test_a_present_configuration_is_kept_and_compared(
+    exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    own = {"model": "org/model", "train_type": "full", "dataset": "mine.jsonl", "per_device_train_batch_size": 1}
+    own |= {"learning_rate": 0.5, "system": "Be brief.", "report_to": "wandb", "lazy_tokenize": True}
+    file = tmp_path / "own.yaml"
+    file.write_text(yaml.safe_dump(own))
+    document, out = exported("ms-swift", PLAN, "--from", file)
+    configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert {name: configuration.get(name) for name in ("system", "report_to")} == {
+        "system": "Be brief.",
+        "report_to": "wandb",
+    }
+    assert not {"train_type", "lazy_tokenize"} & configuration.keys()
+    assert configuration["learning_rate"] == 1e-3
+    assert document["price"]["over_present"] < 1
+
+
+def test_held_out_samples_are_a_file_of_their_own(
+    job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
+) -> None:
+    job.spoil(evaluation={"samples": 6, "every": 3})
+    _, out = exported("ms-swift", HELD_BY_ALL)
+    configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (configuration["eval_strategy"], configuration["eval_steps"]) == ("steps", 3)
+    read = load_job(job.path)
+    held, trained = (measured(read, out / name) for name in ("val.jsonl", "train.jsonl"))
+    assert len(held) == 6
+    assert not {*samples_of(held)} & {*samples_of(trained)}
+
+
+def test_a_program_exports_as_the_command_does(
+    job: JobFile, profile: Path, exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    document, out = exported("ms-swift", HELD_BY_ALL)
+    found = export(job.path, "ms-swift", tmp_path / "by-hand", plan=HELD_BY_ALL, device_profile=profile)
+    assert (found.plan.id, found.command) == (document["plan_id"], document["command"])
+    for name in found.files:
+        assert (found.folder / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_impossible_exports_are_refused_with_what_is_possible(
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    plan = plan_file(PLAN)
+
+    def refused(*options: str | Path) -> str:
+        code, message = refusal("export", job.path, "--device-profile", profile, *options)
+        assert code == 2
+        return message
+
+    assert "plans are exported to" in refused("--to", "trl")
+    (tmp_path / "mine").mkdir()
+    assert "exists and is not overwritten" in refused("--to", "ms-swift", "--out", tmp_path / "mine")
+    assert "is no folder" in refused("--to", "ms-swift", "--out", tmp_path / "no" / "where")
+    new = ("--to", "ms-swift", "--out", tmp_path / "new")
+    (tmp_path / "broken.json").write_text("{")
+    assert "broken.json" in refused(*new, "--plan", tmp_path / "broken.json")
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump({"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d"}))
+    assert "not one of ms-swift" in refused(*new, "--plan", plan, "--from", other)
+    wide = replace(PLAN, layout=replace(PLAN.layout, data=4))
+    assert "8 devices but 2 are given" in refused(*new, "--plan", plan_file(wide))
+    assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_left_of_an_export_that_fails(
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    options = ("--device-profile", profile, "--plan", plan_file(PLAN), "--memory", "1MiB", "--out", tmp_path / "new")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    code, message = refusal("export", job.path, "--to", "ms-swift", *options)
+    assert (code, "no plan that the trainer can hold fits the memory" in message) == (2, True)
+    assert sorted({path.name for path in tmp_path.iterdir()} - {"home"}) == before
+
+
+def test_a_wrong_trainer_is_refused_without_heavy_imports() -> None:
+    heavy = "import sys, autotune.cli.export; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", heavy], check=False).returncode == 0
