@@ -43,7 +43,7 @@ test-long: lint  ## run every check and every test; some ninety minutes on two c
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
 	status=0; for name in packing simulator solver first_trial prediction search other_forms tuning training planted_causes certainty parallel cluster \
 			cases.reductions cases.overlap cases.compiled cases.patch_embedding cases.head cases.selective cases.selective_plans \
-			database people html_report fuzz; do \
+			database people html_report exports fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 
 bench-gpu: $(READY)  ## on a machine with GPUs: check and measure them in half an hour, and write docs/benchmarks/gpu.md
@@ -56,7 +56,7 @@ fuzz: $(READY)  ## give 20,000 hostile files to the commands; some forty minutes
 	$(BIN)/python -m benchmarks.fuzz
 
 chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, the figures of docs/imbalances.md, the floors of docs/architecture.md
-	$(BIN)/python -m benchmarks.chart
+	$(BIN)/python -m benchmarks.output.chart
 	$(BIN)/python -m benchmarks.figures
 	$(BIN)/python docs/floors.py
 

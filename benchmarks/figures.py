@@ -20,7 +20,7 @@ from autotune.report.charts.chart import COLOURS, INK, PAPER, PICTURED, Spec, ca
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
-from benchmarks.chart import write_svg
+from benchmarks.output.chart import write_svg
 from benchmarks.packing import WEIGHTS
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, layer_counts

@@ -22,7 +22,7 @@ from autotune import errors
 from autotune.cli import main
 from autotune.cli.context import Terminated
 from autotune.cli.parameters import DefaultGroup
-from benchmarks import chart
+from benchmarks.output import chart
 from storage.database.tables import METADATA
 from trials.errors import AutotuneError
 

@@ -1,6 +1,6 @@
 """Draw the chart in the README from the recorded tuning of the example.
 
-    python -m benchmarks.chart
+    python -m benchmarks.output.chart
 
 The record is docs/benchmarks/tuning.json. Its `result` holds fields of what `autotune tune JOB --json` prints. The
 drawing keeps the record as its description, where a test compares the two.
@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from autotune.report.charts.chart import COLOURS, INK, Spec, category, number
 from autotune.report.picture import write_picture
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "docs" / "benchmarks" / "tuning.json"
 CHART = ROOT / "docs" / "images" / "tuning.svg"
 
