@@ -115,7 +115,7 @@ def pack(
 @click.command()
 @JOB
 @SET
-@click.option("--to", "trainer", metavar="TRAINER", required=True, help="ms-swift.")
+@click.option("--to", "trainer", metavar="TRAINER", required=True, help="internvl, llama-factory, ms-swift or qwen-vl.")
 @click.option(
     "--plan",
     metavar="FILE|ID",

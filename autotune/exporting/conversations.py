@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportError
+from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Image, Sample, Video
 
@@ -20,10 +21,12 @@ class Media:
 
     folder: Path
     """Where they are written: `images` in it, with names by their content."""
+    prefix: Path | None = None
+    """Folder by which files in it are named, where the trainer does not start inside of it."""
     written: set[str] = field(default_factory=set)
 
     def of(self, image: Image) -> str:
-        """Return the path of an image: absolute, or relative to the exported folder where it is in that."""
+        """Return the path of an image; without a prefix, one that is written is named from the folder on."""
         if isinstance(image, Path):
             return str(image.absolute())
         ending = next((end for begin, end in _ENDINGS.items() if image.startswith(begin)), ".img")
@@ -32,7 +35,7 @@ class Media:
             (self.folder / "images").mkdir(exist_ok=True)
             (self.folder / name).write_bytes(image)
             self.written.add(name)
-        return name
+        return name if self.prefix is None else str(self.prefix / name)
 
     def of_video(self, video: Video) -> str | list[str]:
         if isinstance(video.source, Path):
@@ -66,3 +69,35 @@ def messages(sample: Sample) -> Iterator[dict[str, Any]]:
 def has_unlearnt(sample: Sample) -> bool:
     """Return whether the loss leaves an answer out."""
     return any(turn.role == "assistant" and not turn.is_learnt for turn in sample.turns)
+
+
+def human_and_gpt(index: DatasetIndex, row: int, media: Media, images: str, videos: str) -> dict[str, Any]:
+    """Return a sample with turns `from` human and gpt, and its files under these keys.
+
+    Raise ExportError for a system prompt or an answer that is not learnt, which such records do not have.
+    """
+    sample = checked_sample(index, row)
+    if has_unlearnt(sample) or any(turn.role == "system" for turn in sample.turns):
+        raise ExportError(
+            f"{index.where(row)}: a system prompt, or an answer that is not learnt, which records of this trainer do "
+            "not have; take it out, or export to ms-swift"
+        )
+    names = {"user": "human", "assistant": "gpt"}
+    record: dict[str, Any] = {
+        "conversations": [{"from": names[turn.role], "value": turn.text} for turn in sample.turns]
+    }
+    if sample.images:
+        record[images] = [media.of(image) for image in sample.images]
+    if sample.videos:
+        record[videos] = [media.of_video(video) for video in sample.videos]
+    return record
+
+
+def numbered(epoch: Epoch) -> Iterator[int]:
+    """Yield the numbers of the packs row by row over the data ranks; micro-batches with fewer samples come last."""
+    most = int(epoch.packs.counts.max())
+    rows = epoch.assignment.tolist()
+    if epoch.packs.padded:
+        rows.sort(key=lambda row: min(epoch.packs.counts[row]) < most)
+    for row in rows:
+        yield from row

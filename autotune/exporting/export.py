@@ -61,7 +61,7 @@ def export_plan(
     """
     check_wanted(trainer, folder)
     exporter = plugins.load(EXPORTS, trainer)
-    exporter.check(forecaster.job, forecaster.index)
+    exporter.check(forecaster.job, forecaster.shape.family)
     wanted = forecaster.of(plan)
     abilities = exporter.ABILITIES
     restricted = Restricted(forecaster, abilities)
@@ -74,6 +74,8 @@ def export_plan(
         job=forecaster.job,
         epoch=forecaster.epoch(held.plan),
         held=held,
+        family=forecaster.shape.family,
+        folder=folder.absolute(),
         held_out=_held_out(forecaster.job),
         present={} if present is None else _own(exporter, present),
     )

@@ -74,6 +74,14 @@ def _trained(job: Job) -> dict[str, Any]:
     }
 
 
+def tuned(job: Job) -> dict[str, Any]:
+    """Return what is trained as arguments that say `tune` where others say `freeze`, and `lora_enable`."""
+    settings = _trained(job)
+    return {f"tune_{part}": not settings[f"freeze_{part}"] for part in PARTS} | {
+        "lora_enable": settings["finetuning_type"] == "lora"
+    }
+
+
 def not_carried(job: Job) -> Iterator[str]:
     """Yield what no trainer takes over from the job, and what that changes."""
     training = job.training

@@ -21,7 +21,7 @@ _DEFAULTS = {
     "video_max_pixels": 256 * 256,
     "dataset_dir": "data",
 }
-_NAMES = {
+NAMES = {
     "freeze_vision_tower": "freeze_vision",
     "freeze_multi_modal_projector": "freeze_projector",
     "freeze_language_model": "freeze_language",
@@ -43,7 +43,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     stage = arguments.values.get("stage", "sft")
     if stage != "sft":
         raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
-    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, _NAMES)
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
     given = Given(found)
     # Without `neat_packing`, the samples of a pack attend to each other, as in no plan.
     packs = {"pack_tokens": found["cut_to"], "packs_are_apart": given.look("neat_packing", flag) or False}

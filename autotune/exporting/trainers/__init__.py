@@ -1,10 +1,12 @@
 """Trainers to which plans are exported. One module each, found by name; `autotune.draft.trainers` reads them."""
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import Trainer
 from autotune.exporting.abilities import Abilities
 from trials import plugins
@@ -24,6 +26,10 @@ class Export:
     epoch: "Epoch"
     """First epoch under the plan that the trainer holds."""
     held: "Held"
+    family: str
+    """`model_type` of the model's configuration."""
+    folder: Path
+    """Absolute path that the files will have."""
     held_out: "DatasetIndex | None"
     """Samples to evaluate on."""
     present: Mapping[str, Any]
@@ -49,9 +55,11 @@ class Exporter(Protocol):
     READER: Trainer
     """The module that reads its configuration."""
     ABILITIES: Abilities
+    ARGUMENTS: tuple[str, ...]
+    """Arguments whose values are those of settings of a job, by the trainer's own names."""
 
-    def check(self, job: Job, index: "DatasetIndex") -> None:
-        """Raise ExportError where the trainer cannot train this job or these samples as the job says."""
+    def check(self, job: Job, family: str) -> None:
+        """Raise ExportError where the trainer cannot train models of this `model_type` as the job says."""
 
     def write(self, export: Export, folder: Path) -> None:
         """Write all files into an empty folder. Raise ExportError for a sample that the trainer cannot hold."""
@@ -95,3 +103,17 @@ def zero_configuration(stage: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": "auto",
         "train_batch_size": "auto",
     }
+
+
+def launch_script(devices: int, program: str, arguments: Mapping[str, Any]) -> str:
+    """Return a script that starts a program on devices of one machine; arguments that are not known are left out."""
+    known = {name: value for name, value in arguments.items() if not isinstance(value, NoValue)}
+    lines = (f"    --{name} {_words(value)}" for name, value in known.items())
+    continued = " \\\n".join((f"torchrun --nproc_per_node {devices} {program}", *lines))
+    return f"#!/bin/sh\nset -e\n{continued}\n"
+
+
+def _words(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_words, value))
+    return shlex.quote(str(value))

@@ -15,11 +15,17 @@ from click.testing import CliRunner
 
 from autotune import export
 from autotune.cli import main
+from autotune.draft.arguments import read_arguments
 from autotune.forecast.forecast import ForecastData
+from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
+from autotune.model_shape import model_shape
+from autotune.plan_file import read_plan
 from tests.programs.users import JobFile, refusal
+from tests.tiny_models import qwen2_5_vl
 from tests.values.forecast import PLAN
-from tests.values.training import plan_of
+from tests.values.training import PACKED, plan_of
+from trials import wire
 from trials.data.index import DatasetIndex
 from trials.job import EvaluationSection, Job, Source
 from trials.plan import Padded, Plan
@@ -137,6 +143,81 @@ def test_a_program_exports_as_the_command_does(
     assert (found.plan.id, found.command) == (document["plan_id"], document["command"])
     for name in found.files:
         assert (found.folder / name).read_bytes() == (out / name).read_bytes()
+
+
+def test_llama_factory_gets_padded_micro_batches_that_init_reads_again(
+    exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    document, out = exported("llama-factory", PLAN)
+    plan = wire.decode(Plan, json.dumps(document["plan"]))
+    assert isinstance(plan.packing, Padded)
+    assert "packs of samples with images" in document["missing"]
+    assert len(json.loads((out / "train.json").read_text())) == 48
+    described = json.loads((out / "dataset_info.json").read_text())
+    assert described["train"]["file_name"] == "train.json"
+    job = tmp_path / "again.yaml"
+    answer = CliRunner().invoke(main, ["init", "--from", str(out / "sft.yaml"), "--devices", "2", "--out", str(job)])
+    assert answer.exit_code == 0, answer.stderr
+    assert read_plan(tmp_path / "again-current-plan.json") == plan
+
+
+def test_internvl_gets_the_capacities_of_packs(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
+    document, out = exported("internvl", PLAN)
+    packing, script = document["plan"]["packing"], (out / "sft.sh").read_text()
+    assert f"--max_packed_tokens {packing['qt']} " in script
+    assert document["price"]["parts"]["balance"] >= 1
+    meta = json.loads((out / "meta.json").read_text())
+    assert next(iter(meta.values()))["annotation"] == str(out / "train.jsonl")
+    assert len((out / "train.jsonl").read_text().splitlines()) == 48
+    arguments = read_arguments(out / "sft.sh")
+    assert arguments.devices == 2
+    assert arguments.values["use_packed_ds"] == "True"
+
+
+def test_qwen_vl_gets_packs_as_items(
+    job: JobFile, profiled: ProfiledCosts, exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
+) -> None:
+    """Rules of its format: an item is a list of samples with `conversations` from human and gpt in turns, and as many
+    `<image>` as images."""
+    qwen2_5_vl.make(tmp_path / "qwen")
+    job.spoil(model__path=str(tmp_path / "qwen"))
+    shape = model_shape(load_job(job.path).model)
+    costs = tmp_path / "costs.json"
+    costs.write_text(wire.encode(replace(profiled, model=shape)))
+    plan = plan_of(f"{shape.vision_layers}+{shape.language_layers}", data=2, packing=replace(PACKED, sequence=1))
+    document, out = exported("qwen-vl", plan)
+    assert document["plan_id"] == plan.id
+    items = json.loads((out / "train.json").read_text())
+    assert len({id(item) for item in items}) == len(items)
+    samples = [sample for item in items for sample in item]
+    assert len(samples) == len(ForecastData.of(load_job(job.path)).index)
+    for sample in samples:
+        turns = sample["conversations"]
+        assert [turn["from"] for turn in turns] == ["human", "gpt"] * (len(turns) // 2)
+        assert sum(turn["value"].count("<image>") for turn in turns) == len(sample.get("image", ()))
+        assert all(Path(image).is_file() for image in sample.get("image", ()))
+    arguments = read_arguments(out / "sft.sh").values
+    assert (arguments["data_packing"], arguments["per_device_train_batch_size"]) == ("True", "1")
+    assert "data_dict[" in (out / "data_dict.py").read_text()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("qwen-vl", {}, "trains Qwen's models alone, and this is a model of type internvl"),
+        ("llama-factory", {"training__learning_rates": {"vision": 1e-5}}, "one rate for all parts"),
+        ("internvl", {"training__learning_rates": {"projector": 1e-5}}, "scripts have one rate for all parts"),
+    ],
+)
+def test_what_a_trainer_cannot_train_as_the_job_says_is_refused(
+    job: JobFile, profile: Path, tmp_path: Path, case: tuple[str, dict[str, Any], str]
+) -> None:
+    trainer, spoilt, reason = case
+    job.spoil(**spoilt)
+    options = ("--device-profile", profile, "--out", tmp_path / "new")
+    code, message = refusal("export", job.path, "--to", trainer, *options)
+    assert (code, reason in message) == (2, True), message
+    assert not (tmp_path / "new").exists()
 
 
 def test_impossible_exports_are_refused_with_what_is_possible(

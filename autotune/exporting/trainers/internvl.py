@@ -1,0 +1,130 @@
+"""InternVL's own fine-tuning: a launch script. Source: internvl_chat/internvl/train and shell of its repository."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.draft.trainers import transformers_trainer as reader
+from autotune.errors import ExportError
+from autotune.exporting.abilities import Abilities
+from autotune.exporting.conversations import Media, human_and_gpt
+from autotune.exporting.image_limits import image_limits
+from autotune.exporting.settings import common_settings
+from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from trials.job import Job
+from trials.plan import Packed
+
+TITLE = "InternVL"
+READER = reader
+ABILITIES = Abilities(packs="by length", towers="vision always")
+
+_DATA, _META, _ZERO, _SCRIPT = "train.jsonl", "meta.json", "zero.json", "sft.sh"
+ARGUMENTS = (
+    *("model_name_or_path", "bf16", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm"),
+    *("lr_scheduler_type", "warmup_ratio", "warmup_steps", "num_train_epochs", "max_steps", "seed"),
+    *("dataloader_num_workers", "output_dir", "save_strategy", "save_steps", "save_total_limit"),
+    *("freeze_backbone", "freeze_mlp", "freeze_llm", "use_llm_lora"),
+)
+"""Arguments that a job decides."""
+_LATER = ("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size")
+_STYLE, _TILE, _ROOM = "internvl2_5", 448, 64
+_BUFFER = 20
+"""Packs among which the scripts of the repository look for one with room for a sample."""
+
+
+def check(job: Job, family: str) -> None:
+    """Raise ExportError for a model of another family, rates of parts, and adapters beyond the language model."""
+    if not family.startswith("internvl"):
+        raise ExportError(
+            f"{TITLE}'s scripts train its own models alone, and this is one of type {family}; export to ms-swift"
+        )
+    if {"vision_lr", "projector_lr"} & common_settings(job).keys():
+        raise ExportError(
+            f"training.learning_rates: {TITLE}'s scripts have one rate for all parts; remove the others, or export to "
+            "ms-swift"
+        )
+    if job.training.lora.rank is not None and job.training.lora.parts != ("language",):
+        raise ExportError(
+            f"training.lora.parts: {', '.join(job.training.lora.parts)}; {TITLE}'s scripts are exported with adapters "
+            "in the language model alone; export to ms-swift"
+        )
+
+
+def write(export: Export, folder: Path) -> None:
+    """Write the samples, their description, the launch script, and DeepSpeed's configuration."""
+    media, index = Media(folder=folder, prefix=export.folder), export.epoch.index
+    rows = sorted(export.epoch.packs.samples.tolist())
+    with (folder / _DATA).open("w", encoding="utf-8") as stream:
+        for row in rows:
+            record = human_and_gpt(index, row, media, "image", "video")
+            stream.write(f"{json.dumps({'id': row, **record}, ensure_ascii=False)}\n")
+    described = {
+        "root": "",
+        "annotation": str(export.folder / _DATA),
+        "data_augment": False,
+        "max_dynamic_patch": _tiles(export),
+        "repeat_time": 1,
+        "length": len(rows),
+    }
+    (folder / _META).write_text(json.dumps({export.folder.name: described}, indent=2), encoding="utf-8")
+    if export.held.plan.layout.zero:
+        zero = json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2)
+        (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
+    program = "internvl/train/internvl_chat_finetune.py"
+    (folder / _SCRIPT).write_text(launch_script(export.devices, program, _arguments(export)), encoding="utf-8")
+
+
+def _tiles(export: Export) -> int:
+    return image_limits(export.job.model.path).get("max_tiles", 12)
+
+
+def _arguments(export: Export) -> dict[str, Any]:
+    packing = export.held.plan.packing
+    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "conv_style": export.present.get("conv_style", _STYLE),
+        "meta_path": str(export.folder / _META),
+        "use_packed_ds": isinstance(packing, Packed),
+        "gradient_accumulation_steps": export.epoch.micro_batches,
+        "max_seq_length": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "grad_checkpoint": export.recomputes[1],
+        "force_image_size": export.present.get("force_image_size", _TILE),
+        "max_dynamic_patch": _tiles(export),
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+    }
+    if isinstance(packing, Packed):
+        images = min(packing.qv, int(export.epoch.packs.sums(export.epoch.index.vision_units).max()))
+        decided |= {"num_images_expected": max(1, images), "max_packed_tokens": packing.qt, "strict_mode": False}
+        decided |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "loss_reduction": "token"}
+    else:
+        decided["per_device_train_batch_size"] = getattr(packing, "samples", 1)
+    if export.job.training.lora.rank is not None:  # its scripts freeze the language model's own weights themselves
+        decided["freeze_llm"] = True
+    if export.held.plan.layout.zero:
+        decided["deepspeed"] = str(export.folder / _ZERO)
+    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *_LATER}, reader.NAMES)
+
+
+def command(export: Export) -> str:
+    """Return the command, which is for the folder internvl_chat."""
+    return f"bash {export.folder / _SCRIPT}"
+
+
+def left_out(export: Export) -> Iterator[str]:
+    """Yield what its data and its settings do not hold."""
+    if isinstance(export.held.plan.packing, Packed):
+        yield "the packs themselves, their order and their steps: its own packer fills packs up to the same capacities"
+    if export.held_out is not None:
+        yield "evaluation: held-out samples are left out of the data, and not evaluated on there"
+    lora = export.job.training.lora
+    if lora.rank is not None and (lora.alpha != 2 * lora.rank or lora.targets):
+        yield "training.lora: adapters are on its own choice of layers there, with an alpha of twice the rank"
+    if export.job.data.oversize == "truncate":
+        yield "data.oversize: truncate; longer samples are not cut there"
+
+
+def notes(export: Export) -> Iterator[str]:  # noqa: ARG001 - the same for every export
+    """Yield where the script runs, and what the model has to be."""
+    yield "The command is for the folder internvl_chat of its repository"
+    yield "model_name_or_path has to be the model in InternVL's own form, not in that of transformers"

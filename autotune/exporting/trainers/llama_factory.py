@@ -1,0 +1,173 @@
+"""LLaMA-Factory: `llamafactory-cli train sft.yaml`. Source: its src/llamafactory/hparams and data of 0.9."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from autotune.draft.shell_script import NoValue
+from autotune.draft.trainers import llama_factory as reader
+from autotune.errors import ExportError
+from autotune.exporting.abilities import Abilities
+from autotune.exporting.conversations import Media, checked_sample, has_unlearnt, messages, numbered
+from autotune.exporting.image_limits import image_limits
+from autotune.exporting.settings import common_settings
+from autotune.exporting.trainers import Export, kept_of, own_settings, zero_configuration
+from trials.arrays import Ints
+from trials.data.index import DatasetIndex
+from trials.job import Job
+from trials.plan import Padded
+from trials.units import number_of
+
+TITLE = reader.TITLE
+READER = reader
+ABILITIES = Abilities(packs="none")
+
+_DATA, _HELD_OUT, _INFO, _ZERO, _CONFIGURATION = "train.json", "val.json", "dataset_info.json", "zero.json", "sft.yaml"
+ARGUMENTS = (
+    *("model_name_or_path", "finetuning_type", "bf16", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2"),
+    *("max_grad_norm", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "num_train_epochs", "max_steps", "seed"),
+    *("dataloader_num_workers", "output_dir", "save_strategy", "save_steps", "save_total_limit"),
+    *("eval_strategy", "eval_steps", "lora_rank", "lora_alpha", "lora_dropout", "lora_target"),
+    *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
+)
+"""Arguments that a job decides."""
+_LATER = (
+    "packing",
+    "neat_packing",
+    "deepspeed",
+    "val_size",
+    "eval_dataset",
+    "streaming",
+    "max_samples",
+    "mix_strategy",
+)
+_TEMPLATES = {
+    "qwen2_vl": "qwen2_vl",
+    "qwen2_5_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl_nothink",
+    "internvl": "intern_vl",
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "gemma3": "gemma3",
+    "pixtral": "pixtral",
+    "glm4v": "glm4v",
+}
+"""Name of the template by model type, as its own constants have them."""
+_ROOM = 64
+"""Tokens by which the longest sample may be longer there: longer ones are cut."""
+
+
+def check(job: Job, family: str) -> None:
+    """Raise ExportError for rates of parts, which LLaMA-Factory does not have, as they would change what is learnt."""
+    common = common_settings(job)
+    if rates := [name for name in ("vision_lr", "projector_lr") if name in common]:
+        raise ExportError(
+            f"training.learning_rates: {TITLE} has one rate for all parts, and the job others ({', '.join(rates)}); "
+            f"remove them, or export to ms-swift, which trains {family} with rates of its own"
+        )
+
+
+def write(export: Export, folder: Path) -> None:
+    """Write the data, their description, the configuration, and that of DeepSpeed."""
+    media, index = Media(folder=folder, prefix=export.folder), export.epoch.index
+    rows = np.concatenate([export.epoch.packs.pack(int(pack)) for pack in numbered(export.epoch)])
+    _write_data(folder / _DATA, index, rows, media)
+    files = {"train": _DATA}
+    if export.held_out is not None:
+        _write_data(folder / _HELD_OUT, export.held_out, np.arange(len(export.held_out)), media)
+        files["val"] = _HELD_OUT
+    (folder / _INFO).write_text(json.dumps({name: _described(file) for name, file in files.items()}, indent=2))
+    if export.held.plan.layout.zero:
+        (folder / _ZERO).write_text(json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2))
+    text = yaml.safe_dump(_configuration(export), sort_keys=False, allow_unicode=True)
+    (folder / _CONFIGURATION).write_text(text, encoding="utf-8")
+
+
+def _write_data(file: Path, index: DatasetIndex, rows: Ints, media: Media) -> None:
+    records = [_record(index, row, media) for row in rows.tolist()]
+    file.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
+
+
+def _record(index: DatasetIndex, row: int, media: Media) -> dict[str, Any]:
+    sample = checked_sample(index, row)
+    if has_unlearnt(sample):
+        raise ExportError(
+            f"{index.where(row)}: an answer is not learnt, which {TITLE} cannot be told; export to ms-swift"
+        )
+    return {
+        "messages": list(messages(sample)),
+        "images": [media.of(image) for image in sample.images],
+        "videos": [media.of_video(video) for video in sample.videos],
+    }
+
+
+def _described(file: str) -> dict[str, Any]:
+    return {
+        "file_name": file,
+        "formatting": "sharegpt",
+        "columns": {"messages": "messages", "images": "images", "videos": "videos"},
+        "tags": {
+            "role_tag": "role",
+            "content_tag": "content",
+            "user_tag": "user",
+            "assistant_tag": "assistant",
+            "system_tag": "system",
+        },
+    }
+
+
+def _configuration(export: Export) -> dict[str, Any]:
+    packing = export.held.plan.packing
+    assert isinstance(packing, Padded)
+    limits = image_limits(export.job.model.path)
+    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "stage": "sft",
+        "do_train": True,
+        "dataset_dir": str(export.folder),
+        "dataset": "train",
+        "disable_shuffling": True,
+        "packing": False,
+        "cutoff_len": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "per_device_train_batch_size": packing.samples,
+        "gradient_accumulation_steps": export.epoch.micro_batches,
+        "disable_gradient_checkpointing": not export.recomputes[1],
+    }
+    targets = decided.get("lora_target")
+    if targets is not None:
+        decided["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
+    if export.job.data.oversize == "truncate":
+        decided["cutoff_len"] = int(export.epoch.index.text_tokens.max())
+    decided |= {f"image_{name}": limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    if export.held.plan.layout.zero:
+        decided["deepspeed"] = str(export.folder / _ZERO)
+    if export.held_out is not None:
+        decided["eval_dataset"] = "val"
+    known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
+    kept = kept_of(known, {*decided, *ARGUMENTS, *_LATER}, reader.NAMES)
+    template = {} if "template" in kept else {"template": _TEMPLATES.get(export.family, "default")}
+    return decided | template | kept
+
+
+def command(export: Export) -> str:
+    """Return the command for one machine."""
+    return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={export.devices} llamafactory-cli train {_CONFIGURATION}"
+
+
+def left_out(export: Export) -> Iterator[str]:
+    """Yield what padded micro-batches lose."""
+    if export.job.training.epochs > 1:
+        yield f"another order in each of the {export.job.training.epochs} epochs: all have the first's"
+    if rest := len(export.epoch.packs.samples) % export.devices:
+        yield f"{number_of(rest, 'sample')} at the end of each epoch, where others are shown again"
+
+
+def notes(export: Export) -> Iterator[str]:
+    """Yield the template that was chosen."""
+    if "template" not in export.present:
+        name = _TEMPLATES.get(export.family)
+        found = f"is {name}" if name else "is not known for this model: set it in the configuration"
+        yield f"The template {found}; where it counts other tokens than the model's own, memory and times are others"

@@ -1,0 +1,120 @@
+"""Qwen-VL's qwen-vl-finetune: a launch script. Source: qwenvl/data and qwenvl/train of Qwen3-VL's repository."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autotune.draft.trainers import qwen_vl as reader
+from autotune.draft.trainers.transformers_trainer import NAMES
+from autotune.errors import ExportError
+from autotune.exporting.abilities import Abilities
+from autotune.exporting.conversations import Media, human_and_gpt, numbered
+from autotune.exporting.image_limits import image_limits
+from autotune.exporting.settings import common_settings, tuned
+from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from trials.job import Job
+from trials.plan import Padded
+
+TITLE = reader.TITLE
+READER = reader
+ABILITIES = Abilities(packs="in any order")
+
+_DATA, _ZERO, _SCRIPT, _REGISTERED = "train.json", "zero.json", "sft.sh", "data_dict.py"
+ARGUMENTS = (
+    *("model_name_or_path", "bf16", "learning_rate", "vision_tower_lr", "mm_projector_lr", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "max_grad_norm", "lr_scheduler_type", "warmup_ratio", "warmup_steps"),
+    *("num_train_epochs", "max_steps", "seed", "dataloader_num_workers", "output_dir"),
+    *("save_strategy", "save_steps", "save_total_limit"),
+    *("tune_mm_vision", "tune_mm_mlp", "tune_mm_llm", "lora_enable", "lora_r", "lora_alpha", "lora_dropout"),
+)
+"""Arguments that a job decides."""
+_LATER = ("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length")
+_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_ROOM = 64
+"""Tokens by which the longest sample may be longer there."""
+
+
+def check(job: Job, family: str) -> None:
+    """Raise ExportError for a model of another family, and for adapters beyond the language model."""
+    if not family.startswith("qwen"):
+        raise ExportError(
+            f"{TITLE} trains Qwen's models alone, and this is a model of type {family}; export to ms-swift"
+        )
+    if job.training.lora.rank is not None and job.training.lora.parts != ("language",):
+        raise ExportError(
+            f"training.lora.parts: {', '.join(job.training.lora.parts)}; {TITLE} has adapters in the language model "
+            "alone; export to ms-swift"
+        )
+
+
+def write(export: Export, folder: Path) -> None:
+    """Write the data as a list of packs or samples, the launch script, and DeepSpeed's configuration."""
+    media, index = Media(folder=folder, prefix=export.folder), export.epoch.index
+    packs = [
+        [human_and_gpt(index, row, media, "image", "video") for row in export.epoch.packs.pack(int(pack)).tolist()]
+        for pack in numbered(export.epoch)
+    ]
+    items = [sample for pack in packs for sample in pack] if _pads(export) else packs
+    (folder / _DATA).write_text(json.dumps(items, ensure_ascii=False), encoding="utf-8")
+    if export.held.plan.layout.zero:
+        zero = json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2)
+        (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
+    registered = {"annotation_path": str(export.folder / _DATA), "data_path": ""}
+    (folder / _REGISTERED).write_text(f"data_dict[{_name(export)!r}] = {registered!r}\n", encoding="utf-8")
+    script = launch_script(export.devices, "qwenvl/train/train_qwen.py", _arguments(export))
+    (folder / _SCRIPT).write_text(script, encoding="utf-8")
+
+
+def _pads(export: Export) -> bool:
+    return isinstance(export.held.plan.packing, Padded)
+
+
+def _name(export: Export) -> str:
+    return export.folder.name.replace("-", "_").replace("%", "_")
+
+
+def _arguments(export: Export) -> dict[str, Any]:
+    packing = export.held.plan.packing
+    common = common_settings(export.job) | tuned(export.job)
+    limits = image_limits(export.job.model.path)
+    decided = own_settings(common, NAMES, ARGUMENTS) | {
+        "dataset_use": _name(export),
+        "data_packing": not _pads(export),
+        "data_flatten": False,
+        "per_device_train_batch_size": packing.samples if isinstance(packing, Padded) else 1,
+        "gradient_accumulation_steps": export.epoch.micro_batches,
+        "model_max_length": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "gradient_checkpointing": export.recomputes[1],
+        "eval_strategy": "no",
+    }
+    decided |= {name: limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    if export.held.plan.layout.zero:
+        decided["deepspeed"] = str(export.folder / _ZERO)
+    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *_LATER}, NAMES)
+
+
+def command(export: Export) -> str:
+    """Return the command, which is for the folder of qwen-vl-finetune."""
+    return f"bash {export.folder / _SCRIPT}"
+
+
+def left_out(export: Export) -> Iterator[str]:
+    """Yield what its data and its settings do not hold."""
+    yield "the order of the packs, so that samples of a step are others, and ranks wait for each other"
+    if (rest := len(export.epoch.packs) % export.devices) and not _pads(export):
+        yield f"{rest} packs at the end of each epoch"
+    if export.held_out is not None:
+        yield "evaluation: held-out samples are left out of the data, and not evaluated on there"
+    targets = export.job.training.lora.targets
+    if export.job.training.lora.rank is not None and tuple(targets or ()) != _TARGETS:
+        yield f"training.lora.targets: adapters are on {', '.join(_TARGETS)} there"
+    if export.job.data.oversize == "truncate":
+        yield "data.oversize: truncate; longer samples are not cut there"
+
+
+def notes(export: Export) -> Iterator[str]:
+    """Yield where the script runs, and what to do before."""
+    yield f"The command is for the folder qwen-vl-finetune; first add {_REGISTERED} to its qwenvl/data/__init__.py"
+    if not _pads(export):
+        yield "Samples of a pack attend to themselves alone only with its own attention for packs (FlashAttention)"
