@@ -23,19 +23,26 @@ class Plugins(Generic[Contract]):
 
 def names(plugins: Plugins[Any]) -> tuple[str, ...]:
     """Return the names of the modules, sorted, with `-` for `_`, as the job file spells them."""
-    package = importlib.import_module(plugins.package)
-    return tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(package.__path__)))
+    return tuple(sorted(_paths(plugins)))
 
 
 def load(plugins: Plugins[Contract], name: str) -> Contract:
     """Return the module of this name. Raise UnknownName with the names that exist."""
-    if name not in names(plugins):
+    paths = _paths(plugins)
+    if name not in paths:
         kind = plugins.package.rsplit(".", 1)[-1]
-        raise UnknownName(f"{name!r} is not one of the {kind} here: {', '.join(names(plugins))}")
-    return cast(Contract, importlib.import_module(f"{plugins.package}.{name.replace('-', '_')}"))
+        raise UnknownName(f"{name!r} is not one of the {kind} here: {', '.join(sorted(paths))}")
+    return cast(Contract, importlib.import_module(paths[name]))
 
 
 def each(plugins: Plugins[Contract]) -> Iterator[tuple[str, Contract]]:
     """Yield (name, module), sorted by name."""
     for name in names(plugins):
         yield name, load(plugins, name)
+
+
+def _paths(plugins: Plugins[Any]) -> dict[str, str]:
+    """Return name -> path of each module, those in folders of the package included."""
+    package = importlib.import_module(plugins.package)
+    modules = pkgutil.walk_packages(package.__path__, f"{plugins.package}.")
+    return {each.name.rpartition(".")[2].replace("_", "-"): each.name for each in modules if not each.ispkg}

@@ -12,11 +12,11 @@ from transformers import CLIPImageProcessorPil, Qwen2VLImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from tests.tiny_models import CHATML, TEXT, save
-from tests.tiny_models.llava import CHAT as LLAVA_CHAT
-from tests.tiny_models.llava import SPECIAL as LLAVA_SPECIAL
 from tests.tiny_models.qwen2_5_vl import CHAT as QWEN_CHAT
 from tests.tiny_models.qwen2_5_vl import SPECIAL as QWEN_SPECIAL
 from tests.tiny_models.qwen2_5_vl import patch_tokens
+from tests.tiny_models.tiles.llava import CHAT as LLAVA_CHAT
+from tests.tiny_models.tiles.llava import SPECIAL as LLAVA_SPECIAL
 
 _PHOTOS = 200
 _LONG, _SHORT = 640, 480

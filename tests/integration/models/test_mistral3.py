@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers.models.pixtral import image_processing_pil_pixtral
 
-from tests.tiny_models import TEXT, mistral3, pixtral
+from tests.tiny_models import TEXT, lighton_ocr, mistral3, pixtral
 from tests.values.parameters import parameters
 from tests.values.training import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
@@ -166,7 +166,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "width": ({"vision_config": {"head_dim": 2, "num_attention_heads": 16}}, "with head_dim a multiple of 4"),
     "patches": ({"vision_config": {"patch_size": [7, 7]}}, r"patch_size is \[7, 7\]; correct it in the vision_config"),
     "channels": ({"vision_config": {"num_channels": 1}}, "num_channels is 1, but images have 3"),
-    "tower": ({"vision_config": {"model_type": "siglip_vision_model"}}, "'siglip_vision_model' is not supported in"),
+    "tower": ({"vision_config": {"model_type": "siglip_vision_model"}}, "'siglip_vision_model' is not supported with"),
     "positions": (
         {"vision_config": {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}},
         "mistral3' cannot be built: .*axial",
@@ -214,3 +214,11 @@ def test_a_processor_that_does_not_fit_is_refused(folder: Path, name: str) -> No
     (folder / file).write_text(json.dumps({**settings, **changes}))
     with pytest.raises(ModelError, match=message):
         family.encoder(str(folder))
+
+
+def test_images_of_lighton_ocr_that_are_no_whole_squares_of_patches_are_refused(tmp_path: Path) -> None:
+    lighton_ocr.make(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "patch_size": 6}))
+    with pytest.raises(ModelError, match=r"multiples of .*6.*; set patch_size in preprocessor_config.json to 12"):
+        family.encoder(str(tmp_path))

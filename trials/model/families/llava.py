@@ -1,4 +1,4 @@
-"""LLaVA-1.5: one tile for each image."""
+"""LLaVA-1.5 and ViP-LLaVA: one tile for each image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,8 +60,9 @@ OTHER_FORMS = {"llava_llama": _OWN_FORM, "LlavaLlamaForCausalLM": _OWN_FORM}
 
 
 def takes(config: PretrainedConfig) -> bool:
-    """Return whether this is LLaVA-1.5, whose tower is not Pixtral's."""
-    return bool(config.model_type == "llava" and config.vision_config.model_type != "pixtral")
+    """Return whether this is LLaVA-1.5, whose tower is not Pixtral's, or ViP-LLaVA."""
+    is_llava = config.model_type == "llava" and config.vision_config.model_type != "pixtral"
+    return bool(is_llava or config.model_type == "vipllava")
 
 
 def check(config: PretrainedConfig) -> None:
@@ -69,8 +70,8 @@ def check(config: PretrainedConfig) -> None:
     check_tower(config)
     if not tile_features(config):
         raise ModelError(
-            "a tile has one patch, which vision_feature_select_strategy 'default' leaves out; set it to 'full', or "
-            "correct patch_size in the vision_config of config.json"
+            "a tile has one patch, which is left out as the first token of the tower; correct patch_size in the "
+            "vision_config of config.json, or set vision_feature_select_strategy to 'full' in a model of LLaVA-1.5"
         )
 
 

@@ -1,4 +1,4 @@
-"""Mistral 3: the Pixtral tower, whose patches are merged before the projector."""
+"""Mistral 3 and LightOnOCR: the Pixtral tower, whose patches are merged before the projector."""
 
 from collections.abc import Sequence
 
@@ -42,16 +42,16 @@ _MOST_MERGED = 64
 
 
 def takes(config: PretrainedConfig) -> bool:
-    """Return whether this is Mistral 3."""
-    return bool(config.model_type == "mistral3")
+    """Return whether this is Mistral 3 or LightOnOCR."""
+    return config.model_type in ("mistral3", "lighton_ocr")
 
 
 def check(config: PretrainedConfig) -> None:
     """Raise ModelError for another tower than Pixtral's, and for sizes that do not divide."""
     if config.vision_config.model_type != "pixtral":
         raise ModelError(
-            f"the vision model type {config.vision_config.model_type!r} is not supported in Mistral 3; use a model "
-            "with 'pixtral'"
+            f"the vision model type {config.vision_config.model_type!r} is not supported with {config.model_type!r}; "
+            "use a model with 'pixtral'"
         )
     if not 1 <= config.spatial_merge_size <= _MOST_MERGED:
         raise ModelError(
@@ -83,4 +83,4 @@ def image_features(
     size = model.config.vision_config.patch_size
     # transformers' merger divides the sizes in pixels by that of a patch.
     pixels = [(rows * size, columns * size) for rows, columns in tokens.grids.tolist()]
-    return (model.model.multi_modal_projector(states[0], pixels),)
+    return (pixtral_tower.projector_of(model)(states[0], pixels),)

@@ -15,7 +15,7 @@ from transformers.utils.import_utils import DummyObject
 from trials.data.records.sample import ImageOptions
 from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
-from trials.model.inputs.pixtral import PixtralProcessor
+from trials.model.inputs.pixtral import LightOnProcessor, PixtralProcessor
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer, preparing
 from trials.model.inputs.resized_images import resized_size, unit_side
 from trials.model.refusals.refusal import INSTALL, refusing
@@ -23,7 +23,9 @@ from trials.model.refusals.refusal import INSTALL, refusing
 _COUNT = "_get_num_multimodal_tokens"
 # Height and width of any image: different, so that a processor that swaps them fails here.
 _PROBE = (336, 448)
-_OF_PIXTRAL = {"PixtralProcessor": PixtralProcessor, "LlavaProcessor": PixtralProcessor}
+_OF_PIXTRAL = {
+    "PixtralProcessor": PixtralProcessor, "LlavaProcessor": PixtralProcessor, "LightOnOcrProcessor": LightOnProcessor,
+}  # fmt: skip
 """Processors of models with a Pixtral tower, by the name of those that transformers gives for their type."""
 
 

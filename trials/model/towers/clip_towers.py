@@ -91,7 +91,12 @@ def tower_tokens(config: PretrainedConfig) -> int:
 
 def tile_features(config: PretrainedConfig) -> int:
     """Return the features of one tile: "default" leaves out the first token, even where that is a patch."""
-    return tower_tokens(config) - int(config.vision_feature_select_strategy == "default")
+    return tower_tokens(config) - int(_leaves_first_out(config))
+
+
+def _leaves_first_out(config: PretrainedConfig) -> bool:
+    """Return whether the first token of the tower is no feature. ViP-LLaVA has no setting for that."""
+    return bool(getattr(config, "vision_feature_select_strategy", "default") == "default")
 
 
 def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
@@ -142,8 +147,7 @@ def project(model: PreTrainedModel, states: Sequence[torch.Tensor]) -> torch.Ten
     last = max(numbers)
     state_of = dict(zip((last, *sorted(set(numbers) - {last})), states, strict=True))
     taken = torch.cat([state_of[number] for number in numbers], dim=-1)
-    first = 1 if model.config.vision_feature_select_strategy == "default" else 0
-    features: torch.Tensor = model.model.multi_modal_projector(taken[:, first:])
+    features: torch.Tensor = model.model.multi_modal_projector(taken[:, int(_leaves_first_out(model.config)) :])
     return features
 
 

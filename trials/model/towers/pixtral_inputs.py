@@ -34,9 +34,11 @@ class PixtralInputs:
                 f"finite; correct preprocessor_config.json to make {expected}"
             )
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
-        """Return rows of image tokens, each with a break behind it, and an end behind the last."""
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
+        """Return rows of image tokens, each with a break behind it, and an end behind the last, where it has these."""
         rows, columns = self._processor.shape(size)
+        if count == rows * columns:
+            return [self._processor.image_token_id] * count
         row = [self._processor.image_token_id] * columns + [self._processor.image_break_token_id]
         return [*(row * rows)[:-1], self._processor.image_end_token_id]
 

@@ -48,31 +48,36 @@ def check_tower(config: PretrainedConfig) -> None:
     vocabulary = config.get_text_config().vocab_size
     if not 0 <= config.image_token_id < vocabulary:
         raise ModelError(
-            f"image_token_index is {config.image_token_id} but the language model has {vocabulary} tokens; correct "
-            "image_token_index or vocab_size in config.json"
+            f"{_token_setting(config)} is {config.image_token_id} but the language model has {vocabulary} tokens; "
+            f"correct {_token_setting(config)} or vocab_size in config.json"
         )
 
 
 def layers_used(config: PretrainedConfig) -> int:
     """Return how many of the first vision layers run; 0 for a feature layer that the tower does not have.
 
-    Features of several layers are none, too: their norm is as wide as one.
+    Features of several layers are none, too: their norm is as wide as one. LightOnOCR takes those of the last.
     """
-    chosen = config.vision_feature_layer
+    chosen = getattr(config, "vision_feature_layer", -1)
     if not isinstance(chosen, int):
         chosen = chosen[0] if len(chosen) == 1 else 0
     return int(chosen if chosen >= 0 else chosen + config.vision_config.num_hidden_layers + 1)
 
 
+def _token_setting(config: PretrainedConfig) -> str:
+    return str(config.attribute_map.get("image_token_id", "image_token_id"))
+
+
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     """Leave `layers` layers that run, one behind them if any is unused, and at most two heads; in place."""
-    vision, chosen = settings["vision_config"], settings["vision_feature_layer"]
+    vision, chosen = settings["vision_config"], settings.get("vision_feature_layer", -1)
     last = chosen if isinstance(chosen, int) else chosen[0]
     has_unused = last not in (-1, vision["num_hidden_layers"])
     narrow(vision)
     vision["num_hidden_layers"] = layers + has_unused
-    settings["vision_feature_layer"] = layers if isinstance(chosen, int) else [layers]
-    settings["image_token_index"] = VOCABULARY - 1
+    if "vision_feature_layer" in settings:
+        settings["vision_feature_layer"] = layers if isinstance(chosen, int) else [layers]
+    settings["image_token_index" if "image_token_index" in settings else "image_token_id"] = VOCABULARY - 1
 
 
 def unit_flops(config: PretrainedConfig, *, merged: int, tower: int, projector: int) -> float:
@@ -126,20 +131,30 @@ def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Imag
     }
 
 
+def tower_of(model: PreTrainedModel) -> Any:
+    """Return the vision tower, which has another name in LightOnOCR."""
+    return getattr(model.model, "vision_tower", None) or model.model.vision_encoder
+
+
+def projector_of(model: PreTrainedModel) -> Any:
+    """Return the projector, which has another name in LightOnOCR."""
+    return getattr(model.model, "multi_modal_projector", None) or model.model.vision_projection
+
+
 def vision_modules(model: PreTrainedModel) -> VisionModules:
     """Return the tower in parts; layers behind the one whose features are taken are unused."""
-    tower, used = model.model.vision_tower, layers_used(model.config)
+    tower, used = tower_of(model), layers_used(model.config)
     return VisionModules(
         embedding=(tower.patch_conv, tower.ln_pre),
         layers=tuple(tower.transformer.layers[:used]),
-        projector=(model.model.multi_modal_projector,),
+        projector=(projector_of(model),),
         unused=tuple(tower.transformer.layers[used:]),
     )
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
     """Return vision states [patches, hidden] of pixels [units, merged patches, values]."""
-    tower = model.model.vision_tower
+    tower = tower_of(model)
     # Patches of images of several shapes are no rectangle, so each is an image of its own.
     patches = pixels.flatten(0, 1).unflatten(1, (-1, *tower.patch_conv.kernel_size))
     states: torch.Tensor = tower.ln_pre(tower.patch_conv(patches.to(model.dtype)).flatten(1))
@@ -148,7 +163,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Run layers whose patches attend to those of their image, with positions (row, column)."""
-    tower = model.model.vision_tower
+    tower = tower_of(model)
     tower.config._attn_implementation = PACKED_ATTENTION
     shapes = tokens.grids.tolist()
     places = torch.cat([torch.cartesian_prod(torch.arange(rows), torch.arange(columns)) for rows, columns in shapes])

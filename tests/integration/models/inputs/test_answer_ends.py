@@ -9,14 +9,15 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.loop.samples import SampleDataset
 from tests.contracts.test_families import TINY
-from tests.tiny_models import CHATML, llava, qwen2_5_vl, text
+from tests.tiny_models import CHATML, qwen2_5_vl, text
+from tests.tiny_models.tiles import llava
 from tests.values.data import record, write_records
 from trials import plugins
 from trials.model.family import load_family
 from trials.model.inputs.chat_template import template_file
 from trials.model.skeleton import load_config
 
-WITHOUT_END = ["llava", "llava_next", "llava_siglip"]
+WITHOUT_END = ["llava", "llava_next", "llava_siglip", "vipllava"]
 """Models with the template that llava-hf publishes."""
 EVERY = plugins.names(TINY)
 REASON = "the chat template does not end an answer with <|endoftext|> or <|im_end|>, at which the model would stop"

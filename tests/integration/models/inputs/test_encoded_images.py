@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from tests.tiny_models import gemma3, glm4v, idefics3, qwen2_5_vl, smolvlm
+from tests.tiny_models import glm4v, qwen2_5_vl
+from tests.tiny_models.tiles import gemma3, idefics3, smolvlm
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family

@@ -22,7 +22,10 @@ from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.inputs.encoders import load_encoder
 from trials.model.skeleton import load_config
 
-NAMES = ("internvl", "llava", "llava-next", "llava-onevision", "qwen2-5-vl", "glm4v", "gemma3", "idefics3", "mistral3")
+NAMES = (
+    *("internvl", "llava", "llava-next", "llava-onevision", "qwen2-5-vl", "glm4v", "gemma3", "idefics3", "mistral3"),
+    "lighton-ocr",
+)
 """One of the families that share a preparation."""
 SHORT = ("internvl", "llava-next", "qwen2-5-vl", "gemma3", "idefics3")
 FILE = "preprocessor_config.json"

@@ -1,9 +1,8 @@
 """Packs through transformers' own models: samples are kept apart, or the model is refused."""
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +13,17 @@ from autotune.errors import PackError
 from autotune.loop import collator
 from autotune.loop.collator import check_packing
 from autotune.loop.packed_inputs import packed_inputs, stand_in
-from tests import tiny_models
 from tests.values.saved_models import saved_model
 from tests.values.training import PACKED, job_of
+from trials import plugins
 from trials.data.loader import collate
 from trials.data.records.sample import IGNORED, Sample, Turn
 from trials.errors import ModelError
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 
-MODELS = [module.name for module in pkgutil.iter_modules(tiny_models.__path__)]
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+MODELS = plugins.names(TINY)
 MIXED = {"gemma3"}
 """Models whose attention inside images does not know of samples, in transformers 5.23."""
 
@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_pack_has_the_results_of_its_samples_or_is_refused(name: str, attention: str, tmp_path: Path) -> None:
-    importlib.import_module(f"tests.tiny_models.{name}").make(tmp_path)
+    plugins.load(TINY, name).make(tmp_path)
     config = load_config(str(tmp_path))
     if name not in MIXED:
         check_packing(config, attention)
@@ -69,7 +69,7 @@ def test_an_attention_that_cannot_be_run_is_refused(example: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("text")])
 def test_blank_images_run_through_a_model_in_a_pack_without_images(name: str, tmp_path: Path) -> None:
-    importlib.import_module(f"tests.tiny_models.{name}").make(tmp_path)
+    plugins.load(TINY, name).make(tmp_path)
     config = load_config(str(tmp_path))
     before = torch.get_rng_state()
     blank = stand_in(config)

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from tests.machines.planted.faults import INPUT_FAULTS
-from tests.tiny_models import llava, text
+from tests.tiny_models import text
+from tests.tiny_models.tiles import llava
 from tests.values.parameters import parameters
 from tests.values.training import prepared_of
 from trials import plugins

@@ -1,6 +1,5 @@
 """Prompts with completions have the tokens and labels that TRL's collator makes with the model's own processor."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.values.data import write_records
+from trials import plugins
 from trials.data import formats
 from trials.data.records.sample import IGNORED, Sample
 from trials.job import DataSection, ModelSection, Source
@@ -16,6 +16,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.model.inputs.processor import load_processor
 from trials.model.skeleton import load_config
 
+TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 PROMPT = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is it?"},
@@ -36,10 +37,10 @@ def parts(messages: list[dict[str, str]], images: int = 0) -> list[dict[str, Any
     return found
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "llava_onevision", "gemma3"])
+@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "llava-onevision", "gemma3"])
 def test_labels_are_those_of_trl(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
-    importlib.import_module(f"tests.tiny_models.{name}").make(model)
+    plugins.load(TINY, name).make(model)
     images = [Image.new("RGB", size, (90, 140, 30)) for size in ((60, 70), (130, 70))]
     for number, image in enumerate(images):
         image.save(tmp_path / f"{number}.png")

@@ -117,6 +117,7 @@ FAMILIES = (
     "llava-next",
     "llava-onevision",
     "llava-siglip",
+    "lighton-ocr",
     "mistral3",
     "mistral3-inner-features",
     "pixtral",
@@ -125,6 +126,7 @@ FAMILIES = (
     "qwen3-vl",
     "qwen3-vl-moe",
     "smolvlm",
+    "vipllava",
 )
 
 

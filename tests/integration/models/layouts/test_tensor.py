@@ -67,6 +67,7 @@ FAMILIES = (
     "llava-next",
     "llava-onevision",
     "llava-siglip",
+    "lighton-ocr",
     "mistral3",
     "mistral3-inner-features",
     "pixtral",
@@ -74,9 +75,12 @@ FAMILIES = (
     "qwen2-5-vl",
     "qwen3-vl",
     "smolvlm",
+    "vipllava",
 )
 BIASED = {"attention_bias": True, "mlp_bias": True}
-TEXT_KINDS: dict[str, dict[str, Any]] = {"llama": BIASED, "qwen2 window": {}, "qwen3": {}, "gemma3_text": {}}
+TEXT_KINDS: dict[str, dict[str, Any]] = {
+    "llama": BIASED, "qwen2 window": {}, "qwen3": {}, "gemma3_text": {},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

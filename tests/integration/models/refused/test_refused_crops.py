@@ -46,7 +46,7 @@ CONFIGURATIONS: dict[str, tuple[str, Spoil, str]] = {
     "no feature": (
         "llava",
         config(vision_config__patch_size=28, vision_config__model_type="siglip_vision_model"),
-        r"a tile has one patch, which vision_feature_select_strategy 'default' leaves out",
+        "a tile has one patch, which is left out as the first token of the tower; correct patch_size",
     ),
     "image token": ("llava-next", config(image_token_index=10**6), r"image_token_index is 1000000 but the language mo"),
     "class token": (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models import gemma3, idefics3
+from tests.tiny_models.tiles import gemma3, idefics3
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection

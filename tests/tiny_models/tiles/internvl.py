@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-_GENERATOR = Path(__file__).parents[2] / "examples" / "tiny-internvl" / "generate.py"
+_GENERATOR = Path(__file__).parents[3] / "examples" / "tiny-internvl" / "generate.py"
 
 
 def make(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import LlavaOnevisionImageProcessorPil
 
 from tests.tiny_models import CHATML, TEXT, save
-from tests.tiny_models.llava import SIGLIP
+from tests.tiny_models.tiles.llava import SIGLIP
 
 PINPOINTS = [[30 * rows, 30 * columns] for rows, columns in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 3), (3, 2))]
 ASPECT = "anyres_max_3"

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import LlavaNextImageProcessorPil
 
 from tests.tiny_models import TEXT, save
-from tests.tiny_models.llava import CHAT, CLIP, SPECIAL
+from tests.tiny_models.tiles.llava import CHAT, CLIP, SPECIAL
 
 PINPOINTS = [[28 * rows, 28 * columns] for rows, columns in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3), (3, 2))]
 

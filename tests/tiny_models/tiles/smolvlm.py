@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformers import SmolVLMImageProcessorPil
 
-from tests.tiny_models.idefics3 import TILE, write
+from tests.tiny_models.tiles.idefics3 import TILE, write
 
 
 def make(folder: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import SiglipImageProcessorPil
 
 from tests.tiny_models import TEXT, save
-from tests.tiny_models.llava import CHAT, SIGLIP, SPECIAL
+from tests.tiny_models.tiles.llava import CHAT, SIGLIP, SPECIAL
 
 
 def make(folder: Path) -> None:

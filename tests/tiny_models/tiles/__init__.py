@@ -1,0 +1,1 @@
+"""Models whose images are tiles, crops or whole images of one size."""
