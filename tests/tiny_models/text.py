@@ -1,4 +1,4 @@
-"""Llama, Qwen2, Qwen3, Mistral and Gemma 3 without images, and models with experts: `make` is Qwen3."""
+"""Language models without images, of each kind of attention, scales and experts: `make` is Qwen3."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +27,16 @@ KINDS: dict[str, Mapping[str, Any]] = {
         "head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 16,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     },
+    "gemma2": {
+        "head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.5,
+    },
+    "granite": {
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0, "attention_multiplier": 0.125,
+    },
+    "cohere": {"logit_scale": 0.0625, "use_qk_norm": True},
+    "cohere2": {"logit_scale": 0.25, "sliding_window": 4},
+    "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": 4},
     "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1]},
     "qwen3_moe": {**EXPERTS, "head_dim": 16},
     "mixtral": EXPERTS,

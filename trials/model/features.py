@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trials.data.tokens import PackTokens
+from trials.model.ends.scales import before_layers
 from trials.sharing.group import SharingGroup
 
 
@@ -21,7 +22,7 @@ def join_text(
     embedding = model.get_input_embeddings()
     text = embedding(tokens.input_ids[part].to(next(embedding.parameters()).device, non_blocking=True))
     if not features:
-        return (text.unsqueeze(0),)
+        return (before_layers(model.config, text.unsqueeze(0)),)
     is_image = _is_shown(model, tokens)
     if sharing.share.degree > 1:
         # The features of a stand-in are no token's.
@@ -30,7 +31,7 @@ def join_text(
     first, *later = features
     images = _places(is_image[part], text.device)
     joined = text.index_copy(0, images, first[: len(images)].to(text.dtype))
-    return (joined.unsqueeze(0), *later)
+    return (before_layers(model.config, joined.unsqueeze(0)), *later)
 
 
 def add_features(

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from trials.data.tokens import PackTokens, pack, unpack
 from trials.model.cut import Cut
 from trials.model.ends.head_loss import Targets, summed_loss
+from trials.model.ends.scales import before_head, behind_head
 from trials.model.features import add_features, join_text
 from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
@@ -145,8 +146,8 @@ class StageModule(nn.Module):
     def head(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [..., vocabulary] of language states [..., hidden]."""
         norm, projection = (self.model.get_submodule(path) for path in self.chain.head)
-        logits: torch.Tensor = projection(norm(states))
-        return logits
+        config = self.model.config
+        return behind_head(config, projection(before_head(config, norm(states))))
 
     def loss(self, states: torch.Tensor, targets: Targets) -> torch.Tensor:
         """Return the loss [] of language states [1, T, hidden], summed over the targets (`summed_loss`)."""

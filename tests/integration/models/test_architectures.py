@@ -15,6 +15,7 @@ from autotune.architecture import model_code
 from autotune.cli import main
 from autotune.folders import architectures_folder
 from tests.programs.users import JobFile, databases, refusal
+from tests.tiny_models import text
 from tests.values.parameters import parameters
 from tests.values.training import variant_of
 from trials.data.tokens import PackTokens
@@ -22,6 +23,7 @@ from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model import decoder, skeleton
 from trials.model.attention.samples import PackedSamples
+from trials.model.plain import between
 from trials.model.plain.parity import check_parity
 
 SIZES = {
@@ -41,6 +43,7 @@ LATENT = {
     "moe_intermediate_size": 64,
 }  # fmt: skip
 """Latent attention, and experts behind a dense layer"""
+MULTIPLIERS = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}
 EQUAL: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen2, tied": {"model_type": "qwen2", "tied": True},
@@ -93,39 +96,26 @@ EQUAL: dict[str, dict[str, Any]] = {
     "exaone 4, a window in some layers": {"model_type": "exaone4", "sliding_window": 4096},
     "exaone with experts": {"model_type": "exaone_moe", "num_experts": 8, "sliding_window": 4096},
     "llama 3": {"model_type": "llama", "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
+    "granite, multipliers": {"model_type": "granite", **MULTIPLIERS},
+    "granite with experts, multipliers": {"model_type": "granitemoe", "num_local_experts": 8, **MULTIPLIERS},
+    "hyperclovax, multipliers": {"model_type": "hyperclovax", **MULTIPLIERS},
+    "cohere": {"model_type": "cohere"},
+    "gemma 2, caps": {"model_type": "gemma2", "head_dim": 32},
+    "gpt-oss, sinks": {"model_type": "gpt_oss", "num_local_experts": 8, "head_dim": 32},
 }  # fmt: skip
 SHORT = (
     "qwen2, tied", "qwen2, yarn", "positions by length", "qwen3", "qwen3, experts behind a dense layer", "deepseek 3",
-    "granite with experts", "llama 3", "mistral, a window", "gemma 3, a window and positions of its own in some layers",
+    "granite with experts", "granite, multipliers", "gemma 2, caps", "gpt-oss, sinks", "llama 3",
+    "mistral, a window", "gemma 3, a window and positions of its own in some layers",
 )  # fmt: skip
 """Of each way to compute attention, positions, experts and tied weights."""
-GEMMA2 = {"model_type": "gemma2", "final_logit_softcapping": None}
 LIMITS: dict[str, tuple[dict[str, Any], str]] = {
-    "multipliers": (
-        {"model_type": "granite", "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
-        r"between the word embedding and language layer 0, .*\(its configuration has embedding_multiplier 12.0, ",
-    ),
-    "a multiplier near 1": (
-        {"model_type": "granite", "embedding_multiplier": 1.000001},
-        r"between the word embedding and language layer 0, .*embedding_multiplier 1.000001",
-    ),
-    "multipliers, with experts": (
-        {"model_type": "granitemoe", "num_local_experts": 8, "embedding_multiplier": 12.0},
-        "between the word embedding and language layer 0",
-    ),
     "chunked attention": (
         {"model_type": "llama4_text", "num_local_experts": 4, "intermediate_size_mlp": 128},
         "layers of type 'chunked_attention' choose in a way of their own which tokens are seen; use a model whose",
     ),
-    "attention sinks": ({"model_type": "gpt_oss", "num_local_experts": 8}, r"its attention has sinks \(s_aux\)"),
     "linear attention": ({"model_type": "minimax"}, "layers of type 'linear_attention' carry a state over the tokens"),
     "chosen keys": ({"model_type": "deepseek_v32"}, "layers of type 'indexed_attention' choose in a way of their own"),
-    "capped attention": (GEMMA2, r"the scores of its attention are capped \(softcap 50\)"),
-    "attention with a wide cap": ({**GEMMA2, "attn_logit_softcapping": 4e5}, r"are capped \(softcap 400000\)"),
-    "logits with a wide cap": (
-        {"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": 400.0},
-        r"its logits are capped \(final_logit_softcapping 400\)",
-    ),
     "a constant that is lost": ({"model_type": "apertus"}, "act_fn.beta gets its value where its module is made"),
     "inputs of each layer": ({"model_type": "gemma3n_text"}, r"inputs of their own .*\(hidden_size_per_layer_input\)"),
     "masks of its own": (
@@ -147,17 +137,27 @@ LIMITS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-REST = {"multipliers, with experts", "other attention, of StableLM", "capped attention", "a state"}
+FACTORS: dict[str, dict[str, Any]] = {
+    "multipliers": {"kind": "granite"},
+    "near 1": {"kind": "granite", "embedding_multiplier": 1.000001},
+    "logits": {"kind": "cohere"},
+    "a wide cap": {"kind": "gemma2", "final_logit_softcapping": 4e5},
+    "states before the head": {
+        "kind": "minicpm3", "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8, "scale_emb": 3, "dim_model_base": 8,
+    },
+}  # fmt: skip
+REST = {"other attention, of StableLM", "a state"}
 
 
-def settings_of(folder: Path, text: dict[str, Any]) -> ModelSection:
+def settings_of(folder: Path, language: dict[str, Any]) -> ModelSection:
     """A folder with the configuration of InternVL with this language model."""
-    text = SIZES | text
+    language = SIZES | language
     InternVLConfig(
         vision_config={"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 512, "num_hidden_layers": 3},
         image_token_id=990,
-        tie_word_embeddings=text.pop("tied", False),
-        text_config=text,
+        tie_word_embeddings=language.pop("tied", False),
+        text_config=language,
     ).save_pretrained(folder)
     return ModelSection(path=str(folder), weights="random")
 
@@ -179,11 +179,32 @@ def test_a_language_model_that_is_computed_differently_is_refused_with_the_figur
     assert float(found[1]) > 0.1
 
 
+@pytest.mark.parametrize(
+    ("name", "lost", "message"),
+    [
+        ("multipliers", "before_layers", "the word embedding and language layer 0 .*has embedding_multiplier 12.0, "),
+        ("near 1", "before_layers", "the word embedding and language layer 0 .*has embedding_multiplier 1.000001, "),
+        ("logits", "behind_head", r"the head and the loss .*has logit_scale 0.0625\)"),
+        ("a wide cap", "behind_head", "the head and the loss .*final_logit_softcapping 400000.0"),
+        ("states before the head", "before_head", "the final norm and the head .*dim_model_base"),
+    ],
+)
+def test_a_factor_that_stages_lose_is_found(
+    name: str, lost: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.make_kind(tmp_path, **FACTORS[name])
+    settings = ModelSection(path=str(tmp_path), weights="random")
+    check_parity(settings)
+    monkeypatch.setattr(between, lost, lambda _, states: states)
+    with pytest.raises(ModelError, match=f"transformers changes the states between {message}"):
+        check_parity(settings)
+
+
 @pytest.mark.parametrize("name", parameters({name: name for name in LIMITS}, short=set(LIMITS) - REST))
 def test_a_language_model_that_stages_cannot_run_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
-    text, message = LIMITS[name]
+    language, message = LIMITS[name]
     with pytest.raises(ModelError, match=message) as caught:
-        check_parity(settings_of(tmp_path, text))
+        check_parity(settings_of(tmp_path, language))
     assert "\n" not in str(caught.value)
 
 
@@ -194,10 +215,10 @@ def test_a_command_refuses_such_a_model_before_it_measures(
     command: str, job: JobFile, example: Path, home: Path, tmp_path: Path
 ) -> None:
     def change(config: dict[str, Any]) -> None:
-        config["text_config"] |= {"model_type": "granite", "embedding_multiplier": 12.0}
+        config["text_config"] |= {"model_type": "nemotron"}
 
-    job.spoil(model__path=str(variant_of(example, tmp_path / "granite", change) / "model"))
-    assert "'granite' cannot be run in stages: transformers changes the states" in refusal(command, job.path)[1]
+    job.spoil(model__path=str(variant_of(example, tmp_path / "nemotron", change) / "model"))
+    assert "'nemotron' cannot be run in stages: its NemotronAttention does not get" in refusal(command, job.path)[1]
     assert not databases(home)
 
 

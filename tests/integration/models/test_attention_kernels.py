@@ -21,10 +21,11 @@ from trials.channels.folder import file_rendezvous
 from trials.data.tokens import pack
 from trials.engine.group import process_group
 from trials.job import ModelSection, TrainingSection
-from trials.model.attention import packed
+from trials.model.attention import packed, scores
 from trials.model.attention.kernels import Kernel, kernel_for, one_by_one, together
 from trials.model.attention.packed import packed_attention
 from trials.model.attention.samples import PackedSamples
+from trials.model.attention.scores import by_scores
 from trials.model.family import join_samples
 from trials.model.skeleton import load_config
 from trials.sharing.group import join_groups
@@ -84,7 +85,8 @@ def attended(kernel: Kernel, case: Case) -> tuple[torch.Tensor, ...]:
     samples = PackedSamples(case.lengths, causal=case.causal)
     output = kernel(query, key, value, samples, window=case.window, scaling=case.scaling, dropout=0.0)
     weights = torch.linspace(-1, 1, output.numel()).view_as(output)
-    return output, *torch.autograd.grad((output * weights).sum(), (query, key, value))
+    (output * weights).sum().backward()
+    return output, *(each.grad for each in (query, key, value) if each.grad is not None)
 
 
 def test_the_stand_in_takes_what_the_function_takes() -> None:
@@ -100,6 +102,49 @@ def test_both_kernels_compute_the_same_output_and_gradients(case: Case) -> None:
     for found, expected in zip(attended(together, case), attended(one_by_one, case), strict=True):
         assert found.shape == expected.shape
         torch.testing.assert_close(found, expected)
+
+
+def wide(*given: Any, **options: Any) -> torch.Tensor:
+    """Explicit scores, with a cap and sinks that change nothing."""
+    return by_scores(*given, **options, cap=1e6, sinks=torch.full((given[0].shape[1],), -1e4))
+
+
+@pytest.mark.parametrize("bytes_at_once", [scores._SCORES_BYTES, 128], ids=["at once", "in chunks"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_explicit_scores_compute_the_same_output_and_gradients(
+    case: Case, bytes_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scores, "_SCORES_BYTES", bytes_at_once)
+    for found, expected in zip(attended(wide, case), attended(one_by_one, case), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_explicit_scores_are_capped_and_share_attention_with_sinks() -> None:
+    query, key, value = tensors(Case(lengths=(2,), heads=(1, 1), size=4))
+    sinks = torch.tensor([0.3], requires_grad=True)
+    options: dict[str, Any] = {"window": None, "scaling": 2.0, "dropout": 0.0}
+    found = by_scores(query, key, value, PackedSamples((2,)), **options, cap=1.5, sinks=sinks)
+    capped = 1.5 * torch.tanh((query[0, 0] @ key[0, 0].T) * 2.0 / 1.5)
+    shares = torch.softmax(torch.cat([capped[1], sinks]), dim=0)
+    torch.testing.assert_close(found[0, 0, 1], shares[:2] @ value[0, 0])
+    torch.testing.assert_close(found[0, 0, 0], torch.softmax(torch.cat([capped[0, :1], sinks]), 0)[0] * value[0, 0, 0])
+    found.sum().backward()
+    assert sinks.grad is not None
+    assert sinks.grad.abs() > 1e-3
+
+
+def test_explicit_scores_keep_no_scores_for_the_backward_pass() -> None:
+    kept: list[int] = []
+    case = Case(lengths=(256,), heads=(2, 2), size=4)
+
+    def noting(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(noting, lambda each: each):
+        attended_alone = wide(*tensors(case), PackedSamples(case.lengths), window=None, scaling=None, dropout=0.0)
+    assert attended_alone.requires_grad
+    assert max(kept) < 256 * 256
 
 
 def test_a_sample_of_a_pack_sees_nothing_of_the_others() -> None:
@@ -213,7 +258,7 @@ class Layer(nn.Module):
 
 
 def shared_and_alone(case: Case) -> float:
-    """The largest difference between this rank's part of the output of `together`, and that of the whole pack."""
+    """The largest difference between this rank's part of the output, and that of the whole pack: also with sinks."""
     rank, degree = distributed.get_rank(), distributed.get_world_size()
     sharing = join_groups([range(degree)], rank)
     samples = PackedSamples(case.lengths)
@@ -226,7 +271,13 @@ def shared_and_alone(case: Case) -> float:
         found, _ = packed_attention(Layer(), next(own), next(own), next(own), None, samples=samples, sharing=sharing)
         patch.setattr(packed, "kernel_for", lambda *given: one_by_one)
         expected, _ = packed_attention(Layer(), query, key, value, None, samples=samples)
-    return float((found - expected[:, part]).abs().max())
+    sinks = torch.arange(4.0)
+    own = (each[:, :, part] for each in (query, key, value))
+    sunk, _ = packed_attention(
+        Layer(), next(own), next(own), next(own), None, samples=samples, sharing=sharing, s_aux=sinks
+    )
+    whole, _ = packed_attention(Layer(), query, key, value, None, samples=samples, s_aux=sinks)
+    return max(float((one - all_[:, part]).abs().max()) for one, all_ in ((found, expected), (sunk, whole)))
 
 
 def of_group(case: Case, rendezvous: str) -> float:

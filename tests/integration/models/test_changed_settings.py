@@ -26,7 +26,6 @@ FURTHER: dict[str, Mapping[str, Any]] = {
     "smollm3": {},
     "ministral3": {"head_dim": 8},
     "olmo2": {},
-    "granite": {},
     "glm4": {"head_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 8},
     "minicpm3": {

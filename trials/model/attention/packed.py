@@ -9,6 +9,7 @@ from transformers import AttentionInterface
 
 from trials.model.attention.kernels import kernel_for
 from trials.model.attention.samples import PackedSamples
+from trials.model.attention.scores import by_scores
 from trials.sharing.group import SharingGroup
 
 PACKED_ATTENTION = "autotune_packed"
@@ -16,8 +17,8 @@ _CHOOSING = ("indices", "block_indices", "position_bias")
 """Options by which layers of transformers say which keys a token sees, or how much."""
 _CAP = "softcap"
 _SINKS = ("s_aux", "sinks")
-_FOLLOWED = frozenset(("sliding_window", "position_ids", "is_causal", "output_attentions", "use_cache"))
-"""Options that the samples of a pack answer, or that change no result."""
+_FOLLOWED = frozenset(("sliding_window", "position_ids", "is_causal", "output_attentions", "use_cache", _CAP, *_SINKS))
+"""Options that are followed, that the samples of a pack answer, or that change no result."""
 _UNSHARED = SharingGroup()
 
 
@@ -51,8 +52,16 @@ def packed_attention(
         query, key, value = sharing.heads_of_pack(query, key, value)
     # EXAONE hands over None for its layers without a window, and names the window of the others in all of them.
     window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
-    kernel = kernel_for(query, value, samples, dropout)
-    attended = kernel(query, key, value, samples, window=window, scaling=scaling, dropout=dropout)
+    cap, sinks = options.get(_CAP), next((options[name] for name in _SINKS if options.get(name) is not None), None)
+    if cap is None and sinks is None:
+        kernel = kernel_for(query, value, samples, dropout)
+        attended = kernel(query, key, value, samples, window=window, scaling=scaling, dropout=dropout)
+    else:
+        if sinks is not None and is_shared:
+            sinks = sinks.unflatten(0, (sharing.share.degree, -1))[sharing.share.index]
+        attended = by_scores(
+            query, key, value, samples, window=window, scaling=scaling, dropout=dropout, cap=cap, sinks=sinks
+        )
     if is_shared:
         attended = sharing.tokens_of_rank(attended)
     return attended.transpose(1, 2).contiguous(), None
@@ -64,11 +73,6 @@ def check_options(attention_mask: torch.Tensor | None, options: Mapping[str, Any
     choosing = [name for name in _CHOOSING if name in given]
     if attention_mask is not None or choosing:
         raise ValueError(f"its layers choose which tokens are seen, by {', '.join(choosing) or 'a mask of their own'}")
-    if _CAP in given:
-        raise ValueError(f"the scores of its attention are capped ({_CAP} {options[_CAP]:g}), which stages do not do")
-    sinks = [name for name in _SINKS if name in given]
-    if sinks:
-        raise ValueError(f"its attention has sinks ({sinks[0]}), which take a share of each token's attention")
     if given:
         raise ValueError(f"its attention has an option of which stages know nothing ({given[0]})")
 

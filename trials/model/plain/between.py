@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from trials.model.ends.scales import before_head, before_layers, behind_head
 from trials.model.plain.small_copy import SmallSample
 from trials.model.skeleton import Chain
 
@@ -20,7 +21,7 @@ _WITHOUT_EFFECT = re.compile(r"cache|past_key_value|^output_|^return_|^labels$|^
 _SCALE = re.compile(r"scal|multiplier|softcap|^emb\w*_(norm|dropout)$|^dim_model_base$")
 """Names of settings that may say what is computed between two parts"""
 
-_HEAD = "the head"
+_WORDS, _NORM, _HEAD = "the word embedding", "the final norm", "the head"
 
 
 class _PassedStates:
@@ -64,14 +65,14 @@ class _PassedStates:
 
 @torch.no_grad()
 def check_between(model: PreTrainedModel, chain: Chain, sample: SmallSample) -> None:
-    """Raise ValueError where transformers' own model changes states between two parts of the language side.
+    """Raise ValueError where transformers' own model changes states between two parts as stages do not.
 
-    Values must be equal, not near: a wide cap, or a scale near 1, is an option that stages do not follow, too. Raise it
-    for layers that are given something of which stages know nothing. The `sample` shows no image.
+    Values must be equal, not near: a wide cap, or a scale near 1, is an option that stages have to follow, too. Raise
+    it for layers that are given something of which stages know nothing. The `sample` shows no image.
     """
     layers = {f"language layer {number}": path for number, path in enumerate(chain.language_layers)}
     norm, projection = chain.head
-    parts = {"the word embedding": chain.projector[-1], **layers, "the final norm": norm, _HEAD: projection}
+    parts = {_WORDS: chain.projector[-1], **layers, _NORM: norm, _HEAD: projection}
     passed = _PassedStates(model, parts)
     try:
         logits = model(input_ids=sample.input_ids[None]).logits
@@ -81,9 +82,10 @@ def check_between(model: PreTrainedModel, chain: Chain, sample: SmallSample) -> 
     if further:
         raise ValueError(f"its layers are given {further[0]}, of which stages know nothing")
     for earlier, later in pairwise(parts):
-        if not torch.equal(passed.left[earlier], passed.entered[later]):
+        changed = {_WORDS: before_layers, _NORM: before_head}.get(earlier, lambda _, states: states)
+        if not torch.equal(changed(model.config, passed.left[earlier]), passed.entered[later]):
             raise ValueError(_found(model, f"{earlier} and {later}"))
-    if not torch.equal(passed.left[_HEAD], logits):
+    if not torch.equal(behind_head(model.config, passed.left[_HEAD]), logits):
         raise ValueError(_found(model, f"{_HEAD} and the loss"))
 
 
@@ -91,4 +93,4 @@ def _found(model: PreTrainedModel, where: str) -> str:
     text = model.config.get_text_config().to_dict()
     said = [f"{name} {value}" for name, value in text.items() if _SCALE.search(name) and value not in (None, 0, 1, {})]
     which = f" (its configuration has {', '.join(said)})" if said else ""
-    return f"transformers changes the states between {where}, which stages do not do{which}"
+    return f"transformers changes the states between {where} in another way than stages{which}"

@@ -131,7 +131,7 @@ def test_a_size_that_the_model_contradicts_is_refused(
             work()
 
 
-@pytest.mark.parametrize("name", sorted(set(plugins.names(TINY)) - set(QWEN) - {"text", "text-experts"}))
+@pytest.mark.parametrize("name", sorted(set(plugins.names(TINY)) - set(QWEN) - {"text", "text-capped", "text-experts"}))
 def test_models_that_prepare_all_images_by_one_rule_refuse_options(tmp_path: Path, name: str) -> None:
     encoder = encoder_of(made(tmp_path / "model", name))
     sample = sample_of(tmp_path, ((20, 30), ImageOptions(max_pixels=500)))

@@ -79,7 +79,7 @@ FAMILIES = (
 )
 BIASED = {"attention_bias": True, "mlp_bias": True}
 TEXT_KINDS: dict[str, dict[str, Any]] = {
-    "llama": BIASED, "qwen2 window": {}, "qwen3": {}, "gemma3_text": {},
+    "llama": BIASED, "qwen2 window": {}, "qwen3": {}, "gemma3_text": {}, "gemma2": {}, "granite": {}, "cohere2": {},
 }  # fmt: skip
 
 
