@@ -55,10 +55,11 @@ storm: $(READY)  ## kill, race, lock, fill and damage the database in full; some
 fuzz: $(READY)  ## give 20,000 hostile files to the commands; some forty minutes on two cores
 	$(BIN)/python -m benchmarks.fuzz
 
-chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, the figures of docs/imbalances.md, the floors of docs/architecture.md
+chart: $(READY)  ## draw the README's chart from docs/benchmarks/tuning.json, the figures of docs/imbalances.md, the floors of docs/architecture.md, the types of docs/models.md
 	$(BIN)/python -m benchmarks.output.chart
 	$(BIN)/python -m benchmarks.figures
 	$(BIN)/python docs/floors.py
+	$(BIN)/python docs/model_types.py
 
 docs: $(READY)  ## build the documentation as a site in build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

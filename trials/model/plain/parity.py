@@ -27,6 +27,7 @@ from trials.model.plain.small_copy import (
     small_samples,
 )
 from trials.model.refusals.refusal import reason, refusing
+from trials.model.refusals.structure import text_of
 from trials.model.shrunk import shrunk
 from trials.model.skeleton import Chain, build_skeleton, load_config
 from trials.model.stage import StageModule
@@ -72,7 +73,7 @@ def compare_stages(small: PretrainedConfig) -> None:
 
 
 def _cannot_be_checked(config: PretrainedConfig) -> str:
-    return f"the language model {config.get_text_config().model_type!r} cannot be checked"
+    return f"the language model {text_of(config).model_type!r} cannot be checked"
 
 
 @contextmanager
