@@ -4,10 +4,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor
+from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.processing_utils import MultiModalData
 
 from trials.errors import ModelError
 from trials.model.inputs.split_images import split_images
+
+
+class AyaVision(AyaVisionProcessor):  # type: ignore[misc]
+    """Processor that names the tokens of images that its tokenizer has."""
+
+    @property
+    def image_token_ids(self) -> list[int]:
+        known: dict[str, int] = self.tokenizer.get_vocab()
+        named = (self.img_patch_token, self.tile_global_token, self.start_of_img_token, self.end_of_img_token)
+        return [known[each] for each in named if each in known]
 
 
 class Gemma3(Gemma3Processor):
@@ -61,5 +72,7 @@ class InternVL(InternVLProcessor):
 
 
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
-CORRECTED = {"gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3, "smolvlm": Idefics3}
+CORRECTED = {
+    "aya_vision": AyaVision, "gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3, "smolvlm": Idefics3,
+}  # fmt: skip
 """By model type."""

@@ -24,7 +24,7 @@ from trials.model.skeleton import load_config
 
 NAMES = (
     *("internvl", "llava", "llava-next", "llava-onevision", "qwen2-5-vl", "glm4v", "gemma3", "idefics3", "mistral3"),
-    "lighton-ocr",
+    *("lighton-ocr", "aya-vision"),
 )
 """One of the families that share a preparation."""
 SHORT = ("internvl", "llava-next", "qwen2-5-vl", "gemma3", "idefics3")
@@ -128,7 +128,7 @@ def processed(encoder: Encoder, folder: Path, sample: Sample) -> tuple[list[int]
         messages, chat_template=processor.chat_template or processor.tokenizer.chat_template, tokenize=False
     )
     found = processor(images=[pictures], text=[text])
-    alone = [processor.image_processor([[each]], **_patches(processor))["pixel_values"] for each in pictures]
+    alone = [processor.image_processor([[each]], **_options(processor))["pixel_values"] for each in pictures]
     if "batch_num_images" in processor.image_processor.model_input_names:  # crops no image of several
         alone = [np.asarray(each) for each in processor.image_processor([pictures])["pixel_values"]]
     return list(found["input_ids"][0]), [np.asarray(each, dtype=np.float32) for each in alone]
@@ -142,8 +142,9 @@ def loaded(changed: Callable[[Mapping[str, Any]], Encoder], settings: Mapping[st
         return str(error)
 
 
-def _patches(processor: Any) -> dict[str, Any]:
-    return {"patch_size": processor.unit_side} if hasattr(processor, "unit_side") else {}
+def _options(processor: Any) -> dict[str, Any]:
+    cuts = dict(getattr(processor, "images_kwargs", {}))
+    return cuts | ({"patch_size": processor.unit_side} if hasattr(processor, "unit_side") else {})
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -109,6 +109,7 @@ CHANGES = {
 }
 
 FAMILIES = (
+    "aya-vision",
     "gemma3",
     "glm4v",
     "glm4v-moe",

@@ -61,6 +61,7 @@ CHANGES = {
     "pipeline, then cut in two": (plan_of("2+0r1,0", "2+2"), plan_of("4+2r0,1", tensor=2)),
 }
 FAMILIES = (
+    "aya-vision",
     "gemma3",
     "idefics3",
     "llava",
