@@ -11,7 +11,7 @@ from trials.costs.coefficients import KINDS
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
-from trials.plan import Layout, Packing, ZeroStage
+from trials.plan import TOWERS, Layout, Packing, ZeroStage
 from trials.workload import Workload
 
 # ZeRO stages by what they exchange: 2 is compared with 1, and 3 with 2, each of which is cheaper where it fits.
@@ -55,10 +55,10 @@ class ZeroDimension(Dimension):
     def exchanges(
         self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
     ) -> Sequence[Exchange]:
-        """Return what ZeRO 3 gathers and scatters in place of averages."""
-        if not layout.shards_weights:
+        """Return what ZeRO 2 and 3 scatter in place of averages, and what ZeRO 3 gathers."""
+        if not layout.shards_gradients:
             return others
-        gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
+        gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS if layout.shards_weights)
         own = (each for each in (*gathers, costs.exchange("scatter", layout.data)) if each is not None)
         return *(each for each in others if each.name != "average"), *own
 
@@ -80,18 +80,42 @@ class ZeroDimension(Dimension):
         )
 
 
-def gathered_parameters(costs: LayerCosts, layout: Layout) -> list[int]:
+def whole_weights(costs: LayerCosts, layout: Layout) -> list[int]:
     """Return how many weights ZeRO 3 holds whole in the backward pass of a layer of each kind, in the order of KINDS.
 
-    The backward pass of a kind goes on to the kinds before, for which its unreleased weights stay.
+    They are those of the layer and of a neighbour: the next one of its kind, or the larger one beside a single layer.
     """
     if not layout.shards_weights:
         return [0] * len(KINDS)
-    layers = [costs[kind] for kind in KINDS]
+    counts = [costs[kind].parameters if costs[kind].has_backward else 0 for kind in KINDS]
+    beside = [max(before, after) for before, after in zip([0, *counts], [*counts[1:], 0], strict=False)]
     return [
-        layer.gathered_parameters + sum(after.unreleased_parameters for after in layers[number + 1 :])
-        for number, layer in enumerate(layers)
+        count + (count if kind in TOWERS else other) for kind, count, other in zip(KINDS, counts, beside, strict=True)
     ]
+
+
+def whole_gradients(costs: LayerCosts, layout: Layout) -> list[int]:
+    """Return how many gradients ZeRO 2 and 3 hold whole in the backward pass of a layer of each kind.
+
+    They are those of the layer, and of the one behind it, which are on their way. Those of a tied weight stay from the
+    head to the word embedding.
+    """
+    if not layout.shards_gradients:
+        return [0] * len(KINDS)
+    counts = trained_parameters(costs)
+    head = costs["head"]
+    tied = head.parameters - head.frozen_parameters - counts[-1]
+    whole = [
+        count + max(behind, count if kind in TOWERS else 0)
+        for kind, count, behind in zip(KINDS, counts, [*counts[1:], 0], strict=True)
+    ]
+    return [*whole[:-2], *(count + tied for count in whole[-2:])]
+
+
+def trained_parameters(costs: LayerCosts) -> list[int]:
+    """Return how many parameters of each kind of layer train; a tied weight counts in the projector alone."""
+    counts = [costs[kind].parameters - costs[kind].frozen_parameters for kind in KINDS]
+    return [*counts[:-1], max(0, counts[-1] - costs["head"].tied_parameters)]
 
 
 def _saves_recomputation(solver: PlanSolver, packing: Packing, layout: Layout) -> bool:

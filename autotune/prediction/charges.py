@@ -1,15 +1,18 @@
-"""What exchanges add to the passes of packs, and to what follows them in a step."""
+"""What exchanges add to the passes of packs, less what these hide, and to what follows them in a step."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.dimensions.zero import trained_parameters
 from autotune.prediction.columns import WITHOUT_TARGETS
-from autotune.prediction.parts import Parts
+from autotune.prediction.parts import HEAD, Parts
 from trials.arrays import Bools, Floats
 from trials.costs.coefficients import KINDS
 from trials.costs.exchange import Exchange
+from trials.costs.layer_costs import LayerCosts
+from trials.engine.static_memory import GRADIENT_BYTES
 from trials.plan import TOWERS, Layout
 
 
@@ -62,3 +65,65 @@ class Charges:
         sizes = sizes[:, WITHOUT_TARGETS]
         forward, backward = (sizes @ (parts.layers @ side).T for side in (self.forward, self.backward))
         return forward, backward + sizes @ (parts.recomputed @ self.again).T + self.in_pass * gradient_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassesOfLayers:
+    """Seconds of one layer of each kind, [packs, kinds] each."""
+
+    forward: Floats
+    backward: Floats
+    """Without recomputation."""
+    again: Floats
+    """What recomputation adds."""
+
+
+class HiddenExchanges:
+    """What passes hide of the exchanges of weights and gradients in shards, layer by layer (ZeRO 2 and 3)."""
+
+    def __init__(self, costs: LayerCosts, layout: Layout) -> None:
+        gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
+        seconds = [each.forward_seconds[-1] if each and layout.shards_weights else 0.0 for each in gathers]
+        scatter = costs.exchange("scatter", layout.data)
+        self.share = scatter.hidden_share if scatter and layout.shards_gradients else 0.0
+        """Share of the shorter of both that an exchange and a computation save by running at once."""
+        self._gathers = np.array(seconds)
+        self._gathers_back = self._gathers * [costs[kind].has_backward for kind in KINDS]
+        per_byte = scatter.seconds_per_byte[1] if scatter else 0.0
+        self._scatters = per_byte * GRADIENT_BYTES * np.array(trained_parameters(costs))
+
+    def forward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
+        """Return the seconds that forward passes hide, [packs, stages]: each layer those of the next one's weights."""
+        several = np.maximum(parts.layers - 1, 0)
+        follows = (parts.layers > 0) & (_before(parts.layers) > 0)
+        beside = np.minimum(self._gathers, passes.forward) @ several.T
+        hidden: Floats = self.share * (beside + np.minimum(self._gathers, _before(passes.forward)) @ follows.T)
+        return hidden
+
+    def backward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
+        """Return the seconds that backward passes hide, [packs, stages].
+
+        Each layer hides gathering the weights of the one before it, and scattering the gradients of the one behind it.
+        The weights of the layer before the head stay from the forward pass.
+        """
+        recomputed = parts.recomputed / np.maximum(parts.layers, 1)
+        seconds = passes.backward[:, None, :] + passes.again[:, None, :] * recomputed
+        gather, scatter = self._gathers_back, self._scatters
+        gather_before, scatter_behind = _before(gather), np.append(scatter[1:], 0.0)
+        gather_before[HEAD] = 0.0
+        one, two = parts.layers == 1, parts.layers > 1
+        hidden = (
+            one * np.minimum(gather_before + scatter_behind, seconds)
+            + two * np.minimum(gather_before + scatter, seconds)
+            + two * np.minimum(gather + scatter_behind, seconds)
+            + np.maximum(parts.layers - 2, 0) * np.minimum(gather + scatter, seconds)
+        )
+        found: Floats = self.share * hidden.sum(axis=2)
+        return found
+
+
+def _before(of_kinds: Floats) -> Floats:
+    """Return for each kind, along the last axis, the value of the kind before; 0 for the first."""
+    found = np.zeros_like(of_kinds)
+    found[..., 1:] = of_kinds[..., :-1]
+    return found

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.dimensions.folds import exchanges
-from autotune.dimensions.zero import gathered_parameters
+from autotune.dimensions.zero import whole_gradients, whole_weights
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.recompute_times import offloaded_kinds
 from trials.arrays import Bools, Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
-from trials.engine.static_memory import buffer_bytes
+from trials.engine.static_memory import GRADIENT_BYTES, buffer_bytes
 from trials.plan import Layout
 
 Place: TypeAlias = tuple[int, bool]
@@ -43,7 +43,8 @@ class LayerBytes:
     def of(cls, costs: LayerCosts, degree: int, layout: Layout, factor: float, element_bytes: int) -> "LayerBytes":
         """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it.
 
-        With ZeRO 3, weights of `element_bytes` that are gathered are transient; so is the buffer for gradients.
+        Where ranks hold weights of `element_bytes` or gradients in shards, those that are whole are transient; so is
+        DeepSpeed's buffer for gradients.
         """
         of_kinds = {kind: costs[kind] for kind in KINDS}
         # A meter that counts what is transient counts the buffers of the engine too.
@@ -62,7 +63,8 @@ class LayerBytes:
         selective = kept * np.minimum(np.divide(*shares, out=np.zeros_like(kept), where=shares[1] > 0), 1)
         peak = factor * in_columns(layer.selective_peak_bytes for layer in layers)
         of_engine = np.zeros((len(KINDS), len(EVERY)))
-        of_engine[:, CONSTANT] = element_bytes * np.array(gathered_parameters(costs, layout))
+        of_engine[:, CONSTANT] = element_bytes * np.array(whole_weights(costs, layout))
+        of_engine[:, CONSTANT] += GRADIENT_BYTES * np.array(whole_gradients(costs, layout))
         of_engine[:, CONSTANT] += is_counted * buffer_bytes(layout, element_bytes)
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(

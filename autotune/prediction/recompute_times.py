@@ -33,9 +33,9 @@ class RecomputeTimes:
     def seconds(self, parts: Parts, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
         """Return the seconds [packs, stages] of packs of `sizes` [packs, 5], with `curves` [packs, kinds] at these."""
         selective: Floats = curves * (sizes @ self._selectively.T)
-        return self._of_layers(sizes, curves, layout) @ parts.recomputed.T + selective @ parts.selective.T
+        return self.of_layers(sizes, curves, layout) @ parts.recomputed.T + selective @ parts.selective.T
 
-    def _of_layers(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
+    def of_layers(self, sizes: Floats, curves: Floats, layout: Layout) -> Floats:
         """Return the seconds of recomputing a whole layer of each kind, or of offloading what it keeps, [packs, kinds].
 
         What a layer offloads is copied to the host while the next such layer runs forward, and back while the one after

@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.dimensions.folds import exchanges
 from autotune.dimensions.overlap import hidden_share
-from autotune.prediction.charges import Charges
+from autotune.prediction.charges import Charges, HiddenExchanges, PassesOfLayers
 from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
 from autotune.prediction.parameters import Parameters
@@ -44,6 +44,7 @@ class StageTimes:
         self._charges = cache(
             lambda layout, sequence: Charges.of(exchanges(costs, layout, sequence), layout, has_backward)
         )
+        self._hidden = cache(lambda layout: HiddenExchanges(costs, layout))
 
     def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
         """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
@@ -94,7 +95,8 @@ class StageTimes:
         """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).
 
         `sizes` are those of a rank's part, `degrees` [packs] the numbers of data ranks that compute it, each with the
-        tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both.
+        tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both. What
+        passes hide is left out.
         """
         forward, backward = np.zeros((2, len(sizes), len(parts)))
         gradient_bytes = GRADIENT_BYTES * self._parameters.trained(parts, layout.tensor)
@@ -103,7 +105,19 @@ class StageTimes:
             if charges.are_in_passes:
                 packs = np.flatnonzero(degrees == degree)
                 forward[packs], backward[packs] = charges.seconds(parts, sizes[packs], gradient_bytes)
+        hidden = self._hidden(layout)
+        if hidden.share:
+            passes = self._of_layers(sizes, layout)
+            forward -= hidden.forward(parts, passes)
+            backward -= hidden.backward(parts, passes)
         return forward, backward
+
+    def _of_layers(self, sizes: Floats, layout: Layout) -> PassesOfLayers:
+        curves = self._curves.at(sizes)
+        forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
+        return PassesOfLayers(
+            forward=forward, backward=backward, again=self._recompute.of_layers(sizes, curves, layout)
+        )
 
     def pass_seconds(self, parts: Parts, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
         """Return (forward, backward with `RecomputeTimes`) seconds of packs [packs, stages]; `sizes` are [packs, 5]."""

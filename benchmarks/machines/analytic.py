@@ -131,12 +131,8 @@ def analytic_costs(
         ("language", replace(layer, tensor_parallel_parameters=layer.parameters if tensor_degrees else 0)),
         ("head", replace(head, tied_parameters=head.parameters if language.tied else 0)),
     ]
-    words = {"projector": language.vocabulary * language.hidden}
     return LayerCosts(
-        layers=tuple(
-            (kind, replace(cost, gathered_parameters=cost.parameters, unreleased_parameters=words.get(kind, 0)))
-            for kind, cost in layers
-        ),
+        layers=tuple(layers),
         loading=LoadCost(),
         link=LinkCost(latency_seconds=device.link_latency_seconds, seconds_per_byte=1 / device.link_bytes_per_second),
         updates=(

@@ -21,13 +21,14 @@ class HeldTensors(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sizes: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._storages: dict[int, StorageWeakRef] = {}
         self.peak_bytes = 0
 
     @property
     def held_bytes(self) -> int:
-        self._sizes = {key: held for key, held in self._sizes.items() if not held[0].expired()}
-        return sum(size for _, size in self._sizes.values())
+        self._storages = {key: held for key, held in self._storages.items() if not held.expired()}
+        # Of the present, as a storage may have been emptied.
+        return sum(torch.UntypedStorage._new_with_weak_ptr(each.cdata).nbytes() for each in self._storages.values())
 
     def __torch_dispatch__(
         self,
@@ -40,7 +41,7 @@ class HeldTensors(TorchDispatchMode):
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":
                 storage = tensor.untyped_storage()
-                self._sizes[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self._storages[storage._cdata] = StorageWeakRef(storage)
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
         return made
 

@@ -7,22 +7,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-import torch
-
 from trials import wire
 from trials.engine.group import process_group
 from trials.tasks.request import Request
 from trials.tasks.session import open_session
 
-_linear = torch.nn.functional.linear
 
-
-def left_behind(files: Sequence[Path]) -> list[tuple[bool, bool, bool]]:
-    """Return for each request (whether linear functions were replaced in it, are so afterwards, its weights stay)."""
+def left_behind(files: Sequence[Path]) -> list[bool]:
+    """Return for each request whether weights of its engine stay."""
     return [_after(file) for file in files]
 
 
-def _after(file: Path) -> tuple[bool, bool, bool]:
+def _after(file: Path) -> bool:
     request = wire.decode(Request, file.read_text())
     rank = int(os.environ["RANK"])
     with process_group(rank, rank, request.plan.layout.world_size, f"file://{file}.rendezvous") as device:
@@ -32,7 +28,6 @@ def _after(file: Path) -> tuple[bool, bool, bool]:
                 for number in range(3):
                     session.step(batches, epoch.step(number))
             weight = weakref.ref(next(session.engine.stage.parameters()))
-            replaced = torch.nn.functional.linear is not _linear
         del session, epoch, batches
     gc.collect()
-    return replaced, torch.nn.functional.linear is not _linear, weight() is not None
+    return weight() is not None

@@ -161,10 +161,8 @@ def _whole(kind: LayerKind, cost: LayerCost) -> LayerCost:
         cost,
         transient_bytes=times(cost.kept_bytes, 0.3),
         shared_bytes=times(cost.kept_bytes, 0.1),
-        gathered_parameters=45_000,
         tensor_parallel_parameters=40_000 if kind == "language" else 0,
         tied_parameters=20_000 if kind == "head" else 0,
-        unreleased_parameters=7_000 if kind == "projector" else 0,
     )
 
 

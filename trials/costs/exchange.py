@@ -1,9 +1,11 @@
 """The cost of what ranks exchange, as functions of a pack's size or for each byte."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from trials.costs.coefficients import NOTHING, Coefficients, LayerKind, MeasuredCost, times
+from pydantic import Field
+
+from trials.costs.coefficients import NOTHING, Coefficients, LayerKind, Measured, MeasuredCost, times
 from trials.costs.layer import LayerCost
 
 ExchangeName: TypeAlias = Literal["sequence", "tensor", "gather", "scatter", "average", "replicas", "copy"]
@@ -32,6 +34,8 @@ class Exchange(MeasuredCost):
     """Seconds of the backward pass without recomputation."""
     recompute_seconds: Coefficients = NOTHING
     """Seconds that recomputation of the layer adds."""
+    hidden_share: Annotated[Measured, Field(le=1)] = 0.0
+    """Share of scatters, with the gathers beside them, that a computation of the same length hides."""
     kept_bytes: Coefficients | None = None
     """Bytes of the layer in place of those of `LayerCost`, as are the next two: ranks do not divide all of them."""
     shared_bytes: Coefficients | None = None

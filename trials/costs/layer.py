@@ -46,10 +46,6 @@ class LayerCost:
     """Parameters of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too; a stage with both ends holds them once."""
-    gathered_parameters: int = 0
-    """Most of `parameters` that ZeRO 3 gathers at once."""
-    unreleased_parameters: int = 0
-    """Parameters that ZeRO 3 gathers in the backward pass and frees at its end."""
     curve_sizes: tuple[Measured, ...] = ()
     """Ascending sizes of packs at which `curve` is given: units for vision kinds, targets for the head, or tokens."""
     curve: tuple[Measured, ...] = ()

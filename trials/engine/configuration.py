@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from trials.engine.gathering import SETTINGS
 from trials.engine.static_memory import BUCKET
 from trials.job import TrainingSection
 from trials.plan import Layout
@@ -19,7 +18,6 @@ def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype)
             "stage": layout.zero,
             "overlap_comm": False,
             "reduce_bucket_size": BUCKET,
-            **(SETTINGS if layout.shards_weights else {}),
         },
         # Micro-batches are summed, and data ranks averaged, in float32: the error of a bfloat16 sum grows with the
         # number of its terms. The bfloat16 gradient is released as soon as it is added.

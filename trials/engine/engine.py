@@ -1,4 +1,4 @@
-"""Engines that run the optimizer steps of a plan: DeepSpeed's two, or torch alone where ranks have whole copies."""
+"""Engines that run the optimizer steps of a plan: DeepSpeed's two, or torch alone with data parallelism alone."""
 
 import math
 from abc import abstractmethod
@@ -19,12 +19,12 @@ from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, O
 from trials.engine.configuration import configuration
 from trials.engine.copying import States
 from trials.engine.frozen_stages import instructions_of
-from trials.engine.gathering import begin_gathering, end_gathering
 from trials.engine.gradients.clipping import count_in_norm, join_norms
 from trials.engine.gradients.messages import in_buckets, sum_gradients
 from trials.engine.gradients.node_reduction import NodeReduction
 from trials.engine.muon import import_uncompiled
 from trials.engine.replica_engine import ReplicaEngine
+from trials.engine.sharded_engine import ShardedEngine
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
 from trials.grid import RankCoordinates
@@ -90,6 +90,8 @@ def build_engine(
         return PipelineEngine(plan, stage, where, device, training)
     if plan.layout.whole_copies:
         return ReplicaEngine(plan, stage, device, training)
+    if plan.layout.zero > 1:
+        return ShardedEngine(plan, stage, device, training)
     return PlainEngine(plan, stage, device, training)
 
 
@@ -111,8 +113,6 @@ class _DeepSpeedEngine(EngineBase):
 
     def close(self) -> None:
         self._engine.destroy()
-        if self._plan.layout.zero == 3:
-            end_gathering()
         # Its last tensors hold their graphs, whose hooks hold the engine: a cycle through C++ that no collector sees.
         vars(self._engine).clear()
         del self._engine, self.state
@@ -126,7 +126,7 @@ class _DeepSpeedEngine(EngineBase):
 
 
 class PlainEngine(OneStage, _DeepSpeedEngine):
-    """One stage on every rank: data parallelism with ZeRO 2 or 3, with tensor ranks, or first in each node."""
+    """One stage on every rank: data parallelism with tensor ranks, or first in each node."""
 
     def __init__(self, plan: Plan, stage: StageModule, device: torch.device, training: TrainingSection) -> None:
         super().__init__(plan, stage, device, training)
@@ -136,8 +136,6 @@ class PlainEngine(OneStage, _DeepSpeedEngine):
         if plan.layout.tensor > 1:
             mpu = PipelineParallelGrid(topology=_topology(plan.layout))
             count_in_norm(stage)
-        if plan.layout.zero == 3:
-            begin_gathering(stage)
         self._engine, *_ = deepspeed.initialize(
             model=stage, optimizer=self._optimizer, config=config, dist_init_required=False, mpu=mpu
         )

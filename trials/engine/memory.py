@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from trials.engine.allocator import AllocatorPeaks, usable_bytes
-from trials.engine.gathering import GatheredWeights
 from trials.engine.static_memory import static_bytes
+from trials.model.stage import StageModule
 from trials.plan import Layout
 from trials.recomputation.saving import SavingHooks, saving
 
@@ -43,43 +43,36 @@ class MemoryMeter(Protocol):
 def module_static_bytes(stage: nn.Module, layout: Layout) -> int:
     """Return the static bytes of a stage's module."""
     parameters = list(stage.parameters())
-    # ZeRO 3 leaves empty parameters on each rank; `ds_numel` is their whole size.
-    sizes = [getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters]
-    frozen = sum(size for size, parameter in zip(sizes, parameters, strict=True) if not parameter.requires_grad)
-    return static_bytes(sum(sizes), parameters[0].element_size(), layout, frozen=frozen)
+    frozen = sum(each.numel() for each in parameters if not each.requires_grad)
+    count = sum(each.numel() for each in parameters)
+    return static_bytes(count, parameters[0].element_size(), layout, frozen=frozen)
 
 
-def memory_meter(device: torch.device, stage: nn.Module, layout: Layout, memory_limit_bytes: int) -> MemoryMeter:
+def memory_meter(device: torch.device, stage: StageModule, layout: Layout, memory_limit_bytes: int) -> MemoryMeter:
     """Return the meter for this kind of device. Raise MemoryExceeded when the static bytes alone exceed the limit."""
     if device.type == "cuda":
         return CudaMeter(device, memory_limit_bytes)
-    parameters = list(stage.parameters())
-    return SavedTensorMeter(
-        parameters, module_static_bytes(stage, layout), memory_limit_bytes, gathers=layout.shards_weights
-    )
+    static = module_static_bytes(stage.model, layout)
+    meter = SavedTensorMeter(list(stage.model.parameters()), static, memory_limit_bytes)
+    for shards in stage.shards:
+        shards.count = meter.count
+    return meter
 
 
 class SavedTensorMeter:
     """Model of device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
 
     Each storage counts once. Parameters are static, so they do not count again. A recomputed layer counts with its
-    input, and during its backward pass with everything that it saves. With ZeRO 3 the weights count that are gathered.
+    input, and during its backward pass with everything that it saves. Weights and gradients count that are whole on a
+    rank for a moment, of which it holds a shard.
     """
 
     live_bytes: int
-    """Bytes at this moment of the tensors that are saved for the backward pass, and of gathered weights."""
+    """Bytes at this moment of the tensors that are saved for the backward pass, and of what `count` adds."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        static_bytes: int,
-        memory_limit_bytes: int,
-        *,
-        gathers: bool = False,
-    ) -> None:
-        """`gathers` says whether the parameters are those of an engine with ZeRO 3."""
+    def __init__(self, parameters: Sequence[torch.Tensor], static_bytes: int, memory_limit_bytes: int) -> None:
+        # Storages by their identity: those of weights in shards have no address at the moment.
         self._parameters = {parameter.untyped_storage()._cdata for parameter in parameters}
-        self._gathered = GatheredWeights(parameters, self.hold, self.release) if gathers else None
         self._holders: dict[int, int] = {}
         self.live_bytes = 0
         self._memory_limit_bytes = memory_limit_bytes
@@ -96,33 +89,35 @@ class SavedTensorMeter:
 
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | _SavedTensor":
         storage = tensor.untyped_storage()
-        address = storage._cdata
-        if address in self._parameters:
+        identity = storage._cdata
+        if identity in self._parameters:
             return tensor
-        if self._gathered and (weight := self._gathered.whole(tensor)) is not None:
-            return weight  # as without hooks: it is gathered again before its backward pass
-        held = _SavedTensor(self, tensor, address, storage.nbytes())
-        self.hold(address, held.size)  # where this raises, `held` ends and releases it
+        held = _SavedTensor(self, tensor, identity, storage.nbytes())
+        self._hold(identity, held.size)  # where this raises, `held` ends and releases it
         return held
 
-    def hold(self, address: int, size: int) -> None:
+    def _hold(self, identity: int, size: int) -> None:
         holders = self._holders
-        if address in holders:
-            holders[address] += 1
+        if identity in holders:
+            holders[identity] += 1
             return
-        holders[address] = 1
+        holders[identity] = 1
+        self.count(size)
+
+    def count(self, size: int) -> None:
+        """Count further bytes, or fewer where `size` is negative."""
         self.live_bytes += size
         self._most = max(self._most, self.live_bytes)
         if self.live_bytes > self._room:
             raise MemoryExceeded(self._static_bytes + self.live_bytes, self._memory_limit_bytes)
 
-    def release(self, address: int, size: int) -> None:
+    def release(self, identity: int, size: int) -> None:
         holders = self._holders
-        left = holders[address] - 1
+        left = holders[identity] - 1
         if left:
-            holders[address] = left
+            holders[identity] = left
         else:
-            del holders[address]
+            del holders[identity]
             self.live_bytes -= size
 
     @property
@@ -133,13 +128,13 @@ class SavedTensorMeter:
 class _SavedTensor:
     """A tensor that autograd saves; counted until autograd releases it."""
 
-    __slots__ = ("_address", "_meter", "size", "tensor")
+    __slots__ = ("_identity", "_meter", "size", "tensor")
 
-    def __init__(self, meter: SavedTensorMeter, tensor: torch.Tensor, address: int, size: int) -> None:
-        self.tensor, self._meter, self._address, self.size = tensor, meter, address, size
+    def __init__(self, meter: SavedTensorMeter, tensor: torch.Tensor, identity: int, size: int) -> None:
+        self.tensor, self._meter, self._identity, self.size = tensor, meter, identity, size
 
     def __del__(self) -> None:
-        self._meter.release(self._address, self.size)
+        self._meter.release(self._identity, self.size)
 
 
 def _unpack(packed: "torch.Tensor | _SavedTensor") -> torch.Tensor:

@@ -25,8 +25,8 @@ def build_optimizer(stage: StageModule, training: TrainingSection) -> torch.opti
     for name, parameter in stage.named_parameters():
         if not parameter.requires_grad:
             continue
-        # ZeRO 3 leaves empty parameters. The biases of experts are a matrix.
-        decays = len(getattr(parameter, "ds_shape", parameter.shape)) > 1 and not name.endswith("bias")
+        # The biases of experts are a matrix.
+        decays = parameter.dim() > 1 and not name.endswith("bias")
         decay = training.weight_decay if decays else 0.0
         groups[rate_of[parameter], decay].append(parameter)
     if not groups:

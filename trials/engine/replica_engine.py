@@ -8,7 +8,7 @@ from trials.engine.copying import States
 from trials.engine.gradients.flat import FlatGradients
 from trials.engine.gradients.overlapped_averages import OverlappedAverages, as_reached, buckets
 from trials.engine.state import OptimizerState
-from trials.engine.weight_shards import ShardedState, WeightShards
+from trials.engine.weight_shards import ShardedState, WeightShards, update_shards
 from trials.job import TrainingSection
 from trials.model.ends.head_loss import Targets
 from trials.model.stage import StageModule
@@ -33,12 +33,11 @@ class ReplicaEngine(OneStage):
         self._gradients = FlatGradients(order)
         self._most = training.clip_norm
         self._norm: torch.Tensor | None = None
-        self._shards = WeightShards(order, self._optimizer) if plan.layout.zero else None
-        self.state = (
-            ShardedState(self._shards, self._optimizer, stage)
-            if self._shards
-            else OptimizerState(self._optimizer, self._optimizer, stage)
-        )
+        self._shards = WeightShards(order) if plan.layout.zero else None
+        self.state = OptimizerState(self._optimizer, self._optimizer, stage)
+        if self._shards:
+            update_shards(self._optimizer, [self._shards])
+            self.state = ShardedState([self._shards], self._optimizer, stage)
         self._averages = OverlappedAverages(stage, size) if size else None
 
     @property
@@ -63,10 +62,9 @@ class ReplicaEngine(OneStage):
             self._norm = self._gradients.clip(self._most)
         elif self._shards:
             self._norm = self._gradients.norm()
+        self._optimizer.step()
         if self._shards:
-            self._shards.update()
-        else:
-            self._optimizer.step()
+            self._shards.gather_update()
         self._gradients.clear()
 
     def close(self) -> None:

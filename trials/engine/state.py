@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from deepspeed import comm
-from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state, safe_set_full_optimizer_state
 from deepspeed.utils import safe_set_full_fp32_param as set_master_weight
 from torch import nn
@@ -54,8 +52,6 @@ class OptimizerState:
         if not self._is_split(parameter):
             tensor: torch.Tensor = parameter.detach() if part == WEIGHT else self._optimizer.state[parameter][part]
             return tensor
-        if not parameter.requires_grad:  # which ZeRO 3 splits too, without an optimizer state
-            return _joined_shares(parameter)
         whole: torch.Tensor = (
             safe_get_full_fp32_param(parameter) if part == WEIGHT else safe_get_full_optimizer_state(parameter, part)
         )
@@ -63,11 +59,7 @@ class OptimizerState:
 
     def working(self, parameter: nn.Parameter) -> torch.Tensor:
         """Return the whole weight with which the model computes, of which the optimizer may hold a float32 form."""
-        if hasattr(parameter, "ds_id"):
-            with GatheredParameters(parameter):
-                held = parameter.detach().clone()
-        else:
-            held = parameter.detach()
+        held = parameter.detach()
         return held if parameter not in self._slices else self._tensor.joined_slices(held, self._slices[parameter])
 
     @property
@@ -85,15 +77,7 @@ class OptimizerState:
     def _write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
         """Set what the ranks with this slice of the parameter hold."""
         if part == WEIGHT:
-            with GatheredParameters(parameter, modifier_rank=0):
-                parameter.copy_(value)
-        if hasattr(parameter, "ds_id"):
-            # All shares under ZeRO 3 have one size, so the last may be padded, on which DeepSpeed's own setter fails.
-            share, _ = self._wrapper._get_fp32_opt_state_partition(parameter, False, None if part == WEIGHT else part)
-            start = self._wrapper._get_param_partition_rank(parameter) * share.numel()
-            own = value.flatten()[start : start + share.numel()]
-            share[: own.numel()].copy_(own)
-        elif part == WEIGHT:
+            parameter.copy_(value)
             set_master_weight(parameter, value)
         elif self._is_split(parameter):
             safe_set_full_optimizer_state(parameter, value, part)
@@ -104,8 +88,7 @@ class OptimizerState:
         """Create the moments, as AdamW does in its first step, and set its step count to `steps`."""
         tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
         is_fused = self._optimizer.defaults["fused"]
-        # ZeRO 3 gives the optimizer its tensors only while it steps.
-        for tensor in getattr(self._wrapper, "fp32_partitioned_groups_flat", tensors):
+        for tensor in tensors:
             moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
             # Where AdamW itself creates it.
             counted = torch.full((), float(steps), device=tensor.device if is_fused else "cpu")
@@ -113,7 +96,7 @@ class OptimizerState:
         self._connect()
 
     def _connect(self) -> None:
-        """Connect parameters with their moments, which must exist, under ZeRO 1 and 2."""
+        """Connect parameters with their moments, which must exist, under DeepSpeed's ZeRO 1."""
         # DeepSpeed connects them after the first group's first update, when other groups have no moments yet.
         if not self._is_connected and hasattr(self._wrapper, "_hp_optimizer_states_linked"):
             self._wrapper._hp_optimizer_states_linked = False
@@ -122,19 +105,4 @@ class OptimizerState:
 
     @staticmethod
     def _is_split(parameter: nn.Parameter) -> bool:
-        return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
-
-
-def _joined_shares(parameter: Any) -> torch.Tensor:
-    """Return the whole of a weight that ZeRO 3 splits, from the shares of the ranks.
-
-    DeepSpeed's own gathering fails on a weight that it has begun to gather for a backward pass, as it does for frozen
-    layers whose pass then ends before them.
-    """
-    share, group = parameter.ds_tensor, parameter.ds_process_group
-    whole = share.new_empty(share.numel() * comm.get_world_size(group))
-    comm.all_gather_into_tensor(whole, share, group=group)
-    found: torch.Tensor = whole[: parameter.ds_numel].view(
-        parameter.ds_shape
-    )  # shares have one size: the last is padded
-    return found
+        return hasattr(parameter, "_hp_mapping")

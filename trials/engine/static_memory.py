@@ -14,17 +14,12 @@ BUCKET = 50_000_000
 
 
 def buffer_bytes(layout: Layout, element_bytes: int) -> int:
-    """Return the bytes of DeepSpeed's buffer for gradients in backward passes, with a copy in float32 for a message.
+    """Return the bytes of DeepSpeed's buffer for gradients in backward passes: it has one for ZeRO 1 in float32.
 
-    Stages of a pipeline have it only after their passes, as have ZeRO 0, and ZeRO 1 with bfloat16 weights; whole copies
-    of a model have none.
+    Stages of a pipeline have it only after their passes; engines without DeepSpeed have none.
     """
-    after = layout.pipeline > 1 or layout.zero == 0 or (layout.zero == 1 and element_bytes == 2)
-    if after or layout.whole_copies:
-        return 0
-    buffer = element_bytes if layout.zero == 2 else GRADIENT_BYTES
-    copy = GRADIENT_BYTES if element_bytes < GRADIENT_BYTES else 0
-    return BUCKET * (buffer + copy)
+    after = layout.pipeline > 1 or layout.zero == 0 or element_bytes < GRADIENT_BYTES
+    return 0 if after or layout.whole_copies or layout.zero > 1 else BUCKET * GRADIENT_BYTES
 
 
 def static_bytes(parameters: int, element_bytes: int, layout: Layout, *, frozen: int = 0) -> int:

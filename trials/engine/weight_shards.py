@@ -1,10 +1,10 @@
-"""ZeRO 1 with torch alone: float32 weights and AdamW's moments in shards, one on each data rank."""
+"""Weights and AdamW's moments in shards, one on each data rank."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
-from deepspeed import comm
-from torch import nn
+from torch import distributed, nn
 
 from trials.engine.state import WEIGHT, OptimizerState
 from trials.model.stage import StageModule
@@ -13,85 +13,110 @@ _ALIGNED = 64
 """Elements at whose multiples weights begin: 128 bytes of bfloat16, since kernels are faster at aligned addresses."""
 
 
+class Held(NamedTuple):
+    """What a rank's shard holds of a parameter."""
+
+    elements: slice
+    """The range of the parameter's elements."""
+    within: slice
+    """Their place in the shard."""
+    values: torch.Tensor
+    """Their values in the shard, which the optimizer updates."""
+
+
 class WeightShards:
-    """This rank's shard of the float32 form of all weights, and the weights in their own type, which are one buffer.
+    """The weights of some parameters in one buffer, of which this rank has a shard, in float32 where they train."""
 
-    An optimizer updates the shard in their place, and the ranks gather the weights of all shards.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Replace the parameters of the optimizer by this rank's parts of them. They have float32 gradients."""
-        updated = {each for group in optimizer.param_groups for each in group["params"]}
-        assert updated == set(parameters), "the optimizer updates exactly these parameters"
-        assert len({each.dtype for each in parameters}) == 1, "a buffer of weights has one type"
-        ranks, rank = comm.get_world_size(), comm.get_rank()
-        starts, end = list[int](), 0
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Make the parameters, which have one type and all train or are all frozen, views of a buffer."""
+        assert len({(each.dtype, each.requires_grad) for each in parameters}) == 1, "a buffer of weights has one type"
+        ranks, rank = distributed.get_world_size(), distributed.get_rank()
+        self.places, end = dict[nn.Parameter, slice](), 0
+        """The place of each parameter in the buffer."""
         for parameter in parameters:
-            starts.append(end)
+            self.places[parameter] = slice(end, end + parameter.numel())
             end += _aligned(parameter.numel())
         size = _aligned(-(-end // ranks))
-        self._weights = torch.zeros(ranks * size, dtype=parameters[0].dtype, device=parameters[0].device)
-        for parameter, start in zip(parameters, starts, strict=True):
-            place = self._weights[start : start + parameter.numel()].view_as(parameter)
-            parameter.data = place.copy_(parameter.detach())
-        first = rank * size
-        self._own = self._weights[first : first + size]
-        self._shard = self._own.to(torch.float32, copy=True)
-        self._optimizer = optimizer
-        self._parts = dict[nn.Parameter, tuple[slice, torch.Tensor]]()
-        """For each parameter in the shard, the range of its elements that the shard holds, and their values."""
-        for parameter, start in zip(parameters, starts, strict=True):
-            begin, end = max(start, first), min(start + parameter.numel(), first + size)
-            if begin < end:
-                assert parameter.grad is not None
-                elements, part = slice(begin - start, end - start), self._shard[begin - first : end - first]
-                part.grad = parameter.grad.view(-1)[elements]
-                self._parts[parameter] = elements, part
-        for group in optimizer.param_groups:
-            group["params"] = [self._parts[each][1] for each in group["params"] if each in self._parts]
+        self.whole = torch.zeros(ranks * size, dtype=parameters[0].dtype, device=parameters[0].device)
+        """The weights in their own type, [ranks x shard]; the parameters are views of it."""
+        for parameter, place in self.places.items():
+            parameter.data = self.whole[place].view_as(parameter).copy_(parameter.detach())
+        self.trains = parameters[0].requires_grad
+        self.own = self.whole[rank * size : (rank + 1) * size]
+        """This rank's part of the weights, [shard]."""
+        self.shard = self.own
+        """The same, in float32 where they train."""
+        self.held = dict[nn.Parameter, Held]()
+        """What the shard has of each parameter."""
+
+    def begin_updates(self) -> None:
+        """Create the shard that an optimizer updates, with its part of the float32 gradients that parameters have."""
+        self.shard = self.own.to(torch.float32, copy=True) if self.trains else self.own
+        self.held = {each: held for each in self.places if (held := self._held(each))}
+        for parameter, held in self.held.items():
+            if parameter.grad is not None:
+                held.values.grad = parameter.grad.view(-1)[held.elements]
+
+    def _held(self, parameter: nn.Parameter) -> Held | None:
+        place, first = self.places[parameter], distributed.get_rank() * len(self.shard)
+        begin, end = max(place.start, first), min(place.stop, first + len(self.shard))
+        if begin >= end:
+            return None
+        within = slice(begin - first, end - first)
+        return Held(slice(begin - place.start, end - place.start), within, self.shard[within])
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Update the weights by their gradients, of which each rank has all. Every rank must call it."""
-        self._optimizer.step()
-        self._own.copy_(self._shard)
-        if len(self._own) < len(self._weights):
-            comm.all_gather_into_tensor(self._weights, self._own)
+    def gather_update(self) -> None:
+        """Take over this rank's weights from the shard, and gather those of all ranks, each of which must call it."""
+        self.own.copy_(self.shard)
+        if len(self.own) < len(self.whole):
+            distributed.all_gather_into_tensor(self.whole, self.own)
 
-    def read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
-        """Return the whole `part` of the parameter, in its shape. Every rank must call it."""
-        whole = torch.zeros(parameter.numel(), device=parameter.device)
-        if parameter in self._parts:
-            elements, held = self._held(parameter, part)
-            whole[elements] = held
-        comm.all_reduce(whole)
-        return whole.view_as(parameter)
+    def working(self, parameter: nn.Parameter) -> torch.Tensor:
+        """Return the whole weight in its own type. Every rank must call it."""
+        return parameter.detach()
 
-    def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
-        """Set the whole `part` of the parameter, of which this rank holds its own elements."""
-        if part == WEIGHT:
-            parameter.copy_(value)
-        if parameter in self._parts:
-            elements, held = self._held(parameter, part)
-            held.copy_(value.flatten()[elements])
+    def write(self, parameter: nn.Parameter, value: torch.Tensor) -> None:
+        """Set the whole weight, of which this rank holds its own elements."""
+        parameter.copy_(value)
+        if held := self.held.get(parameter):
+            held.values.copy_(value.flatten()[held.elements])
 
-    def _held(self, parameter: nn.Parameter, part: str) -> tuple[slice, torch.Tensor]:
-        elements, held = self._parts[parameter]
-        return elements, held if part == WEIGHT else self._optimizer.state[held][part]
+
+def update_shards(optimizer: torch.optim.Optimizer, shards: Iterable[WeightShards]) -> None:
+    """Let the optimizer update this rank's parts of the parameters."""
+    for of_shard in shards:
+        of_shard.begin_updates()
+    parts = {each: part for of_shard in shards for each, part in of_shard.held.items()}
+    for group in optimizer.param_groups:
+        group["params"] = [parts[each].values for each in group["params"] if each in parts]
 
 
 class ShardedState(OptimizerState):
-    """The optimizer state where the ranks hold it in shards of the weights that train."""
+    """The optimizer state where the ranks hold it in shards."""
 
-    def __init__(self, shards: WeightShards, optimizer: torch.optim.Optimizer, stage: StageModule) -> None:
-        super().__init__(shards, optimizer, stage)
-        self._shards = shards
+    def __init__(self, shards: Iterable[WeightShards], optimizer: torch.optim.Optimizer, stage: StageModule) -> None:
+        super().__init__(optimizer, optimizer, stage)
+        self._shards = {parameter: each for each in shards for parameter in each.places}
+
+    def working(self, parameter: nn.Parameter) -> torch.Tensor:
+        return self._shards[parameter].working(parameter) if parameter in self._shards else super().working(parameter)
 
     def _read(self, parameter: nn.Parameter, part: str) -> torch.Tensor:
-        return self._shards.read(parameter, part) if parameter.requires_grad else super()._read(parameter, part)
+        if parameter not in self._shards:
+            return super()._read(parameter, part)
+        whole = torch.zeros(parameter.numel(), device=parameter.device)
+        if held := self._shards[parameter].held.get(parameter):
+            whole[held.elements] = held.values if part == WEIGHT else self._optimizer.state[held.values][part]
+        distributed.all_reduce(whole)
+        return whole.view_as(parameter)
 
     def _write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
-        self._shards.write(parameter, part, value)
+        shards = self._shards[parameter]
+        if part == WEIGHT:
+            shards.write(parameter, value)
+        elif held := shards.held.get(parameter):
+            self._optimizer.state[held.values][part].copy_(value.flatten()[held.elements])
 
 
 def _aligned(elements: int) -> int:

@@ -40,15 +40,19 @@ class Cut:
             *(chain.language_layers[number] for number in self.language),
         )
 
+    def places(self, chain: "Chain") -> tuple[tuple[str, ...], ...]:
+        """Return the module paths of what this stage runs one after the other."""
+        return (
+            *((chain.vision_embedding,) if self.embeds else ()),
+            *((chain.vision_layers[number],) for number in self.vision),
+            *((chain.projector,) if self.projects else ()),
+            *((chain.language_layers[number],) for number in self.language),
+            *((chain.head,) if self.heads else ()),
+        )
+
     def paths(self, chain: "Chain") -> tuple[str, ...]:
         """Return the module paths of this stage's parameters."""
-        return (
-            *(chain.vision_embedding if self.embeds else ()),
-            *(chain.vision_layers[number] for number in self.vision),
-            *(chain.projector if self.projects else ()),
-            *(chain.language_layers[number] for number in self.language),
-            *(chain.head if self.heads else ()),
-        )
+        return tuple(path for place in self.places(chain) for path in place)
 
 
 def cut(plan: Plan) -> tuple[Cut, ...]:

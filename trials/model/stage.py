@@ -52,6 +52,10 @@ class StageModule(nn.Module):
         """The ranks that hold this copy of the stage together."""
         self.offloading: Offloading | None = None
         """What offloads the layers that the cut offloads; the engine sets it."""
+        self.shards: list[Any] = []
+        """What holds the weights, in parts of the chain, where ranks hold them in shards."""
+        self.reached: Callable[[Sequence[torch.Tensor]], None] | None = None
+        """Called with the states that come to each of the cut's places, before it runs; the engine sets it."""
         self.slices: dict[nn.Parameter, int] = {}
         """The parameters of which each of these ranks holds a slice, with the dimension along which they are cut."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
@@ -93,16 +97,19 @@ class StageModule(nn.Module):
         # DeepSpeed wants a gradient for all that it receives; layers before the first that trains would compute it.
         states, tokens = unpack(floats if self.trains_before else floats.detach(), integers)
         if self.cut.embeds:
+            self._reach(states)
             states = (self.family.embed_vision(self.model, states[0], tokens),)
         if self.cut.vision:
             states = self.vision(states, tokens)
         if self.cut.projects:
+            self._reach(states)
             features = self.family.image_features(self.model, states, tokens)
             states = join_text(self.model, features, tokens, self.sharing[tokens.level])
         if self.cut.language:
             states = self.language(states, tokens)
         if not self.cut.heads:
             return pack(states, tokens)
+        self._reach(states)
         return states[0] if targets is None else self.loss(states[0], targets)
 
     def vision(self, states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, ...]:
@@ -112,6 +119,7 @@ class StageModule(nn.Module):
         for place, number in enumerate(self.cut.vision):
             layer = self.model.get_submodule(self.chain.vision_layers[number])
             recompute = self._recompute("vision", place, tokens)
+            self._reach((current, *kept))
             current = run_layer(layer, partial(runner, layer, number), current, recompute)
             # The profile's chain has one layer, which stands for all that are kept.
             kept += [current] * self.chain.kept.count(number)
@@ -126,11 +134,16 @@ class StageModule(nn.Module):
         for place, number in enumerate(self.cut.language):
             layer = self.model.get_submodule(self.chain.language_layers[number])
             recompute = self._recompute("language", place, tokens)
+            self._reach((current, *features))
             current = run_layer(layer, partial(runner, layer, number), current, recompute)
             # Outside of what is recomputed: a feature is freed as soon as it is added.
             if features:
                 current = add_features(self.model, current, features.pop(0), tokens, sharing)
         return (current, *features)
+
+    def _reach(self, states: Sequence[torch.Tensor]) -> None:
+        if self.reached is not None:
+            self.reached(states)
 
     def _recompute(self, tower: Tower, place: int, tokens: PackTokens) -> RunLayer | None:
         """Return what runs the layer at this place of its kind in the stage; None where it keeps everything."""

@@ -124,6 +124,7 @@ class ExchangeTiming:
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
     recompute_seconds: float = 0.0
+    hidden_share: float = 0.0
     kept_bytes: int | None = None
     """Bytes that the layer keeps of the rank's part, as in `LayerTiming`; None where exchanges do not change them."""
     shared_bytes: int | None = None
@@ -151,9 +152,6 @@ class ProfileReport:
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too."""
-    gathered_parameters: tuple[tuple[LayerKind, int, int], ...] = ()
-    """(kind of layer, most parameters that ZeRO 3 gathers at once, those that stay until the end of the backward
-    pass)."""
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""

@@ -18,7 +18,6 @@ from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
 from trials.data.records.sample import Encoder
 from trials.engine.compiled import compile_layers
-from trials.engine.configuration import configuration
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.gathering import share_weights
 from trials.engine.memory import MemoryMeter, memory_meter
@@ -26,7 +25,7 @@ from trials.errors import DataError, NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import cut
 from trials.model.inputs.encoders import load_encoder
-from trials.model.paths import parameters_at, tensors_at
+from trials.model.paths import tensors_at
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
@@ -165,7 +164,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         coordinates=where,
         device=device,
         engine=engine,
-        meter=memory_meter(device, stage.model, request.plan.layout, request.memory_limit_bytes),
+        meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
         index=DatasetIndex.load(request.index),
         encoder=load_encoder(request.job.model, request.job.data),
     )
@@ -194,14 +193,13 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
     check_degrees(config.get_text_config(), request.plan.packing.degrees, degree)
     stage = StageModule(skeleton, cut(request.plan)[number])
     layout, training = request.plan.layout, request.job.training
-    settings = configuration(layout, training, stage.model.dtype)
     # Part by part: all parts whole may need more memory than the slices that a rank keeps.
     for path in stage.paths:
         fill((path,), device)
         stage.keep_slices(path, tensor)
         draw_trained(stage.model, (path,), training)
         if layout.shards_weights:
-            share_weights((weight for _, weight in parameters_at(stage.model, path)), settings)
+            share_weights(stage, path, stays=False)
     draw_buffers(stage.model, stage.chain.buffers, device)
     stage.tie()
     return stage

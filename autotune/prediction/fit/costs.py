@@ -60,8 +60,6 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     layers["language"] = replace(layers["language"], tensor_parallel_parameters=reports[0].tensor_parallel_parameters)
     layers["head"] = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
-    for kind, gathered, unreleased in reports[0].gathered_parameters:
-        layers[kind] = replace(layers[kind], gathered_parameters=gathered, unreleased_parameters=unreleased)
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(

@@ -3,6 +3,8 @@
 import os
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,10 +13,11 @@ from torch import nn
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
 from trials.channels.folder import file_rendezvous
+from trials.engine.gathering import GatheredWeights
 from trials.engine.gradients.flat import FlatGradients
 from trials.engine.group import process_group
 from trials.engine.state import MOMENTS, PARTS, WEIGHT
-from trials.engine.weight_shards import WeightShards
+from trials.engine.weight_shards import ShardedState, WeightShards, update_shards
 
 SIZES = ((7, 9), (1,), (130,), (5, 40), (3,))
 STEPS = 3
@@ -47,29 +50,56 @@ def whole(dtype: torch.dtype) -> list[list[list[float]]]:
     return [[part.flatten().tolist() for part in of_weight] for of_weight in parts]
 
 
-def in_shards(rendezvous: str, name: str) -> tuple[list[list[list[float]]], list[list[float]], list[int]]:
-    """The same, and the weights in their own type, as a rank has them, with the places where they begin."""
+def give(shards: WeightShards, values: list[torch.Tensor]) -> None:
+    """Set the gradients to these values, which are the same on all ranks."""
+    if isinstance(shards, GatheredWeights):
+        shards.begin_gradients()
+    for each, value in zip(shards.places, values, strict=True):
+        assert each.grad is not None
+        each.grad.copy_(value)
+    if isinstance(shards, GatheredWeights) and shards.gradients is not None:
+        shards.gradients.zero_()
+        shards.scatter()
+        shards.take_scattered()
+        shards.gradients.div_(torch.distributed.get_world_size())
+
+
+def in_shards(rendezvous: str, name: str, kind: str) -> tuple[list[list[list[float]]], list[list[float]], list[int]]:
+    """The same, and the weights in their own type, as a rank has them, with the places where they begin.
+
+    Of `kind` "whole" each rank has all gradients, with "stay" they are scattered, and with "go" weights are freed too.
+    """
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with process_group(rank, rank, ranks, rendezvous):
         parameters = weights(getattr(torch, name))
-        FlatGradients(parameters)
         optimizer = adamw(parameters)
-        shards = WeightShards(parameters, optimizer)
+        if kind == "whole":
+            FlatGradients(parameters)
+            shards = WeightShards(parameters)
+        else:
+            shards = GatheredWeights(parameters, stays=kind == "stay")
+        update_shards(optimizer, [shards])
+        state = ShardedState([shards], optimizer, cast(Any, SimpleNamespace(tensor=None, slices={})))
         for step in range(STEPS):
-            for each, gradient in zip(parameters, gradients(step), strict=True):
-                assert each.grad is not None
-                each.grad.copy_(gradient)
-            shards.update()
-        parts = [[shards.read(each, part) for part in PARTS] for each in parameters]
-        own = [each.detach().float().flatten().tolist() for each in parameters]
-        with torch.no_grad():
-            for each, (weight, *moments) in zip(parameters, parts, strict=True):
-                shards.write(each, WEIGHT, 2 * weight)
-                for part, moment in zip(MOMENTS, moments, strict=True):
-                    shards.write(each, part, 2 * moment)
+            give(shards, gradients(step))
+            optimizer.step()
+            shards.gather_update()
+        parts = [[state.read(each, part) for part in PARTS] for each in parameters]
+        own = [state.working(each).float().flatten().tolist() for each in parameters]
+        if isinstance(shards, GatheredWeights):
+            shards.gather()
+            shards.wait()
+            assert own == [each.detach().float().flatten().tolist() for each in parameters]
+            shards.release()
+        for each, (weight, *moments) in zip(parameters, parts, strict=True):
+            state.write(each, WEIGHT, 2 * weight)
+            for part, moment in zip(MOMENTS, moments, strict=True):
+                state.write(each, part, 2 * moment)
         for each, of_weight in zip(parameters, parts, strict=True):
             for part, value in zip(PARTS, of_weight, strict=True):
-                torch.testing.assert_close(shards.read(each, part), 2 * value, rtol=0, atol=0)
+                torch.testing.assert_close(state.read(each, part), 2 * value, rtol=0, atol=0)
+            doubled = (2 * of_weight[0]).to(each.dtype)
+            torch.testing.assert_close(state.working(each), doubled, rtol=0, atol=0)
         return (
             [[part.flatten().tolist() for part in of_weight] for of_weight in parts],
             own,
@@ -78,15 +108,20 @@ def in_shards(rendezvous: str, name: str) -> tuple[list[list[list[float]]], list
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"),
+    ("name", "kind", "ranks"),
     parameters(
-        {f"{name}, {ranks}": (name, ranks) for name in ("float32", "bfloat16") for ranks in (1, 2, 3)},
-        short=("float32, 2", "bfloat16, 3"),
+        {
+            f"{name}, {kind}, {ranks}": (name, kind, ranks)
+            for name in ("float32", "bfloat16")
+            for kind in ("whole", "stay", "go")
+            for ranks in (1, 2, 3)
+        },
+        short=("float32, whole, 2", "bfloat16, stay, 3", "float32, go, 2"),
     ),
 )
-def test_an_update_is_that_of_whole_weights(name: str, ranks: int, tmp_path: Path) -> None:
-    expected = whole(getattr(torch, name))
-    for parts, own, places in on_ranks(in_shards, file_rendezvous(tmp_path / "rendezvous"), name, world_size=ranks):
+def test_an_update_is_that_of_whole_weights(name: str, kind: str, ranks: int, tmp_path: Path) -> None:
+    expected, place = whole(getattr(torch, name)), file_rendezvous(tmp_path / "rendezvous")
+    for parts, own, places in on_ranks(in_shards, place, name, kind, world_size=ranks):
         for of_weight, wanted in zip(parts, expected, strict=True):
             for part, values in zip(of_weight, wanted, strict=True):
                 assert part == pytest.approx(values, rel=1e-6, abs=1e-7)

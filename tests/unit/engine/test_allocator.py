@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
-from trials.engine.memory import CudaMeter, memory_meter
+from trials.engine.memory import CudaMeter
 from trials.outcome import OutOfMemory
 from trials.plan import Layout
 from trials.run import serving
@@ -55,8 +54,7 @@ class Allocator:
 def metered(patch: pytest.MonkeyPatch, name: str) -> tuple[CudaMeter, Allocator]:
     case = recorded(name)
     allocator = Allocator(patch, case)
-    meter = memory_meter(CUDA, nn.Linear(1, 1), Layout(pipeline=1, data=1, zero=0), case["limit"])
-    assert isinstance(meter, CudaMeter)
+    meter = CudaMeter(CUDA, case["limit"])
     allocator.statistics = case["statistics"]
     return meter, allocator
 

@@ -61,8 +61,48 @@ def test_zero_3_gathers_each_layer_twice_and_scatters_gradients_in_each_backward
     assert backward == pytest.approx(0.001 + 5 * 0.002 + 0.003 + 4 * 0.004 + PARAMETERS * 4 * 5e-10)
 
 
-def test_zero_2_averages_all_gradients_in_each_backward_pass() -> None:
-    assert exchanges(of_zero(2), sharded()) == pytest.approx((0.0, PARAMETERS * 4 * 1e-9))
+def test_zero_2_scatters_all_gradients_in_each_backward_pass() -> None:
+    assert exchanges(of_zero(2), sharded()) == pytest.approx((0.0, PARAMETERS * 4 * 5e-10))
+
+
+def hiding(costs: LayerCosts, share: float) -> LayerCosts:
+    """Return costs whose scatters, and gathers beside them, a computation of the same length hides by this share."""
+    hidden = (replace(each, hidden_share=share) if each.name == "scatter" else each for each in costs.exchanges)
+    return replace(costs, exchanges=tuple(hidden))
+
+
+def with_passes(forward: float, backward: float, again: float = 0.0) -> LayerCosts:
+    """Return costs of which each layer has passes of these seconds, whatever the pack."""
+    sides = {"forward_seconds": forward, "backward_seconds": backward, "recompute_seconds": again}
+    constant = {name: (0.0, 0.0, 0.0, seconds) for name, seconds in sides.items()}
+    return replace(COSTS, layers=tuple((kind, replace(cost, **constant)) for kind, cost in COSTS.layers))  # type: ignore[arg-type]
+
+
+SCATTER = 50_000 * 4 * 5e-10
+"""Seconds of scattering the gradients of a layer."""
+
+
+def test_layers_hide_gathers_of_the_next_one_and_scatters_of_the_one_behind() -> None:
+    forward, backward = exchanges(of_zero(3), hiding(sharded(with_passes(1.0, 1.0)), 1.0))
+    assert forward == pytest.approx(SECONDS[0])  # the first weights come before anything runs
+    # The last gradients, and the weights that stay at the turn but are predicted to come again.
+    assert backward == pytest.approx(SCATTER + SECONDS[3])
+
+
+def test_a_pass_hides_no_more_than_its_share_of_the_shorter_of_both() -> None:
+    costs = hiding(sharded(with_passes(0.0005, 0.001)), 0.8)
+    forward, backward = exchanges(of_zero(3), costs)
+    assert forward == pytest.approx(0.035 - 0.8 * 0.0005 * 11)
+    # The head has nothing to gather; the vision embedding has no weights before it, and less to scatter.
+    assert backward == pytest.approx(0.030 + 12 * SCATTER - 0.8 * (10 * 0.001 + SCATTER))
+    _, recomputed = exchanges(of_zero(3, "r5,4"), hiding(sharded(with_passes(0.0005, 0.001, 0.0005)), 0.8))
+    # Before the first vision layer there is less to gather, which it hides whole.
+    assert recomputed == pytest.approx(backward - 0.8 * (8 * 0.0005 + SECONDS[0] + SCATTER - 0.001))
+
+
+def test_zero_2_hides_scatters_alone() -> None:
+    forward, backward = exchanges(of_zero(2), hiding(sharded(with_passes(1.0, 1.0)), 0.5))
+    assert (forward, backward) == pytest.approx((0.0, 12 * SCATTER - 0.5 * 11 * SCATTER))
 
 
 def test_zero_0_and_1_average_gradients_once_in_a_step() -> None:
@@ -121,56 +161,85 @@ def test_the_parts_of_a_step_and_its_timeline_have_the_exchanges(zero: ZeroStage
 
 
 def bytes_of(
-    plan: Plan, gathered: tuple[int, ...] = (0,) * 5, unreleased: int = 0, kept: tuple[int, ...] = (0,) * 5
+    plan: Plan, counts: tuple[int, ...] = (0,) * 5, kept: tuple[int, ...] = (0,) * 5, frozen: int = 0, tied: int = 0
 ) -> tuple[float, float]:
-    """Return the (static, expected) bytes where a layer of each kind keeps this number of bytes."""
+    """Return the (static, expected) bytes where a layer of each kind has `counts` parameters and keeps `kept` bytes.
+
+    The first `frozen` kinds do not train; `tied` parameters of the head are the word embedding's.
+    """
     layers = [
-        replace(layer_cost(NOTHING, (0, 0, 0, bytes_), NOTHING), gathered_parameters=count, backward_seconds=(1.0,) * 4)
-        for count, bytes_ in zip(gathered, kept, strict=True)
+        replace(
+            layer_cost(NOTHING, (0, 0, 0, bytes_), NOTHING),
+            parameters=count,
+            frozen_parameters=count if number < frozen else 0,
+            tied_parameters=tied if KINDS[number] == "head" else 0,
+            backward_seconds=(0.0 if number < frozen else 1.0,) * 4,
+        )
+        for number, (count, bytes_) in enumerate(zip(counts, kept, strict=True))
     ]
-    layers[KINDS.index("projector")] = replace(layers[KINDS.index("projector")], unreleased_parameters=unreleased)
     (stage,) = Predictor(sharded(costs_of(*layers)), epoch_of(), 4).predict(plan).stage_memory
     return stage.static, stage.expected
 
 
+def beyond(zero: ZeroStage, counts: tuple[int, ...], kept: tuple[int, ...], frozen: int = 0, tied: int = 0) -> float:
+    static, expected = bytes_of(of_zero(zero), counts, kept, frozen, tied)
+    return expected - static
+
+
 def test_zero_2_shards_gradients_and_states_and_zero_3_weights_too() -> None:
-    static = [bytes_of(of_zero(zero))[0] for zero in (0, 1, 2, 3)]
+    static = [bytes_of(of_zero(zero), (50_000,) * 5)[0] for zero in (0, 1, 2, 3)]
     # float32 weights and gradients; two moments, or with ZeRO two moments and a copy of the weights.
     shares = (4 + 4 + 8, 4 + 4 + 12 / 2, 4 + 4 / 2 + 12 / 2, 4 / 2 + 4 / 2 + 12 / 2)
     assert static == [PARAMETERS * share for share in shares]
 
 
-def test_zero_3_needs_most_where_kept_tensors_and_gathered_weights_together_are_largest() -> None:
-    # At the end of the forward pass everything is kept: 5 x 1000 + 4 x 2000 + 300 bytes.
-    kept = (0, 1000, 0, 2000, 300)
+# At the end of the forward pass everything is kept: 5 x 1000 + 4 x 2000 + 300 bytes.
+KEPT = (0, 1000, 0, 2000, 300)
 
-    def beyond(gathered: tuple[int, ...], unreleased: int = 0, zero: ZeroStage = 3) -> float:
-        static, expected = bytes_of(of_zero(zero), gathered, unreleased, kept)
-        return expected - static
 
-    assert beyond((0, 0, 0, 0, 0)) == 13_300
-    assert beyond((10, 20, 10, 20, 500)) == 13_300 + 4 * 500
-    # The head has had its backward pass when the last language layer has its own, and that before the vision layers.
-    assert beyond((10, 20, 10, 900, 100)) == 13_000 + 4 * 900
-    assert beyond((10, 5000, 10, 20, 100)) == 5_000 + 4 * 5_000
-    # The word embedding stays until the end of the backward pass.
-    assert beyond((10, 5000, 10, 20, 100), unreleased=700) == 5_000 + 4 * 5_700
-    assert beyond((10, 5000, 10, 20, 100), unreleased=700, zero=2) == 13_300
+@pytest.mark.parametrize(
+    ("counts", "gradients", "weights"),
+    [
+        # The head, then the last language layer, to which the gradients of the head are on their way.
+        ((10, 20, 10, 20, 500), max(13_300 + 4 * 500, 13_000 + 4 * 520), 4 * 520),
+        ((10, 20, 10, 900, 100), 13_000 + 4 * (900 + 900), 4 * 1800),
+        # The projector, before it a vision layer and behind it a language layer.
+        ((10, 20, 5000, 20, 100), 5_000 + 4 * 5020, 4 * 5020),
+        ((10, 5000, 10, 20, 100), 5_000 + 4 * 10_000, 4 * 10_000),
+    ],
+)
+def test_weights_and_gradients_of_two_layers_are_whole_at_once(
+    counts: tuple[int, ...], gradients: int, weights: int
+) -> None:
+    assert beyond(2, counts, KEPT) == pytest.approx(max(13_300, gradients), rel=0.05)
+    assert beyond(3, counts, KEPT) == pytest.approx(max(13_300, gradients) + weights, rel=0.05)
+
+
+def test_layers_without_a_backward_pass_have_no_whole_gradients() -> None:
+    counts = (10, 5000, 5000, 20, 100)
+    assert beyond(2, counts, KEPT, frozen=3) == 13_300 + 4 * 100
+    # Weights of the projector are gathered beside the first language layer in a forward pass alone.
+    assert beyond(3, counts, KEPT, frozen=3) == 13_300 + 4 * (100 + 120)
+
+
+def test_gradients_of_a_tied_weight_stay_whole_from_the_head_on() -> None:
+    counts = (0, 0, 700, 20, 710)
+    untied, tied = (beyond(2, counts, KEPT, tied=tied) for tied in (0, 700))
+    assert untied == 13_300 + 4 * 710
+    assert tied == 13_300 + 4 * 710
+    assert beyond(2, (0, 0, 700, 900, 710), KEPT, tied=700) == 13_000 + 4 * (900 + 900 + 700)
 
 
 def test_a_recomputed_layer_and_its_weights_are_held_together() -> None:
     # All is recomputed: the last language layer runs again while the inputs are kept, which have no bytes here.
     static, expected = bytes_of(of_zero(3, "r5,4"), (10, 20, 10, 900, 100), kept=(0, 1000, 0, 2000, 300))
-    assert expected - static == 2000 + 4 * 900
+    assert expected - static == 2000 + 4 * (1800 + 1800)
 
 
-def test_the_parts_of_the_peak_count_gathered_weights_as_transient() -> None:
-    costs = sharded(
-        replace(COSTS, layers=tuple((kind, replace(cost, gathered_parameters=10**7)) for kind, cost in COSTS.layers))
-    )
-    predictor, plan = predictor_of(costs), of_zero(3)
+def test_the_parts_of_the_peak_count_whole_weights_and_gradients_as_transient() -> None:
+    predictor, plan = predictor_of(sharded()), of_zero(3)
     (parts,), (stage,) = predictor.peak_parts(plan), predictor.predict(plan).stage_memory
-    assert parts.transient == 4 * 10**7
+    assert parts.transient == 4 * (100_000 + 50_000)
     assert parts.total == pytest.approx(stage.expected)
     assert stage.low <= stage.expected <= stage.high
 
@@ -190,9 +259,6 @@ def gather_reports(latencies: tuple[float, ...]) -> list[ProfileReport]:
                     for number, kind in enumerate(KINDS)
                 ),
                 ExchangeTiming(name="scatter", ranks=ranks, backward_seconds=1e-9 * latency),
-            ),
-            gathered_parameters=tuple(
-                (kind, 100 * number, 7 if kind == "projector" else 0) for number, kind in enumerate(KINDS)
             ),
         )
         for report, latency in zip(reports_of(COSTS, 0.0, ranks=len(latencies)), latencies, strict=True)
@@ -215,8 +281,6 @@ def test_gathering_takes_what_the_last_rank_needs() -> None:
     assert {each.ranks for each in costs.exchanges} == {2}
     assert gathering(costs) == pytest.approx([0.2, 0.201, 0.202, 0.203, 0.204])
     assert scattering(costs) == pytest.approx(2e-10)
-    assert [costs[kind].gathered_parameters for kind in KINDS] == [0, 100, 200, 300, 400]
-    assert [costs[kind].unreleased_parameters for kind in KINDS] == [0, 0, 7, 0, 0]
     assert wire.decode(LayerCosts, wire.encode(costs)) == costs
 
 

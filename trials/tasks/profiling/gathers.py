@@ -13,6 +13,7 @@ from trials.costs.coefficients import LayerKind
 from trials.engine.gathering import gathered_together
 from trials.model.stage import StageModule
 from trials.tasks.answer import ExchangeTiming
+from trials.tasks.profiling.overlap import time_hidden_share
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
 # Choices: the weights of a layer take longer than a message, so fewer repeats do; of 8 MiB, latency is a small part.
@@ -25,7 +26,7 @@ def time_gathers(
 ) -> Iterator[ExchangeTiming]:
     """Time each kind of layer, whose parts have these paths; all ranks gather at once. 0 s for a single rank."""
     for kind, paths in paths_by_kind.items():
-        groups = gathered_together(stage, paths)
+        groups = [each for path in paths for each in gathered_together(stage.model, path)]
         seconds = _gather_seconds(f"gathering of {kind} weights", groups, device, pace)
         yield ExchangeTiming(
             name="gather",
@@ -38,20 +39,11 @@ def time_gathers(
         )
 
 
-def gathered_parameters(
-    stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]]
-) -> Iterator[tuple[LayerKind, int, int]]:
-    """Yield (kind of layer, most parameters gathered at once, parameters that stay until the backward pass ends)."""
-    (embedding,) = stage.model.get_input_embeddings().parameters()
-    for kind, paths in paths_by_kind.items():
-        groups = gathered_together(stage, paths)
-        most = max((sum(weight.numel() for weight in group) for group in groups), default=0)
-        # The input of the word embedding has no gradient, whose hook would free it.
-        yield kind, most, embedding.numel() if kind == "projector" and embedding.requires_grad else 0
+def time_scatter(device: torch.device, repeats: int, pace: Pace) -> ExchangeTiming:
+    """Time averages of gradients of which each rank keeps its shard; 0 s for a single rank.
 
-
-def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
-    """Time averages of gradients of which each rank keeps its shard; 0 s for a single rank."""
+    What a computation hides of them is timed with a gather beside them, as in a backward pass.
+    """
     ranks = distributed.get_world_size()
     nothing = ExchangeTiming(name="scatter", ranks=ranks)
     if ranks == 1:
@@ -62,6 +54,21 @@ def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
         gradients = torch.zeros(ranks * len(share), device=device)
         return begun_together(lambda: distributed.reduce_scatter_tensor(share, gradients), device)
 
+    def both(compute: Callable[[], object]) -> Callable[[], None]:
+        share = torch.zeros(max(1, points[-1][0] // 4 // ranks), device=device)
+        gradients, weights = (torch.zeros(ranks * len(share), device=device) for _ in range(2))
+
+        def run() -> None:
+            works = (
+                distributed.all_gather_into_tensor(weights, share, async_op=True),
+                distributed.reduce_scatter_tensor(torch.empty_like(share), gradients, async_op=True),
+            )
+            compute()
+            for work in works:
+                work.wait()
+
+        return run
+
     points = pace.points(
         "averaging of gradients that are kept in shards",
         ladder(_SCATTERED_BYTES, LEAST_BYTES),
@@ -69,7 +76,11 @@ def time_scatter(device: torch.device, pace: Pace) -> ExchangeTiming:
         _REPEATS,
         statistics.median,
     )
-    return replace(nothing, backward_seconds=slope(((0, 0.0), *points)))
+    return replace(
+        nothing,
+        backward_seconds=slope(((0, 0.0), *points)),
+        hidden_share=time_hidden_share(both, device, repeats, pace),
+    )
 
 
 def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:

@@ -28,7 +28,7 @@ from trials.model.weights import draw_buffers, draw_weights, zero_weights
 from trials.plan import Recomputed
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
-from trials.tasks.profiling.gathers import gathered_parameters, time_gathers, time_scatter
+from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
@@ -87,6 +87,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))
     gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
+    scatter = time_scatter(device, task.repeats, pace)
     rates = ExchangeRates(
         reduction=averages[0].backward_seconds if averages else 0.0,  # the first layout has all ranks in data parallel
         gathering=sum(timing.forward_seconds for timing in gathers) / sum(count for _, count in layers.parameters),
@@ -94,8 +95,14 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     return replace(
         layers,
         communications=tuple(communications),
-        exchanges=(*averages, *sharing, *tensor, *gathers, time_scatter(device, pace), *time_host(device)),
-        gathered_parameters=tuple(gathered_parameters(stage, paths_by_kind)),
+        exchanges=(
+            *averages,
+            *sharing,
+            *tensor,
+            *gathers,
+            scatter,
+            *time_host(device),
+        ),
         updates=time_updates(request, task, build, rates, pace),
         shortened=tuple(pace.shortened.items()),
     )
@@ -107,10 +114,7 @@ def report_of_layers(
     """Return timings of the layers alone. A profiler gets the stage, and whether inputs of a kind have a gradient."""
     profiler = profiler_of(stage, _takes_gradient(_parameters_by_kind(stage)))
     probed = tuple(probes(stage, sizes, profiler.device))
-    return replace(
-        _report(stage, profiler.timings(probed)),
-        gathered_parameters=tuple(gathered_parameters(stage, _paths_by_kind(stage))),
-    )
+    return _report(stage, profiler.timings(probed))
 
 
 def _report(stage: StageModule, timings: Sequence[LayerTiming]) -> ProfileReport:

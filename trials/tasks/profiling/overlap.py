@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import distributed
@@ -48,40 +49,68 @@ def time_overlap(device: torch.device, repeats: int, pace: Pace) -> Overlap:
         lambda size: begun_together(_averages(size, size, device), device),
     )
 
-    def seconds(run: Callable[[], object]) -> float:
-        return statistics.median(pace.repeat(begun_together(run, device), repeats))
+    compute = _as_long_as(_averages(most, most, device), device, repeats, pace)
+    # Meanwhile, since a message takes time from the computation as well.
+    candidates = [size for size in sizes[::_GROWTH] if size <= most]
+    times = [_seconds(_averages(most, size, device, compute), device, repeats, pace) for size in candidates]
+    times = [*slowest(device, times)]
+    bucket = next(size for size, each in zip(candidates, times, strict=True) if each <= _COSTS_LITTLE * min(times))
+    share = _hidden_share(partial(_averages, most, bucket, device), compute, device, repeats, pace)
+    return Overlap(bucket_bytes=bucket, hidden_share=share)
 
+
+def time_hidden_share(
+    exchange: Callable[[Callable[[], object]], Callable[[], object]], device: torch.device, repeats: int, pace: Pace
+) -> float:
+    """Return the share of an exchange, or of a computation of the same length, that both save by running at once.
+
+    `exchange` returns the exchange with a computation while it runs. Every rank must call it.
+    """
+    compute = _as_long_as(exchange(_nothing), device, repeats, pace)
+    return _hidden_share(exchange, compute, device, repeats, pace)
+
+
+def _nothing() -> None:
+    """Compute nothing."""
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int, pace: Pace) -> float:
+    return statistics.median(pace.repeat(begun_together(run, device), repeats))
+
+
+def _as_long_as(exchange: Callable[[], object], device: torch.device, repeats: int, pace: Pace) -> Callable[[], object]:
+    """Return products of matrices that take as long as the exchange, so that either can hide all of the other."""
     matrices = torch.ones(_WIDTH, _WIDTH, device=device)
-    averaging, product = slowest(
-        device, [seconds(_averages(most, most, device)), seconds(lambda: torch.mm(matrices, matrices))]
-    )
-    # As long as the averages, so that either can hide all of the other.
-    count = max(1, round(averaging / product))
+    runs = exchange, lambda: torch.mm(matrices, matrices)
+    exchanging, product = slowest(device, [_seconds(run, device, repeats, pace) for run in runs])
+    count = max(1, round(exchanging / product))
 
     def compute() -> None:
         for _ in range(count):
             torch.mm(matrices, matrices)
 
-    # Meanwhile, since a message takes time from the computation as well.
-    candidates = [size for size in sizes[::_GROWTH] if size <= most]
-    times = slowest(device, [seconds(_averages(most, size, device, compute)) for size in candidates])
-    bucket = next(size for size, each in zip(candidates, times, strict=True) if each <= _COSTS_LITTLE * min(times))
-    alone, computing, both = (
-        begun_together(run, device)
-        for run in (_averages(most, bucket, device), compute, _averages(most, bucket, device, compute))
-    )
+    return compute
+
+
+def _hidden_share(
+    exchange: Callable[[Callable[[], object]], Callable[[], object]],
+    compute: Callable[[], object],
+    device: torch.device,
+    repeats: int,
+    pace: Pace,
+) -> float:
+    alone, computing, both = (begun_together(run, device) for run in (exchange(_nothing), compute, exchange(compute)))
 
     def saved() -> float:
         # In turns, so that a drift of the machine affects all alike.
         shorter, longer = sorted((alone(), computing()))
         return (shorter + longer - both()) / shorter
 
-    share = statistics.median(pace.repeat(saved, repeats))
-    return Overlap(bucket_bytes=bucket, hidden_share=min(1.0, max(0.0, share)))
+    return min(1.0, max(0.0, statistics.median(pace.repeat(saved, repeats))))
 
 
 def _averages(
-    size: int, bucket: int, device: torch.device, compute: Callable[[], object] = lambda: None
+    size: int, bucket: int, device: torch.device, compute: Callable[[], object] = _nothing
 ) -> Callable[[], None]:
     """Return the averages of `size` bytes of gradients in buckets, which run while `compute` does."""
     buckets = torch.zeros(size // 4, device=device).split(bucket // 4)

@@ -1,20 +1,58 @@
-"""Weights that ZeRO 3 gathers a layer at a time: loss and gradients of every family are those of the plain model."""
+"""Weights and gradients in shards: loss and gradients of every family are those of the plain model."""
 
+import os
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.contracts.test_families import TINY
+from tests.integration.models.layouts.test_overlapped_averages import check_same_steps, weights_after_a_step
 from tests.integration.models.layouts.test_sharing import FAMILIES
 from tests.integration.models.test_parity import check
+from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
-from tests.values.training import plan_of, prepared_of
-from trials import plugins
-from trials.plan import Packed
+from tests.values.training import plan_of, prepared_of, stage
+from trials import plugins, wire
+from trials.engine.group import process_group
+from trials.plan import Levelled, Packed, Plan, Recomputed
 from trials.run.pool import WarmPool
+from trials.tasks.request import Request, Training
+from trials.tasks.session import open_session
 
 pytestmark = pytest.mark.ranks
 WITHIN = 1e-5
+TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
+SHARED = replace(TIGHT, qt_min=0, sequence=2)
+LEVELLED = replace(
+    plan_of("4+2", data=2, zero=3),
+    packing=Levelled(levels=(replace(TIGHT, qt=130, qt_min=0), SHARED)),
+    stages=(replace(stage("4+2"), further_levels=(Recomputed(vision=1, language=0),)),),
+)
+
+CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
+    "ZeRO 2": (plan_of("4+2r2,1", data=2, zero=2, packing=TIGHT), {"training": {"clip_norm": 0.1}}),
+    "ZeRO 3": (plan_of("4+2r2,1", data=2, zero=3, packing=TIGHT), {"training": {"clip_norm": 0.1}}),
+    "bfloat16, ZeRO 2": (plan_of("4+2", data=2, zero=2, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
+    "bfloat16, ZeRO 3": (plan_of("4+2r2,1", data=2, zero=3, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
+    "a frozen vision tower": (plan_of("4+2", data=2, zero=3, packing=TIGHT), {"training": {"freeze": ["vision"]}}),
+    "only the vision tower": (
+        plan_of("4+2r4,2", data=2, zero=3, packing=TIGHT),
+        {"training": {"freeze": ["projector", "language"]}},
+    ),
+    "only the projector": (
+        plan_of("4+2r0,1", data=2, zero=2, packing=TIGHT),
+        {"training": {"freeze": ["vision", "language"]}},
+    ),
+    "adapters": (plan_of("4+2r1,1", data=2, zero=3, packing=TIGHT), {"training": {"lora": {"rank": 4}}}),
+    "shared packs": (plan_of("4+2", data=2, zero=3, packing=SHARED), {}),
+    "levels": (LEVELLED, {}),
+    "four ranks, ZeRO 2": (plan_of("4+2r4,2", data=4, zero=2, packing=TIGHT), {}),
+    "four ranks, ZeRO 3": (plan_of("4+2r1,1", data=4, zero=3, packing=TIGHT), {}),
+}
 
 
 @pytest.mark.parametrize("family", parameters({name: name for name in FAMILIES}, short=("qwen3-vl",)))
@@ -26,3 +64,52 @@ def test_every_family_gathers_its_weights_by_layer(family: str, example: Path, p
     packing = Packed(qv=units, qt=tokens, qv_min=0, qt_min=0)
     plan = plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, zero=3, packing=packing)
     check(plan, job, pool, WITHIN)
+
+
+@pytest.mark.parametrize(("plan", "changes"), parameters(CASES, short=("ZeRO 2", "bfloat16, ZeRO 3")))
+def test_steps_are_those_of_whole_weights_and_gradients(
+    plan: Plan, changes: dict[str, Any], tied: Path, pools: Mapping[int, WarmPool], tmp_path: Path
+) -> None:
+    whole = replace(plan, layout=replace(plan.layout, zero=1))
+    check_same_steps((whole, plan), changes, tied, pools[plan.layout.data], tmp_path)
+
+
+def test_ranks_whose_passes_leave_other_gradients_out_send_the_same(shallow: Path, tmp_path: Path) -> None:
+    """On one rank no vision layer gets a gradient, on the other one no language layer does."""
+    files = [request_of(plan_of("4+2", data=2, zero=zero, packing=TIGHT), shallow, tmp_path) for zero in (1, 2, 3)]
+    one, other = on_ranks(weights_after_a_step, files)
+    assert one == other
+    whole, *several = one
+    for sharded in several:
+        assert sharded == pytest.approx(whole, rel=WITHIN)
+
+
+def test_a_gradient_that_grows_after_it_was_scattered_ends_the_step(shallow: Path, tmp_path: Path) -> None:
+    file = request_of(plan_of("4+2", data=2, zero=2, packing=TIGHT), shallow, tmp_path)
+    for message in on_ranks(fault_of_late_gradient, file):
+        assert "a parameter got a further gradient after its gradient was scattered" in message
+
+
+def request_of(plan: Plan, shallow: Path, folder: Path) -> Path:
+    """Return the file of a training with a plan."""
+    file = folder / f"{plan.layout.zero}.json"
+    prepared = prepared_of(shallow, folder / str(plan.layout.zero))
+    file.write_text(wire.encode(prepared.request(plan, Training(output=folder))))
+    return file
+
+
+def fault_of_late_gradient(file: Path) -> str:
+    """Return the message of a step in which a vision layer uses a weight of a language layer too."""
+    rank, request = int(os.environ["RANK"]), wire.decode(Request, file.read_text())
+    with (
+        process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
+        open_session(request, rank, device) as session,
+    ):
+        chain, epoch = session.engine.stage.chain, session.epoch(0)
+        model = session.engine.stage.model
+        weight = next(iter(model.get_submodule(chain.language_layers[0]).parameters()))
+        layer = model.get_submodule(chain.vision_layers[1])
+        layer.register_forward_hook(lambda _, __, output: output + 0 * weight.sum())
+        with closing(session.batches(epoch, [0])) as batches, pytest.raises(RuntimeError) as caught:
+            session.step(batches, epoch.step(0))
+        return str(caught.value)

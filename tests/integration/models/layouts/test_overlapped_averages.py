@@ -1,7 +1,7 @@
 """Gradients that are averaged during the last backward pass: the same steps as those averaged after it."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
-from tests.values.training import plan_of, prepared_of, variant_of
+from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.engine.gradients.overlapped_averages import buckets
 from trials.engine.group import process_group
 from trials.engine.state import WEIGHT
-from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Request, Training
@@ -49,47 +48,37 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with few layers, and an output projection that is the word embedding."""
-
-    def change(config: dict[str, Any]) -> None:
-        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
-
-    return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
-
-
-@pytest.fixture(scope="module")
-def pools(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, WarmPool]]:
-    """Ranks by their number."""
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as four:
-        yield {2: pool, 4: four}
-
-
 @pytest.mark.parametrize(("plan", "changes"), parameters(CASES, short=("bfloat16",)))
 def test_steps_are_those_of_averages_after_the_pass(
     plan: Plan, changes: dict[str, Any], tied: Path, pools: Mapping[int, WarmPool], tmp_path: Path
 ) -> None:
+    after, during = (replace(plan, layout=replace(plan.layout, bucket_bytes=size)) for size in (0, BUCKET))
+    check_same_steps((after, during), changes, tied, pools[plan.layout.data], tmp_path)
+
+
+def check_same_steps(
+    plans: tuple[Plan, Plan], changes: Mapping[str, Any], example: Path, pool: WarmPool, folder: Path
+) -> None:
+    """Compare losses, weights and moments after the steps of two plans, of jobs with these changes."""
     losses, weights = [], []
-    for name, size in (("during", BUCKET), ("after", 0)):
-        each = replace(plan, layout=replace(plan.layout, bucket_bytes=size))
+    for number, plan in enumerate(plans):
         settings = {"checkpoint_every": STEPS, "global_batch_samples": 16, **changes.get("training", {})}
         prepared = prepared_of(
-            tied,
-            tmp_path / name,
+            example,
+            folder / str(number),
             **{**changes, "training": settings, "hardware": {"devices": plan.layout.data}},
         )
         output = prepared.job.training.output
-        answer = pools[plan.layout.data].ask(prepared.request(each, Training(output=output, max_steps=STEPS)), 240)
+        answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=STEPS)), 240)
         assert isinstance(answer, Answers), answer
         losses.append([line.loss for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Progress)])
         weights.append(stored(output / f"checkpoint-{STEPS}"))
     assert len(losses[0]) == STEPS
     assert losses[0] == pytest.approx(losses[1], rel=WITHIN)
-    during, after = weights
-    assert during.keys() == after.keys()
-    for name, weight in after.items():
-        assert torch.linalg.vector_norm(during[name] - weight) <= WITHIN * torch.linalg.vector_norm(weight), name
+    first, second = weights
+    assert first.keys() == second.keys()
+    for name, weight in first.items():
+        assert torch.linalg.vector_norm(second[name] - weight) <= WITHIN * torch.linalg.vector_norm(weight), name
 
 
 def stored(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -32,10 +32,10 @@ def test_nothing_of_an_engine_with_zero_3_stays_in_its_process(shallow: Path, tm
         plan = plan_of("4+2r1,1", data=2, zero=zero, packing=ONE)
         files.append(tmp_path / str(zero) / "request.json")
         files[-1].write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
-    assert on_ranks(left_behind, files) == [[(True, False, False), (False, False, False)]] * 2
+    assert on_ranks(left_behind, files) == [[False, False]] * 2
 
 
-def test_a_rank_holds_the_weights_of_one_layer_and_keeps_the_same_as_with_zero_1(
+def test_a_rank_holds_weights_and_gradients_of_two_layers_and_keeps_the_same_as_with_zero_1(
     example: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 4})
@@ -50,7 +50,7 @@ def test_a_rank_holds_the_weights_of_one_layer_and_keeps_the_same_as_with_zero_1
     whole, shared = measured(1), measured(3)
     kept, kept_with_weights = (each.peak_bytes - each.static_bytes for each in (whole, shared))
     weights = whole.static_bytes - shared.static_bytes  # half of the weights and of the gradients, 4 bytes each
-    assert kept < kept_with_weights < kept + weights // 4
+    assert kept < kept_with_weights < kept + weights // 3
 
 
 TRAINED: dict[str, dict[str, Any]] = {
