@@ -1,7 +1,7 @@
 """Requests that ranks serve with a fault in their computation."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import distributed
 from trials.channels.folder import FolderChannel
 from trials.data import epoch, loader
 from trials.engine import base, engine
+from trials.engine.gathering import GatheredWeights
 from trials.model import decoder
 from trials.model.attention.samples import PackedSamples
 from trials.run.serving import serve
@@ -207,6 +208,60 @@ TENSOR_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 def serve_with_tensor_faults(folder: Path) -> bool:
     """Do the same with the faults of layers that two ranks hold together."""
     return _serve(folder, TENSOR_FAULTS)
+
+
+def _empty_weights(weights: GatheredWeights) -> None:
+    """Make room for weights, of zeros."""
+    if not weights.is_here:
+        weights.whole.untyped_storage().resize_(weights.whole.numel() * weights.whole.itemsize)
+        weights.whole.zero_()
+        weights.is_here = True
+
+
+def forgotten_gather() -> AbstractContextManager[Any]:
+    """Gather no weights."""
+    return patch.object(GatheredWeights, "gather", _empty_weights)
+
+
+def late_gather() -> AbstractContextManager[Any]:
+    """Gather weights when the layer has run."""
+    release = GatheredWeights.release
+
+    def released(weights: GatheredWeights) -> None:
+        if weights.is_here and weights.places:
+            distributed.all_gather_into_tensor(weights.whole, weights.own.clone())
+        release(weights)
+
+    both = ExitStack()
+    both.enter_context(forgotten_gather())
+    both.enter_context(patch.object(GatheredWeights, "release", released))
+    return both
+
+
+def gradient_scattered_twice() -> AbstractContextManager[Any]:
+    """Add what a rank has received of a pack's gradients twice."""
+    take = GatheredWeights.take_scattered
+
+    def taken(weights: GatheredWeights) -> None:
+        assert weights.gradients is not None
+        before = weights.gradients.clone()
+        take(weights)
+        weights.gradients.add_(weights.gradients - before)
+
+    return patch.object(GatheredWeights, "take_scattered", taken)
+
+
+SHARD_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
+    "none": nullcontext,
+    "forgotten": forgotten_gather,
+    "late": late_gather,
+    "twice": gradient_scattered_twice,
+}
+
+
+def serve_with_shard_faults(folder: Path) -> bool:
+    """Do the same with the faults of weights and gradients in shards."""
+    return _serve(folder, SHARD_FAULTS)
 
 
 def serve_with_faults(folder: Path) -> bool:

@@ -39,6 +39,7 @@ class _HeldBytesProbe(Stopwatch):
 def held_bytes(session: Session) -> int:
     engine: Any = session.engine
     roots = [list(engine.stage.parameters()), vars(engine.state._wrapper), engine.state._optimizer.state]
+    roots += [vars(each) for each in engine.stage.shards]
     seen: set[int] = set()
     storages = {}
     for tensor in (tensor for root in roots for tensor in _tensors(root, seen)):
@@ -88,5 +89,5 @@ def _bytes_of(file: Path) -> dict[str, int]:
         return {
             "held": probe.held_bytes,
             "expected": module_static_bytes(stage, request.plan.layout),
-            "trained": sum(getattr(each, "ds_numel", each.numel()) for each in trained),
+            "trained": sum(each.numel() for each in trained),
         }

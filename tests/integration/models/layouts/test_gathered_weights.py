@@ -13,14 +13,17 @@ from tests.contracts.test_families import TINY
 from tests.integration.models.layouts.test_overlapped_averages import check_same_steps, weights_after_a_step
 from tests.integration.models.layouts.test_sharing import FAMILIES
 from tests.integration.models.test_parity import check
+from tests.integration.running.test_certificate import faults_in
+from tests.machines.faulty_ranks import SHARD_FAULTS, serve_with_shard_faults
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, stage
 from trials import plugins, wire
+from trials.channels.folder import FolderChannel
 from trials.engine.group import process_group
 from trials.plan import Levelled, Packed, Plan, Recomputed
 from trials.run.pool import WarmPool
-from trials.tasks.request import Request, Training
+from trials.tasks.request import Certification, Request, Training, write_request
 from trials.tasks.session import open_session
 
 pytestmark = pytest.mark.ranks
@@ -113,3 +116,18 @@ def fault_of_late_gradient(file: Path) -> str:
         with closing(session.batches(epoch, [0])) as batches, pytest.raises(RuntimeError) as caught:
             session.step(batches, epoch.step(0))
         return str(caught.value)
+
+
+@pytest.mark.long
+def test_every_fault_in_the_exchange_of_shards_shows(shallow: Path, tmp_path: Path) -> None:
+    job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 12})
+    request = job.request(plan_of("4+2r0,1", data=2, zero=3), Certification(reference="transformers", follows=False))
+    for name in SHARD_FAULTS:
+        write_request(FolderChannel(tmp_path / name), request)
+    assert on_ranks(serve_with_shard_faults, tmp_path) == [True, True]
+    wrong = {
+        name: [text for text in faults_in(tmp_path / name) if text.startswith(("the loss", "the gradient of"))]
+        for name in SHARD_FAULTS
+    }
+    assert not wrong.pop("none")
+    assert all(wrong.values()), wrong
