@@ -22,6 +22,10 @@ from trials.plan import Layout, Packed, Padded, Plan, Stage
 # A choice: with 8 data ranks every eighth length has packs of which none is left over.
 _LENGTHS = 40
 """Lengths that are tried for packs that a trainer has to rebuild from their order."""
+_SAFE = 2
+"""Tokens by which a trainer may count more or fewer for each sample, as by another end of a turn."""
+_FURTHER = 4
+"""Lengths that are tried for that, behind the first with which packs are rebuilt."""
 _SHORTER = 1 / 512
 """Share of a length by which the next one is shorter."""
 
@@ -136,20 +140,32 @@ class Restricted:
         """Return the plan, or the one with the nearest shorter packs whose order tells the trainer where they end."""
         if self.abilities.packs != "in order" or isinstance(plan.packing, Padded):
             return Held(plan=plan, seconds=seconds)
+        found, further = None, _FURTHER
         for other in _shorter(plan, lengths):
+            further -= found is not None
+            if not further:
+                break
             epoch = self._epoch(other)
             if epoch is None or not (other is plan or epoch.keeps_batch):
                 continue
-            if (order := order_of(epoch)) is not None:
+            order = order_of(epoch)
+            if order is not None and (found is None or _is_safe(order)):
                 (own,) = self.forecaster.epoch_seconds((other,))
-                return Held(plan=other, seconds=own, order=order)
-        return None
+                found = Held(plan=other, seconds=own, order=order)
+                if _is_safe(order):
+                    break
+        return found
 
     def _epoch(self, plan: Plan) -> Epoch | None:
         try:
             return self.forecaster.epoch(plan)
         except (DataError, InvalidPlan):  # too few samples for a step of such packs
             return None
+
+
+def _is_safe(order: PackOrder) -> bool:
+    fewer, more = order.spare
+    return min(-fewer, more) >= _SAFE
 
 
 def _shorter(plan: Plan, count: int) -> Iterator[Plan]:
