@@ -102,7 +102,9 @@ def image_features(
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_Tiles, positions=positions, load=_load)
+    return chat_encoder(
+        model_path, trust_remote_code, max_tokens, inputs=_NumberedTiles, positions=positions, load=_load
+    )
 
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
@@ -118,7 +120,7 @@ def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> An
     return processor
 
 
-class _Tiles:
+class _NumberedTiles:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
