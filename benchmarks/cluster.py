@@ -31,6 +31,7 @@ from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import layer_counts
 from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
 from benchmarks.cases.drift import at_speed, slowness
@@ -40,7 +41,7 @@ from tests.machines.nodes import cable, two_nodes
 from trials import wire
 from trials.launchers.node_ranks import NodeLauncher
 from trials.outcome import Completed, Measurement
-from trials.plan import Layout, Packed, Plan, Stage, layer_counts
+from trials.plan import Layout, Packed, Plan, Stage
 from trials.run.pool import WarmPool
 
 LINKS: Mapping[str, str | None] = {"as it is": None, "100 Mbit/s": "100mbit"}

@@ -19,11 +19,12 @@ from autotune.prediction.timeline import timeline
 from autotune.report.charts.chart import COLOURS, INK, PAPER, PICTURED, Spec, category, coloured, number
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import layer_counts
 from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, lengths
 from benchmarks.output.chart import write_svg
 from benchmarks.packing import WEIGHTS
 from trials.data.epoch import EpochSettings, build_epoch
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, layer_counts
+from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 FIGURES = ("data", "model", "memory")

@@ -32,6 +32,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
+from autotune.search.solver.splits import layer_counts
 from autotune.workload import Prepared
 from benchmarks.cases import ladders, layouts
 from benchmarks.cases.drift import at_profiled_speed, slowness
@@ -42,7 +43,7 @@ from trials import wire
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement, Outcome
-from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, ZeroStage, layer_counts
+from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, ZeroStage
 from trials.run.pool import WarmPool
 
 PLANS = {2: 10, 4: 25}

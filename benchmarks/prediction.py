@@ -31,6 +31,7 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
+from autotune.search.solver.splits import layer_counts
 from autotune.workload import Prepared, prepare
 from benchmarks.cases.drift import at_profiled_speed, slowness
 from benchmarks.output.result import Check, at_least, at_most, finish, show
@@ -39,7 +40,7 @@ from trials.arrays import Floats
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement, Outcome
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage, layer_counts
+from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
 from trials.run.pool import WarmPool
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"

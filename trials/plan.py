@@ -135,6 +135,8 @@ class Layout:
     """Kinds of layers that offload what they keep to the host where other plans recompute it."""
     bucket_bytes: int = 0
     """Least bytes of gradients that are averaged at once during the last backward pass; 0: all of them after it."""
+    zero_bubble: bool = False
+    """Whether stages defer weight gradients to where they would wait: ZB-H1 (Qi et al. 2023) in place of 1F1B."""
 
     def __post_init__(self) -> None:
         if min(self.pipeline, self.data, self.tensor) < 1:
@@ -158,6 +160,13 @@ class Layout:
             raise InvalidPlan(
                 "gradients are averaged during the last backward pass with pipeline 1, tensor 1, several data ranks, "
                 "ZeRO 0 or 1 and reduce_within 1; leave bucket_bytes out"
+            )
+        if self.zero_bubble and (self.pipeline == 1 or self.tensor > 1):
+            raise InvalidPlan(
+                "one stage waits for no other, so that deferred weight gradients fill no bubble; leave zero_bubble out"
+                if self.pipeline == 1
+                else f"{self.tensor} tensor ranks gather the inputs of a block once for all its weight gradients, in "
+                "its backward pass, and cannot defer these; use tensor 1, or leave zero_bubble out"
             )
         if self.bucket_bytes < 0:
             raise InvalidPlan(f"a bucket of {self.bucket_bytes} bytes of gradients is impossible; use 0 or more")
@@ -387,14 +396,3 @@ class Plan(_Remembered):
 def packing_document(packing: Packing) -> str:
     """Return the canonical JSON of a packing as it is in a plan's: the same in every version."""
     return wire.canonical(packing, always=_ALWAYS)
-
-
-def layer_counts(boundaries: Sequence[int], vision_layers: int) -> tuple[tuple[int, int], ...]:
-    """Return the (vision, language) layers of stages with these boundaries; vision layers come first in the chain."""
-    return tuple(
-        (
-            min(end, vision_layers) - min(start, vision_layers),
-            max(end, vision_layers) - max(start, vision_layers),
-        )
-        for start, end in pairwise((0, *boundaries))
-    )

@@ -11,9 +11,10 @@ from torch.utils.flop_counter import flop_registry
 
 from autotune.advice.data_sheets import DataSheet
 from trials.costs.coefficients import LayerKind
+from trials.engine.stopwatch import Stopwatch
 from trials.model.stage import StageModule
 from trials.tasks.profiling.layer_profile import Profiler
-from trials.tasks.profiling.probes import Probe, Run
+from trials.tasks.profiling.probes import Probe, ProbeBytes
 
 META = torch.device("meta")
 # Choices: what large products, elementwise kernels and long messages usually reach of a data sheet.
@@ -32,20 +33,26 @@ class SheetProfiler(Profiler):
 
     def __init__(self, stage: StageModule, takes_gradient: dict[LayerKind, bool], sheet: DataSheet) -> None:
         super().__init__(stage, takes_gradient, META, repeats=1)
-        self._sheet = sheet
+        self._stopwatch: _SheetStopwatch = _SheetStopwatch(sheet)
 
-    def _pass(self, probe: Probe, run: Run, name: str | None) -> tuple[float, float]:  # noqa: ARG002 (of the base)
-        states = self._states(probe)
-        with _Clock(self._sheet) as clock, _fused_attention(clock):
-            output = run(states)
-            forward = clock.seconds
-            if output.requires_grad:
-                output.backward(torch.ones_like(output))
-        return forward, clock.seconds - forward
+    def sizes(self, probe: Probe) -> ProbeBytes:
+        with _fused_attention(self._stopwatch.clock):
+            return super().sizes(probe)
 
-    def _bytes(self, probe: Probe, run: Run) -> Any:
-        with _fused_attention(_Clock(self._sheet)):
-            return super()._bytes(probe, run)
+
+class _SheetStopwatch(Stopwatch):
+    """Stopwatch of what runs on torch's meta device."""
+
+    def __init__(self, sheet: DataSheet) -> None:
+        super().__init__(META)
+        self.clock = _Clock(sheet)
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        before = self.clock.seconds
+        with self.clock, _fused_attention(self.clock):
+            yield
+        self._seconds[name] += self.clock.seconds - before
 
 
 class _Clock(TorchDispatchMode):

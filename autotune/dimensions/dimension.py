@@ -32,6 +32,9 @@ class PlanSolver(Protocol):
     def solve(self, packing: Packing, layout: Layout) -> Plan | None:
         """Return the fastest plan, or None where none fits the memory."""
 
+    def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the predicted epoch seconds of each plan."""
+
     def admits(self, plan: Plan) -> bool:
         """Return whether the plan keeps the batch and fits the memory of devices and host."""
 

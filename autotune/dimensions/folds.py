@@ -13,6 +13,7 @@ from autotune.dimensions.sequence import SequenceDimension
 from autotune.dimensions.tensor import TensorDimension
 from autotune.dimensions.usual import SHARDING
 from autotune.dimensions.zero import ZeroDimension
+from autotune.dimensions.zero_bubble import ZeroBubbleDimension
 from autotune.errors import JobError
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
@@ -32,6 +33,7 @@ DIMENSIONS: tuple[Dimension, ...] = (
     NodeReductionDimension(),
     OverlapDimension(),
     OffloadDimension(),
+    ZeroBubbleDimension(),
 )
 """In the order of their parts in names and texts."""
 _NAME = re.compile("".join(each.pattern for each in DIMENSIONS))
@@ -40,8 +42,8 @@ _NAME = re.compile("".join(each.pattern for each in DIMENSIONS))
 def layout_name(layout: Layout) -> str:
     """Return the name of a layout in jobs and studies: `p2-d1-z0`, or `p2-d1-t4-z0` with tensor degree 4.
 
-    `-w4` follows where 4 data ranks of a node average gradients first, and `-ov`, `-ol` or `-ovl` where vision layers,
-    language layers or both offload what they keep.
+    `-w4` follows where 4 data ranks of a node average gradients first, `-ov`, `-ol` or `-ovl` where vision layers,
+    language layers or both offload what they keep, and `-zb` where stages defer weight gradients.
     """
     return "".join(each.code(layout) for each in DIMENSIONS)
 

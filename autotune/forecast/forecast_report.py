@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
-from autotune.forecast.gantt import LEGEND, gantt
+from autotune.forecast.gantt import gantt, legend
 from autotune.plan_text import plan_text, recompute_text, recomputed_text
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
@@ -36,7 +36,7 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
     timeline, steps = first.timeline, len(first.prediction.step_seconds)
     where = f", data rank {timeline.data_rank}" if first.plan.layout.data > 1 else ""
     step = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"
-    sections += [_plan(first), _parts(first), _stages(first), f"{step}\n{gantt(timeline)}\n{LEGEND}"]
+    sections += [_plan(first), _parts(first), _stages(first), f"{step}\n{gantt(timeline)}\n{legend(timeline)}"]
     return "\n\n".join(sections)
 
 
@@ -79,6 +79,7 @@ def _document(forecast: Forecast) -> dict[str, Any]:
             "seconds": timeline.seconds,
             "forward": _rounded(timeline.forward),
             "backward": _rounded(timeline.backward),
+            **({} if timeline.weights is None else {"weights": _rounded(timeline.weights)}),
             "update": _rounded(timeline.update),
         },
     }

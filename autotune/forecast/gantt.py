@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from autotune.prediction.timeline import Timeline
 
 WIDTH = 100
-_FORWARD, _BACKWARD = "0123456789", "ABCDEFGHIJ"
+_FORWARD, _BACKWARD, _WEIGHTS = "0123456789", "ABCDEFGHIJ", "abcdefghij"
 _IDLE, _UPDATE = ".", "#"
 _TICKS = 6
 """Most ticks of the axis."""
-LEGEND = """\
+_LEGEND = """\
 0 to 9: forward pass of micro-batch 0, 1, ...; A to J: backward pass; both restart at 10
 .: waiting, sending or receiving; #: reduction and optimizer"""
 
@@ -30,9 +30,17 @@ def gantt(timeline: Timeline, width: int = WIDTH) -> str:
     return "\n".join((*rows, *(f"{'':<{label + 1}}{line}" for line in _axis(timeline.seconds, columns))))
 
 
+def legend(timeline: Timeline) -> str:
+    """Return what the characters of the chart mean."""
+    return _LEGEND if timeline.weights is None else f"{_LEGEND}; a to j: deferred weight gradients"
+
+
 def _row(timeline: Timeline, stage: int, middles: NDArray[np.float64]) -> str:
     row = np.full(len(middles), _IDLE)
-    for passes, letters in ((timeline.forward, _FORWARD), (timeline.backward, _BACKWARD)):
+    of_kinds = ((timeline.forward, _FORWARD), (timeline.backward, _BACKWARD), (timeline.weights, _WEIGHTS))
+    for passes, letters in of_kinds:
+        if passes is None:
+            continue
         for number, (begins, ends) in enumerate(passes[:, stage]):
             row[(middles >= begins) & (middles < ends)] = letters[number % len(letters)]
     begins, ends = timeline.update[stage]

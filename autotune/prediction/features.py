@@ -53,6 +53,8 @@ def _scaled(costs: LayerCosts, factors: tuple[float, ...]) -> LayerCosts:
             cost,
             forward_seconds=sized(cost.forward_seconds),
             backward_seconds=sized(cost.backward_seconds),
+            weight_seconds=sized(cost.weight_seconds),
+            deferral_seconds=sized(cost.deferral_seconds),
             recompute_seconds=times(cost.recompute_seconds, factors[_RECOMPUTE]),
             selective_seconds=times(cost.selective_seconds, factors[_RECOMPUTE]),
         )

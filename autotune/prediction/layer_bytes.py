@@ -36,6 +36,8 @@ class LayerBytes:
     """Bytes that layers keep that are recomputed selectively."""
     peak: Floats
     """Most bytes of such a layer, with those that are shared, during its backward pass."""
+    weights: Floats
+    """Bytes that layers keep until their deferred weight gradients are computed; 0 with 1F1B."""
     offloaded: NDArray[np.bool_]
     """Whether layers of each kind offload instead of being recomputed, [kinds]."""
 
@@ -75,6 +77,7 @@ class LayerBytes:
             selective=selective,
             # The solver relies on it that a further rung never needs more memory. That holds where what a selective
             # layer keeps and its peak add up to at least what a whole layer keeps, as in all measured layers.
+            weights=layout.zero_bubble * factor * in_columns(layer.weight_bytes for layer in alone),
             peak=np.clip(peak, np.maximum(selective, kept + shared - selective), kept + shared),
             offloaded=offloaded,
         )
@@ -120,6 +123,15 @@ class LayerBytes:
         first, later = np.where(two, kept - selective, whole), np.where(two, np.maximum(selective - left, 0), whole)
         freed: Floats = np.concatenate([first, later])
         return freed
+
+    def deferred(self, parts: Parts, first: int) -> Floats:
+        """Return the bytes that a pack keeps after the backward passes of the layers from the kind `first` on.
+
+        Layers defer their weight gradients that keep everything, [stages, 5].
+        """
+        kept = parts.layers - parts.recomputed - parts.selective
+        deferred: Floats = kept[:, first:] @ self.weights[first:]
+        return deferred
 
     def beginning(self, parts: Parts) -> Floats:
         """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 5]."""

@@ -1,14 +1,15 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from autotune.prediction.layer_bytes import PLACES, LayerBytes
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.simulation.zero_bubble import waiting_from
 from autotune.prediction.sizes import EpochSizes
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
@@ -75,7 +76,7 @@ class StageMemory:
 
         The peak is static bytes plus the most that packs keep: either all packs in flight under 1F1B as a backward pass
         begins, or all but one and what that one keeps while one of its layers is recomputed. It is exact: packs in
-        flight are those that follow each other in a step of the epoch.
+        flight are those that follow each other in a step of the epoch. Deferred weight gradients are not counted.
         """
         expected: Floats = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
@@ -97,7 +98,7 @@ class StageMemory:
     ) -> tuple[StageBytes, ...]:
         """Return the intervals of one plan's stages, which `of_levels` has as packs of each level recompute them."""
         whole = of_levels[0]
-        if len(of_levels) == 1:
+        if len(of_levels) == 1 and not layout.zero_bubble:
             return self.intervals(whole, layout, np.arange(len(whole)), sizes)
 
         def peaks(sizes: EpochSizes) -> Floats:
@@ -121,15 +122,30 @@ class StageMemory:
 
         `of_levels` are the stages with what packs of each level recompute.
         """
+        return self._of_packs(of_levels, layout, sizes, lambda layers, parts: layers.of_packs(parts, len(KINDS)))
+
+    def deferred(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
+        """Return the bytes that each pack keeps until its deferred weight gradients are computed, [packs, stages]."""
+        deferred = self._of_packs(of_levels, layout, sizes, lambda layers, parts: layers.deferred(parts, 0))
+        deferred[:, 0] = 0
+        return deferred
+
+    def _of_packs(
+        self,
+        of_levels: Sequence[Parts],
+        layout: Layout,
+        sizes: EpochSizes,
+        coefficients: Callable[[LayerBytes, Parts], Floats],
+    ) -> Floats:
         degrees = sizes.epoch.packing.degrees
         every = np.stack(
             [
-                sizes.table @ self.of_layers(degree, layout).of_packs(parts, len(KINDS)).T
+                sizes.table @ coefficients(self.of_layers(degree, layout), parts).T
                 for degree, parts in zip(degrees, of_levels, strict=True)
             ]
         )
-        kept: Floats = every[sizes.levels, np.arange(len(sizes.levels))]
-        return kept
+        found: Floats = every[sizes.levels, np.arange(len(sizes.levels))]
+        return found
 
     def _on_host(self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return the bytes of packs in flight in the host's memory, [stages], as if each were the heaviest pack."""
@@ -213,11 +229,13 @@ class StageMemory:
     def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
-        The first case has all packs in flight as a backward pass begins, each further case runs the layer at a place.
-        They are exact: packs in flight are those of the epoch, and each keeps what is kept at its level.
+        The first case has all packs in flight as a backward pass begins, each further case runs the layer at a place,
+        and the last case ends the pass. They are exact: packs in flight are those of the epoch, each keeps what is kept
+        at its level, and those before have deferred weight gradients.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        waiting, beginning, *later = np.zeros((2 + len(PLACES), len(sizes.table), 3))
+        defers = layout.zero_bubble and number > 0  # the first stage has no room
+        waiting, deferred, beginning, ending, *later = np.zeros((4 + len(PLACES), len(sizes.table), 3))
         for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
             part, of_layers = stages[number : number + 1], self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
@@ -225,10 +243,16 @@ class StageMemory:
             # A pack has transient bytes, the third part, only while its backward pass runs.
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
             beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
+            if defers:
+                deferred[packs, 0] = ending[packs, 0] = sizes.table[packs] @ of_layers.deferred(part, 0)[0]
             for place, of_place in zip(PLACES, later, strict=True):
                 if len(of_layers.needs_most_at(part, place)):
                     of_place[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, place)).T
-        return np.array([_largest_in_flight(case, waiting, in_flight, sizes) for case in (beginning, *later)])
+                    of_place[packs, 0] += defers * sizes.table[packs] @ of_layers.deferred(part, place[0])[0]
+        first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number)
+        cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
+        largest = partial(_largest_in_flight, deferred=deferred, first_deferred=first_deferred)
+        return np.array([largest(case, waiting, in_flight, sizes) for case in cases])
 
 
 def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats, columns: tuple[int, ...]) -> Floats:
@@ -251,10 +275,19 @@ def _largest_alone(sizes: EpochSizes, coefficients: Floats, columns: tuple[int, 
     return largest
 
 
-def _largest_in_flight(running: Floats, waiting: Floats, in_flight: int, sizes: EpochSizes) -> Floats:
-    """Return the most bytes of a pack whose backward pass runs and those behind it that are in flight, [parts].
+def _largest_in_flight(
+    running: Floats,
+    waiting: Floats,
+    in_flight: int,
+    sizes: EpochSizes,
+    *,
+    deferred: Floats,
+    first_deferred: Callable[[int], Ints],
+) -> Floats:
+    """Return the most bytes of a pack whose backward pass runs, those behind it in flight, and those before, [parts].
 
-    `running` are the bytes of the first and `waiting` those of the others, [packs, parts].
+    `running` are the bytes of the first, `waiting` those of the packs behind, and `deferred` those of the packs before
+    from the one that `first_deferred` returns for each of a number of micro-batches, [packs, parts].
     """
     found = []
     for block in sizes.blocks:
@@ -262,6 +295,8 @@ def _largest_in_flight(running: Floats, waiting: Floats, in_flight: int, sizes: 
         before = np.cumsum(np.pad(waiting[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
         first = np.arange(block.shape[1])
         behind = before[:, np.minimum(first + in_flight, block.shape[1])] - before[:, first + 1]
+        ahead = np.cumsum(np.pad(deferred[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
+        behind = behind + ahead[:, first] - ahead[:, first_deferred(len(first))]
         every = (running[block] + behind).reshape(-1, running.shape[1])
         found.append(every[np.argmax(every.sum(axis=1))])
     return max(found, key=lambda parts: float(parts.sum()))

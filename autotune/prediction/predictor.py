@@ -145,7 +145,7 @@ class Predictor:
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Floats:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
-        if len(plans[0].packing.degrees) > 1 or layout.shards_gradients:
+        if len(plans[0].packing.degrees) > 1 or layout.shards_gradients or layout.zero_bubble:
             return np.stack([self._whole_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)

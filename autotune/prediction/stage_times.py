@@ -22,6 +22,8 @@ from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.plan import Layout, Plan
 
+_LEAST = float(np.finfo(np.float64).tiny)
+
 
 class StageTimes:
     """Seconds of the passes of packs on stages, from layer costs.
@@ -37,6 +39,8 @@ class StageTimes:
         self._forward = in_columns(layer.forward_seconds for layer in layers)
         self._backward = in_columns(layer.backward_seconds for layer in layers)
         self._curves, self._recompute = Curves(costs), RecomputeTimes(costs)
+        self._weights = in_columns(layer.weight_seconds for layer in layers)
+        self._deferral = in_columns(layer.deferral_seconds for layer in layers)
         self._outputs = in_columns(layer.output_bytes for layer in layers)
         self._parameters = Parameters(costs)
         self._has_backward = has_backward = np.array([layer.has_backward for layer in layers])
@@ -71,19 +75,23 @@ class StageTimes:
     def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
         """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
         forward, backward = self.pass_seconds(parts, layout, sizes.table)
-        latency, per_byte = link_times(self._costs, layout, np.arange(len(parts)) if numbers is None else numbers)
+        numbers = np.arange(len(parts)) if numbers is None else numbers
+        latency, per_byte = link_times(self._costs, layout, numbers)
         # A stage sends what its last layer outputs; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
+        # The first stage defers nothing.
+        weights, deferral = (numbers > 0) * self._deferred_seconds(parts, layout, sizes.table, curves)
         exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
         return PackSeconds(
             # Each rank prepares the images of the whole pack.
             load=self.load_seconds(parts, sizes.whole),
             forward=forward,
-            backward=backward,
+            backward=backward + deferral,
             recompute=self._recompute.seconds(parts, sizes.table, curves, layout),
+            weights=weights,
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],
@@ -125,6 +133,21 @@ class StageTimes:
         recompute = self._recompute.seconds(parts, sizes, curves, layout)
         forward, backward = (curves * (sizes @ side.T) for side in (self._forward, self._backward))
         return forward @ parts.layers.T, backward @ parts.layers.T + recompute
+
+    def _deferred_seconds(self, parts: Parts, layout: Layout, sizes: Floats, curves: Floats) -> Floats:
+        """Return the seconds (of weight gradients that stages defer, that this adds to passes), [2, packs, stages].
+
+        Layers defer them that keep everything.
+        """
+        if not layout.zero_bubble:
+            return np.zeros((2, len(sizes), len(parts)))
+        kept = parts.layers - parts.recomputed - parts.selective
+        return np.stack([(curves * (sizes @ each.T)) @ kept.T for each in (self._weights, self._deferral)])
+
+    def deferred_share(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> float:
+        """Return the share of deferred weight gradients in both passes of the mean pack of one stage."""
+        weights, _ = self._deferred_seconds(parts, layout, sizes.mean, self._curves.at(sizes.mean))
+        return float(weights[0, 0] / max(np.sum(self.pass_seconds(parts, layout, sizes.mean), axis=0)[0, 0], _LEAST))
 
     def load_seconds(self, parts: Parts, sizes: Floats) -> Floats:
         """Return the seconds of loading packs on the stages that need pixels or labels; shapes as in `pass_seconds`."""

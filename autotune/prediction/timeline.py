@@ -8,7 +8,6 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.simulation.schedule import simulate, trace
 from trials.arrays import Floats
-from trials.model.cut import cut
 from trials.plan import Plan
 
 
@@ -23,10 +22,14 @@ class Timeline:
     forward: Floats
     """Begin and end of each pass, [micro-batches, stages, 2]."""
     backward: Floats
+    weights: Floats | None
+    """Begin and end of deferred weight gradients, of the same shape; None with 1F1B."""
     update: Floats
     """Begin and end of reduction and optimizer, [stages, 2]."""
     kept_bytes: Floats
     """Bytes of each micro-batch on each stage from its forward to its backward pass, [micro-batches, stages]."""
+    deferred_bytes: Floats
+    """Bytes from its backward pass until its deferred weight gradients are computed; 0 with 1F1B."""
     static_bytes: tuple[float, ...]
     """Weights, gradients and optimizer states of each stage."""
 
@@ -40,20 +43,25 @@ class Timeline:
 
     def memory(self, stage: int) -> tuple[Floats, Floats]:
         """Return (times, bytes at these times) of one stage; a pass allocates, or frees, at a constant rate."""
-        edges = np.unique(np.concatenate([self.forward[:, stage], self.backward[:, stage], [[0.0, self.seconds]]]))
-        kept = np.full(edges.shape, self.static_bytes[stage])
-        for (begins, ends), sign in ((self.forward[:, stage].T, 1.0), (self.backward[:, stage].T, -1.0)):
+        kept, deferred = self.kept_bytes[:, stage], self.deferred_bytes[:, stage]
+        changes = [(self.forward, kept), (self.backward, deferred - kept)]
+        if self.weights is not None:
+            changes.append((self.weights, -deferred))
+        edges = np.unique(np.concatenate([*(times[:, stage] for times, _ in changes), [[0.0, self.seconds]]]))
+        held = np.full(edges.shape, self.static_bytes[stage])
+        for times, change in changes:
+            begins, ends = times[:, stage].T
             # A pass without costs takes no time.
             length = np.maximum(ends - begins, np.finfo(np.float64).tiny)
-            done = np.clip((edges[:, None] - begins) / length, 0.0, 1.0)
-            kept += sign * done @ self.kept_bytes[:, stage]
-        return edges, kept
+            held += np.clip((edges[:, None] - begins) / length, 0.0, 1.0) @ change
+        return edges, held
 
 
 def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeline:
     """Return a typical step of the plan, on its slowest data rank."""
     step = int(np.argmin(prediction.step_distances))
-    sizes, parts = predictor.sizes(plan.packing, plan.layout), Parts.of(cut(plan))
+    sizes, of_levels = predictor.sizes(plan.packing, plan.layout), Parts.of_levels(plan)
+    parts = of_levels[0]
     rows = sizes.epoch.rows(step)
     # [data ranks, micro-batches]: each rank is simulated as a step of its own.
     packs = rows.T
@@ -61,19 +69,27 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     update = predictor.times.update_parts(plan.layout, parts, sizes).seconds
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
+    weights = None if seconds.deferred is None else seconds.deferred[packs]
     sharing = predictor.times.sharing(parts, plan.layout, sizes)
     synchronization = None if sharing is None else sharing.synchronization(rows[None])
-    schedule = simulate(forward, backward, sends, returns, synchronization)
-    passes = trace(forward, backward, sends, returns, synchronization)
-    rank = int(schedule.seconds.argmax())
+    schedule = simulate(forward, backward, sends, returns, synchronization, weights=weights)
+    passes = trace(forward, backward, sends, returns, synchronization, weights=weights)
+    rank, ended = int(schedule.seconds.argmax()), passes.weight_ends
     # The reduction begins when all data ranks are there.
     begins = schedule.ends.max(axis=0)
     return Timeline(
         step=step,
         data_rank=rank,
-        forward=np.stack((passes.forward_ends - forward, passes.forward_ends), axis=-1)[rank],
-        backward=np.stack((passes.backward_ends - backward, passes.backward_ends), axis=-1)[rank],
+        forward=_spans(passes.forward_ends, forward)[rank],
+        backward=_spans(passes.backward_ends, backward if weights is None else backward - weights)[rank],
+        weights=None if weights is None or ended is None else _spans(ended, weights)[rank],
         update=np.stack((begins, begins + update), axis=-1),
-        kept_bytes=predictor.memory.kept(Parts.of_levels(plan), plan.layout, sizes)[packs[rank]],
+        kept_bytes=predictor.memory.kept(of_levels, plan.layout, sizes)[packs[rank]],
+        deferred_bytes=predictor.memory.deferred(of_levels, plan.layout, sizes)[packs[rank]],
         static_bytes=tuple(stage.static for stage in prediction.stage_memory),
     )
+
+
+def _spans(ends: Floats, seconds: Floats) -> Floats:
+    """Return (begin, end) of passes in a further dimension."""
+    return np.stack((ends - seconds, ends), axis=-1)

@@ -13,8 +13,9 @@ from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import layer_counts
 from autotune.search.space.capacities import omnibal_capacities
-from trials.plan import Layout, Packed, Padded, Plan, Stage, layer_counts
+from trials.plan import Layout, Packed, Padded, Plan, Stage
 from trials.workload import Workload
 
 DEFAULT_SAMPLES = 4

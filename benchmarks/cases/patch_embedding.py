@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.output.result import Check, at_most, finish, show
 from trials.model.ends.patches import embed_by_matrix
 from trials.model.plain.small_copy import relative_difference
-from trials.tasks.profiling.layer_profile import interquartile_range
+from trials.tasks.profiling.quiet import interquartile_range
 
 Row: TypeAlias = dict[str, Any]
 CHANNELS, SIZES, HIDDEN = 3, (2, 14, 14), 1280

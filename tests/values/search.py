@@ -29,7 +29,7 @@ from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.outcome import Outcome
-from trials.plan import Packing, Padded, Plan
+from trials.plan import TOWERS, Packing, Padded, Plan
 from trials.workload import Workload
 
 VISION_LAYERS, LANGUAGE_LAYERS = 5, 4
@@ -93,6 +93,24 @@ def keeping(factor: float) -> LayerCosts:
         for kind, cost in COSTS.layers
     )
     return replace(COSTS, layers=layers)
+
+
+def deferring(costs: LayerCosts, seconds: float = 0.4, kept: float = 0.8) -> LayerCosts:
+    """Return costs of layers that can defer these shares of their backward pass and of their kept bytes."""
+    layers = (
+        (
+            kind,
+            replace(
+                cost,
+                weight_seconds=times(cost.backward_seconds, seconds),
+                weight_bytes=times(cost.kept_bytes, kept),
+            )
+            if kind in TOWERS
+            else cost,
+        )
+        for kind, cost in costs.layers
+    )
+    return replace(costs, layers=tuple(layers))
 
 
 def frozen_vision() -> LayerCosts:

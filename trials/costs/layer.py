@@ -34,6 +34,12 @@ class LayerCost:
     """Bytes of each layer kept with selective recomputation; zero where layers have none."""
     selective_peak_bytes: Coefficients = NOTHING
     """Most bytes of a layer, with those that are shared, while it is recomputed selectively."""
+    weight_seconds: Coefficients = NOTHING
+    """Seconds of the backward pass for weight gradients that the layer can defer."""
+    deferral_seconds: Coefficients = NOTHING
+    """Seconds that deferring them adds to all passes."""
+    weight_bytes: Coefficients = NOTHING
+    """Bytes that each layer keeps from its backward pass until its deferred weight gradients are computed."""
     seconds_error: Measured = 0.0
     """Median relative error of the fitted forward and backward times together, on the profiled sizes."""
     bytes_error: Measured = 0.0

@@ -18,7 +18,7 @@ from trials.data.loader import MicroBatch
 from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, unweighted, without_dropout
 from trials.engine.configuration import configuration
 from trials.engine.copying import States
-from trials.engine.frozen_stages import instructions_of
+from trials.engine.frozen_stages import Instructions, instructions_of
 from trials.engine.gradients.clipping import count_in_norm, join_norms
 from trials.engine.gradients.messages import in_buckets, sum_gradients
 from trials.engine.gradients.node_reduction import NodeReduction
@@ -27,6 +27,7 @@ from trials.engine.replica_engine import ReplicaEngine
 from trials.engine.sharded_engine import ShardedEngine
 from trials.engine.state import OptimizerState
 from trials.engine.stopwatch import Stopwatch
+from trials.engine.zero_bubble import ComputeWeightGradients, ZeroBubbleSchedule
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.model.cut import cut
@@ -38,6 +39,7 @@ _SECTIONS = {
     schedule.LoadMicroBatch: LOAD,
     schedule.ForwardPass: FORWARD,
     schedule.BackwardPass: BACKWARD,
+    ComputeWeightGradients: BACKWARD,
     schedule.ReduceTiedGrads: OPTIMIZER,
     schedule.ReduceGrads: OPTIMIZER,
     schedule.OptimizerStep: OPTIMIZER,
@@ -154,7 +156,7 @@ class PlainEngine(OneStage, _DeepSpeedEngine):
 
 
 class PipelineEngine(_DeepSpeedEngine):
-    """Stages on different ranks, with DeepSpeed's 1F1B schedule."""
+    """Stages on different ranks, with DeepSpeed's 1F1B schedule, or ZB-H1 by its instructions."""
 
     def __init__(
         self,
@@ -179,8 +181,34 @@ class PipelineEngine(_DeepSpeedEngine):
             schedule.RecvActivation: _receive,
             schedule.ReduceTiedGrads: self._reduce_copies,
         }
+        if plan.layout.zero_bubble and where.stage:  # the first stage has no room to defer anything
+            runs = {**runs, **self._deferring(stage, runs)}
         usual = {kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run for kind, run in runs.items()}
         self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
+
+    def _deferring(self, stage: StageModule, runs: Instructions) -> Instructions:
+        """Let the stage defer its weight gradients, and the schedule say when they are computed."""
+        deferred = stage.defer_weight_gradients()
+
+        def backward(engine: Any, buffer_id: int) -> None:
+            deferred.begin_pack()
+            runs[schedule.BackwardPass](engine, buffer_id=buffer_id)
+
+        def receive_gradient(engine: Any, buffer_id: int) -> None:
+            runs[schedule.RecvGrad](engine, buffer_id=buffer_id)
+            # It holds the gradient, which may be deferred, and would receive the next states.
+            engine._grad_layer_buf.clear()
+
+        def new_schedule() -> ZeroBubbleSchedule:
+            own = self._engine
+            return ZeroBubbleSchedule(micro_batches=own.micro_batches, stages=own.num_stages, stage_id=own.stage_id)
+
+        self._engine._train_schedule = new_schedule
+        return {
+            schedule.RecvGrad: receive_gradient,
+            schedule.BackwardPass: backward,
+            ComputeWeightGradients: lambda _: deferred.compute(),
+        }
 
     def _reduce_copies(self, engine: Any) -> None:
         """Add up gradients of weights that tensor ranks hold whole, and of both copies of a tied weight."""

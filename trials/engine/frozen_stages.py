@@ -7,6 +7,7 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from torch import nn
 
+from trials.engine.zero_bubble import ComputeWeightGradients
 from trials.model.stage import StageModule
 
 Instructions: TypeAlias = Mapping[type, Callable[..., None]]
@@ -40,11 +41,12 @@ def instructions_of(stage: StageModule, usual: Instructions) -> dict[type, Calla
     if not stage.trains_before:
         found[schedule.SendGrad] = free_inputs
     if not stage.has_backward:
-        found |= {schedule.SendActivation: send_and_free, schedule.RecvGrad: _skip, schedule.BackwardPass: _skip}
+        found[schedule.SendActivation] = send_and_free
+        found |= dict.fromkeys((schedule.RecvGrad, schedule.BackwardPass, ComputeWeightGradients), _skip)
     if hasattr(stage, _IDLE):
         found[schedule.ReduceTiedGrads] = reduce
     return found
 
 
-def _skip(engine: Any, buffer_id: int) -> None:
+def _skip(engine: Any, **_: Any) -> None:
     """Do nothing: there is no gradient to receive, and nothing to compute one for."""

@@ -17,6 +17,7 @@ from trials.model.paths import remove
 from trials.model.skeleton import Skeleton
 from trials.model.slices import cut_layer, layer_plan
 from trials.model.trained import trains
+from trials.model.weight_gradients import WeightGradients
 from trials.offload.offloading import Offloading
 from trials.plan import Tower
 from trials.recomputation.selective import run_selectively
@@ -56,6 +57,8 @@ class StageModule(nn.Module):
         """What holds the weights, in parts of the chain, where ranks hold them in shards."""
         self.reached: Callable[[Sequence[torch.Tensor]], None] | None = None
         """Called with the states that come to each of the cut's places, before it runs; the engine sets it."""
+        self.weight_gradients: WeightGradients | None = None
+        """What defers the weight gradients of layers that keep everything; the engine sets it."""
         self.slices: dict[nn.Parameter, int] = {}
         """The parameters of which each of these ranks holds a slice, with the dimension along which they are cut."""
         paths, parts = cut.paths(skeleton.chain), skeleton.chain.parts
@@ -72,6 +75,14 @@ class StageModule(nn.Module):
     def paths(self) -> tuple[str, ...]:
         """Module paths of this stage's parameters."""
         return self.cut.paths(self.chain)
+
+    def defer_weight_gradients(self) -> WeightGradients:
+        """Let the vision and language layers defer their weight gradients, which the caller has to compute."""
+        chain, cut = self.chain, self.cut
+        paths = [chain.vision_layers[number] for number in cut.vision]
+        paths += [chain.language_layers[number] for number in cut.language]
+        self.weight_gradients = WeightGradients(map(self.model.get_submodule, paths))
+        return self.weight_gradients
 
     def tie(self) -> None:
         """Tie the output projection to the word embedding, where the model ties them and this stage holds both."""
@@ -146,11 +157,13 @@ class StageModule(nn.Module):
             self.reached(states)
 
     def _recompute(self, tower: Tower, place: int, tokens: PackTokens) -> RunLayer | None:
-        """Return what runs the layer at this place of its kind in the stage; None where it keeps everything."""
+        """Return what runs the layer at this place of its kind in the stage; None for one that runs as it is."""
         recomputed = self.cut.levels[tokens.level]
         whole = recomputed.whole(tower)
+        if place >= whole + recomputed.selective(tower):
+            return self.weight_gradients.run if self.weight_gradients else None
         if place >= whole:
-            return run_selectively if place < whole + recomputed.selective(tower) else None
+            return run_selectively
         if not self.cut.offloads(tower):
             return run_again
         assert self.offloading is not None, "the engine has to set what offloads"

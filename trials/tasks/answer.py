@@ -65,6 +65,12 @@ class LayerTiming:
     """Bytes kept with selective recomputation, without those that are shared."""
     selective_peak_bytes: int = 0
     """Most bytes live in the passes with selective recomputation, without the transient ones of other passes."""
+    weight_seconds: float = 0.0
+    """Seconds of weight gradients that the layer can defer; 0 for kinds that defer none, and for compiled layers."""
+    deferral_seconds: float = 0.0
+    """Seconds that deferring them adds to all passes."""
+    weight_bytes: int = 0
+    """Bytes kept from a backward pass until its deferred weight gradients are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ docs/methods.md defines each.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class PackSeconds:
     """Recomputation included."""
     recompute: Floats
     """The part of `backward` that is recomputation."""
+    weights: Floats
+    """The part of `backward` that is deferred weight gradients; 0 with 1F1B."""
     samples: Floats
     """The samples alone, without padding and recomputation."""
     sends: Floats
@@ -62,6 +65,11 @@ class PackSeconds:
     def shared_backward(self) -> Floats:
         """Backward passes with the exchanges of ranks that share the pack."""
         return self.backward + self.exchange_back
+
+    @property
+    def deferred(self) -> Floats | None:
+        """Deferred weight gradients; None where there are none."""
+        return self.weights if self.weights.any() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,18 +165,21 @@ def attribute(
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
     own = _slowed(seconds, of_ranks, steps, slowness)
     stages = own.forward.shape[2]
-    alone = simulate(own.forward, own.backward)
+    weights = own.deferred
+    alone = simulate(own.forward, own.backward, weights=weights)
     # A single stage waits for no neighbour, whatever its packs.
-    even = simulate(_evened(own.forward), _evened(own.backward)) if stages > 1 else alone
+    even = alone
+    if stages > 1:
+        of_weights = None if weights is None else _evened(weights)
+        even = simulate(_evened(own.forward), _evened(own.backward), weights=of_weights)
     synchronization = None if sharing is None else sharing.synchronization(packs)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
-    uneven = simulate(own.forward, own.backward, synchronization=synchronization) if synchronization else alone
-    with_loads = (
-        simulate(own.loaded_forward, own.backward, synchronization=synchronization) if own.load.any() else uneven
-    )
+    begun = partial(simulate, synchronization=synchronization, weights=weights)
+    uneven = begun(own.forward, own.backward) if synchronization else alone
+    with_loads = begun(own.loaded_forward, own.backward) if own.load.any() else uneven
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
     shared = own.shared_forward, own.shared_backward
-    schedule = simulate(*shared, own.sends, own.returns, synchronization) if is_sent else with_loads
+    schedule = begun(*shared, own.sends, own.returns) if is_sent else with_loads
     work = alone.busy.reshape(steps, ranks, stages)
     busiest = work.max(axis=2)
 
@@ -207,7 +218,8 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, shar
     steps, count, ranks = packs.shape
     own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
     synchronization = None if sharing is None else sharing.synchronization(packs)
-    schedule = simulate(own.shared_forward, own.shared_backward, own.sends, own.returns, synchronization)
+    passes = own.shared_forward, own.shared_backward, own.sends, own.returns
+    schedule = simulate(*passes, synchronization, weights=own.deferred)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
     reached: Floats = (ends + update.reduction + update.optimizer).max(axis=1)
     return reached
@@ -220,7 +232,7 @@ def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness
         work, load, wait = (
             np.tile(each, (steps, 1))[:, None] for each in (slowness.work, slowness.load, slowness.wait)
         )
-        found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "samples")}
+        found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "weights", "samples")}
         found["load"] = found["load"] * load + wait
     return PackSeconds(**found)
 

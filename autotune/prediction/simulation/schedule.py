@@ -7,7 +7,8 @@ The engine sends with blocking `torch.distributed.send` (deepspeed/runtime/pipe/
 with gloo also for a few kilobytes, and with NCCL because `dynamic_shape` makes the host read the announced
 shapes. So an exchange begins when both stages are there, and takes both their time.
 
-Data ranks that share a pack begin its passes together; others do not wait for each other inside a step.
+Data ranks that share a pack begin its passes together; others do not wait for each other inside a step. Stages may
+defer weight gradients (`zero_bubble`), which changes no message.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autotune.prediction.simulation.synchronization import Synchronization
+from autotune.prediction.simulation.zero_bubble import ends_of, placed
 from trials.arrays import Floats, Ints
 
 _TOGETHER = 4096
@@ -51,6 +53,9 @@ class Passes:
 
     forward_ends: Floats
     backward_ends: Floats
+    """Ends of backward passes, without weight gradients that are deferred."""
+    weight_ends: Floats | None
+    """Ends of deferred weight gradients."""
 
 
 class _Slot(NamedTuple):
@@ -101,24 +106,29 @@ def simulate(
     sends: Floats | None = None,
     returns: Floats | None = None,
     synchronization: Synchronization | None = None,
+    *,
+    weights: Floats | None = None,
 ) -> PipelineSchedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
     seconds of a micro-batch's states from stage s to s + 1, [n, micro-batches, stages - 1]; None when that takes no
     time. `returns` are those of their gradient on the way back; None when they are the same. With `synchronization`, n
-    counts the data ranks of each step. The work grows linearly with each of the three lengths.
+    counts the data ranks of each step. `weights` are the seconds in `backward` of weight gradients that are deferred,
+    of the same shape; None where none are. The work grows linearly with each of the three lengths.
     """
     count, stages = forward.shape[1:]
     ends = np.empty((stages, 1, len(forward)))
     ranks = synchronization.ranks if synchronization else 1
     steps = max(_TOGETHER // ranks, 1)
+    awaited, after = _deferred(backward, weights)
     for first in range(0, len(forward), steps * ranks):
         some = slice(first, first + steps * ranks)
-        passes = _rows(forward[some]), _rows(backward[some])
+        passes = _rows(forward[some]), _rows(awaited[some])
         clock = np.zeros_like(ends[..., some])
         met = synchronization and synchronization.of_steps(slice(first // ranks, first // ranks + steps))
-        for _ in _run(count, clock, *passes, _links(sends, returns, some), synchronization=met):
+        links, later = _links(sends, returns, some), None if after is None else _rows(after[some])
+        for _ in _run(count, clock, *passes, links, synchronization=met, after=later):
             pass
         ends[..., some] = clock
     return PipelineSchedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
@@ -152,17 +162,43 @@ def trace(
     sends: Floats | None = None,
     returns: Floats | None = None,
     synchronization: Synchronization | None = None,
+    *,
+    weights: Floats | None = None,
 ) -> Passes:
     """Return when the passes of steps end, for the arguments of `simulate`."""
     count, stages = forward.shape[1:]
     clock = np.zeros((stages, 1, len(forward)))
     forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))
-    passes, links = (_rows(forward), _rows(backward)), _links(sends, returns, slice(None))
-    for slot in _run(count, clock, *passes, links, synchronization=synchronization):
+    returned = np.empty((count * (stages - 1), *clock.shape[1:]))
+    awaited, after = _deferred(backward, weights)
+    passes, links = (_rows(forward), _rows(awaited)), _links(sends, returns, slice(None))
+    later = None if after is None else _rows(after)
+    for slot in _run(count, clock, *passes, links, synchronization=synchronization, after=later):
         forward_ends[slot.forward_passes] = clock[slot.forward]
         backward_ends[slot.backward_passes] = clock[slot.backward]
-    sides = (ends.reshape(count, stages, -1).transpose(2, 0, 1) for ends in (forward_ends, backward_ends))
-    return Passes(**dict(zip(("forward_ends", "backward_ends"), sides, strict=True)))
+        returned[slot.gradients] = clock[slot.successors][slot.returning]
+    sides = (
+        ends.reshape(count, -1, len(forward)).transpose(2, 0, 1) for ends in (forward_ends, backward_ends, returned)
+    )
+    ended, run_back, sent_back = sides
+    if weights is None:
+        return Passes(forward_ends=ended, backward_ends=run_back, weight_ends=None)
+    return Passes(
+        forward_ends=ended,
+        backward_ends=run_back - (awaited - backward + weights),
+        weight_ends=ends_of(weights, run_back, sent_back),
+    )
+
+
+def _deferred(backward: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+    """Return the seconds of (backward passes with what follows at once, what follows gradients that are returned).
+
+    The latter are by the link of the gradients, [n, micro-batches, stages - 1].
+    """
+    if weights is None:
+        return backward, None
+    with_pass, after = placed(weights)
+    return backward - weights + with_pass, after[..., 1:]
 
 
 def _rows(times: Floats) -> Floats:
@@ -185,10 +221,12 @@ def _run(
     links: tuple[_Times, _Times] | None,
     *,
     synchronization: Synchronization | None = None,
+    after: Floats | None = None,
 ) -> Iterator[_Slot]:
     """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns).
 
-    With `synchronization` there is one plan.
+    `after` are what stages compute once they have returned a gradient, by its link. With `synchronization` there is one
+    plan.
     """
     for slot in _slots(count, len(clock)):
         both = np.maximum(clock[slot.meet], clock[slot.successors])
@@ -202,6 +240,8 @@ def _run(
                 exchange[slot.sending] += states
                 both += exchange
         clock[slot.meet] = clock[slot.successors] = both
+        if after is not None:
+            clock[slot.successors][slot.returning] += after[slot.gradients]
         if synchronization is not None:
             _synchronize(clock, slot, synchronization)
         clock[slot.forward] += forward[slot.forward_passes]

@@ -13,6 +13,7 @@ Shape: TypeAlias = Literal["box", "line", "diamond"]
 COLOURS = {
     "forward": "var(--blue)",
     "backward": "var(--orange)",
+    "weights": "var(--yellow)",
     "update": "var(--grey)",
     "recompute": "var(--purple)",
     "loading": "var(--yellow)",

@@ -37,6 +37,7 @@ _NUMBERED = 0.014
 # About the width of a digit at the chart's font size, with some room.
 _DIGIT_PIXELS = 8
 _FORWARD, _BACKWARD, _UPDATE = "forward", "backward, with recomputation", "reduction and optimizer"
+_WEIGHTS = "deferred weight gradients"
 _PASSES = {_FORWARD: COLOURS["forward"], _BACKWARD: COLOURS["backward"], _UPDATE: COLOURS["update"]}
 _STATIC, _KEPT, _PEAK = "weights, gradients, optimizer", "kept for backward passes", "peak of the epoch"
 _MEMORY = {_STATIC: COLOURS["update"], _KEPT: "var(--green)", _PEAK: INK, "limit": LIMIT}
@@ -53,7 +54,7 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
     idle = side.simulated.prediction.stage_idle
     stages = _stages(line)
     rank = f" of data rank {line.data_rank}" if side.plan.layout.data > 1 else ""
-    all_passes = 2 * count * line.stages
+    all_passes = (2 + (line.weights is not None)) * count * line.stages
     cut = f" Only the first {_MOST_PASSES} of {all_passes} passes are drawn." if all_passes > _MOST_PASSES else ""
     busy = tuple(
         (stage, percent_text(1 - share), percent_text(share)) for stage, share in zip(stages, idle, strict=True)
@@ -71,7 +72,7 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
         ),
         basis="predicted",
         spec=_passes_spec(line, longest),
-        legend=boxes(_PASSES),
+        legend=boxes(_colours(line)),
         table=Table(header=("stage", "computes", "waits, sends or receives"), rows=busy),
     )
 
@@ -116,10 +117,17 @@ def _stages(line: Timeline) -> list[str]:
     return [f"stage {stage}" for stage in range(line.stages)]
 
 
+def _colours(line: Timeline) -> dict[str, str]:
+    """Return the colours of passes by what they are."""
+    return _PASSES if line.weights is None else {**_PASSES, _WEIGHTS: COLOURS["weights"]}
+
+
 def _passes(line: Timeline, longest: float, most: int | None) -> list[Row]:
     """Return the first `most` passes, or all of them, and the updates."""
     found = []
-    for kind, passes in ((_FORWARD, line.forward), (_BACKWARD, line.backward)):
+    for kind, passes in ((_FORWARD, line.forward), (_BACKWARD, line.backward), (_WEIGHTS, line.weights)):
+        if passes is None:
+            continue
         for micro_batch, of_stages in enumerate(passes.tolist()):
             for stage, (begins, ends) in enumerate(of_stages):
                 is_wide = ends - begins >= _NUMBERED * len(str(micro_batch)) * longest
@@ -163,7 +171,7 @@ def _passes_spec(line: Timeline, longest: float, *, is_picture: bool = False) ->
             "y": y,
             "x": x,
             "x2": {"field": "end"},
-            "color": coloured("pass", _PASSES, PICTURED if is_picture else None),
+            "color": coloured("pass", _colours(line), PICTURED if is_picture else None),
             "opacity": {"condition": {"param": "chosen", "value": 1}, "value": 0.2},
             "tooltip": tooltip(
                 ("stage", "stage"),

@@ -9,11 +9,12 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import layer_counts
 from storage.explanation import Change, ChangeEffect, PlanTime
 from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Packing, Plan, Recomputed, Stage, layer_counts
+from trials.plan import Packing, Plan, Recomputed, Stage
 
 
 class Changes:

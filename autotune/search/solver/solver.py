@@ -1,5 +1,6 @@
 """Splits and recompute counts of least predicted time that fit the memory, for a packing and a layout."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -17,13 +18,15 @@ from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.rungs import Rungs
-from autotune.search.solver.splits import WantedSplits, min_max_split
+from autotune.search.solver.splits import WantedSplits, layer_counts, min_max_split
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
-from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower, layer_counts
+from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower
 
 RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
+_OTHER = WantedSplits(count=256, within=4.0)
+"""Solutions among which one has room for deferred weight gradients where the best ones have none."""
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
 _DIGITS = 9
@@ -144,13 +147,33 @@ class Solver:
 
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
+
+        With deferred weight gradients they are the best ones of 1F1B that have room for these. If there are none, they
+        are the best ones with as much memory less as the first lacks, and those of further splits.
         """
         plans = self._problem(packing, layout).best(wanted)
+        if layout.zero_bubble and plans:
+            lowered = self._lowered(self._lacking(plans[0]))
+            plans = self._with_room(plans) or self._with_room(
+                [*lowered._problem(packing, layout).best(wanted), *self._problem(packing, layout).best(_OTHER)]
+            )
         if not plans:
             return ()
         # The closed form takes all packs for the mean one; real packs are uneven.
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
+
+    def _lacking(self, plan: Plan) -> float:
+        """Return the bytes that the fullest stage is expected to need above those that a solved plan may use."""
+        return self.fullest(plan)[0] - self._limits.usable_bytes
+
+    def _with_room(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Return the plans whose deferred weight gradients fit as well, of which the solver does not know."""
+        return [plan for plan in plans if self._lacking(plan) <= 0]
+
+    def _lowered(self, lacking: float) -> "Solver":
+        limit = self._limits.memory_limit_bytes - math.ceil(max(lacking, 0) / self._limits.usable_share)
+        return Solver(self._predictor, replace(self._limits, memory_limit_bytes=limit))
 
     def _least_seconds(self, packing: Packing, layout: Layout) -> float:
         if layout.offload != "none":  # with unlimited memory no layer does
@@ -165,14 +188,18 @@ class Solver:
 
     def fit_several(self, packing: Packing, layout: Layout, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
         """Return what `fit` does for each of these boundaries, in less time."""
-        return self._problem(packing, layout).fit(several) if several else []
+        found = self._problem(packing, layout).fit(several) if several else []
+        if layout.zero_bubble:
+            return [plan if plan is not None and self._with_room([plan]) else None for plan in found]
+        return found
 
     def fit_fewest(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the fewest recomputed layers, vision first; None if no fit.
 
         The costs of recomputing layers of either kind are ignored, as in OmniBal.
         """
-        return self._problem(packing, layout).fit_fewest(boundaries)
+        plan = self._problem(packing, layout).fit_fewest(boundaries)
+        return None if plan is None or (layout.zero_bubble and not self._with_room([plan])) else plan
 
     def forward_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""

@@ -9,6 +9,7 @@ This is 1F1B on equal packs (PipeDream-2BW, section 3.3; Alpa, section 5.2).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -240,3 +241,14 @@ def _trace(stages: Sequence[Choices], ways: Sequence[Ints], layers: int, rank: i
     rows.reverse()
     times = [float(choices.seconds[row]) for choices, row in zip(stages, rows, strict=True)]
     return Split(rows=tuple(rows), total=sum(times), slowest=max(times))
+
+
+def layer_counts(boundaries: Sequence[int], vision_layers: int) -> tuple[tuple[int, int], ...]:
+    """Return the (vision, language) layers of stages with these boundaries; vision layers come first in the chain."""
+    return tuple(
+        (
+            min(end, vision_layers) - min(start, vision_layers),
+            max(end, vision_layers) - max(start, vision_layers),
+        )
+        for start, end in pairwise((0, *boundaries))
+    )

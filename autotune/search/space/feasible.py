@@ -12,6 +12,7 @@ from autotune.dimensions.usual import layouts, zero_stages
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
+from autotune.search.solver.splits import layer_counts
 from autotune.search.space.capacities import capacities
 from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.offers import offered_layouts
@@ -22,7 +23,7 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Levelled, Packed, Packing, Padded, Plan, layer_counts
+from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Levelled, Packed, Packing, Padded, Plan
 from trials.units import number_of
 from trials.workload import Workload
 

@@ -33,6 +33,7 @@ OTHER: dict[str, Layout] = {
     "reduce_within": replace(PLAIN, reduce_within=4),
     "offload": replace(PLAIN, offload="both"),
     "bucket_bytes": replace(PLAIN, bucket_bytes=1 << 20),
+    "zero_bubble": Layout(pipeline=2, data=4, zero=1, zero_bubble=True),
 }
 """A layout with another value than PLAIN, by field."""
 GOLDEN = WORKLOADS["whole, 8 devices on 2 nodes"]

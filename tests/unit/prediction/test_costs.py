@@ -26,7 +26,7 @@ from trials.tasks.answer import (
     LayerTiming,
     ProfileReport,
 )
-from trials.tasks.profiling.layer_profile import Times, measure_until_quiet, spread
+from trials.tasks.profiling.quiet import Times, measure_until_quiet, spread
 
 COEFFICIENTS = tuple(f.name for f in fields(LayerCost) if f.name.endswith(("_seconds", "_bytes")))
 

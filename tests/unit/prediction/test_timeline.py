@@ -67,8 +67,10 @@ def hand_made() -> Timeline:
         data_rank=0,
         forward=forward,
         backward=backward,
+        weights=None,
         update=np.array([[9.0, 10.0], [7.0, 8.0]]),
         kept_bytes=np.array([[4.0, 1.0], [6.0, 1.0]]),
+        deferred_bytes=np.zeros((2, 2)),
         static_bytes=(100.0, 50.0),
     )
 

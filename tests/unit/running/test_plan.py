@@ -12,12 +12,13 @@ from autotune.dimensions.folds import layout_text
 from autotune.plan_text import plan_parts
 from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.rungs import with_rungs
+from autotune.search.solver.splits import layer_counts
 from tests.values import strategies
 from tests.values.training import plan_of
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
 from trials.model.refusals.heads import check_degrees
-from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage, layer_counts
+from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage
 from trials.units import number_of
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)

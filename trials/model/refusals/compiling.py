@@ -21,6 +21,8 @@ def check_compilable(layout: Layout) -> None:
         other = "tensor 1"
     elif layout.offload != "none":
         why, other = "offload, whose hooks see what each operation keeps", "offload none"
+    elif layout.zero_bubble:
+        why, other = "zero_bubble, whose backward passes defer weight gradients", "zero_bubble false"
     else:
         return
     raise InvalidPlan(f"training.compile does not work with {why}; use {other}, or remove training.compile")

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from trials.costs.coefficients import LayerKind, SlowCall
-from trials.costs.layer import NOISE_LIMIT
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
@@ -24,6 +23,7 @@ from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
+from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
 from trials.plan import Recomputed
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
@@ -33,30 +33,17 @@ from trials.tasks.profiling.links import layouts_of_all, time_averages, time_hos
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
+from trials.tasks.profiling.quiet import Times, measure_until_quiet, spread
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.slow_calls import time_slow_calls
 from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tensor
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import ProbeSizes, Profile, Request
 
-# A choice: a machine that is still disturbed in the third round is marked as noisy instead.
-_MORE_ROUNDS = 2
-"""Most repetitions of noisy timings."""
 _QUICK_UNITS, _QUICK_TOKENS = 4, 512
 """Sizes at which one layer of the largest models takes less than a second on a CPU."""
 Draw: TypeAlias = Callable[[PreTrainedModel, Iterable[str], int, torch.device], None]
 """Function that fills weights, from a seed."""
-
-
-class Times(NamedTuple):
-    """Seconds of one run of a probe."""
-
-    forward: float
-    backward: float
-    again: float = 0.0
-    """What recomputation adds to both."""
-    selective: float = 0.0
-    """What selective recomputation adds to both."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
@@ -253,18 +240,29 @@ class Profiler:
         return time_slow_calls(probed, lambda probe: probe.run(self._states(probe)), self.device)
 
     def _times(self, probe: Probe) -> Times:
-        forward, backward = self._pass(probe, probe.run, probe.layer)
+        forward, backward, _ = self._pass(probe, probe.run, probe.layer)
 
         def added(run: Run | None, name: str | None) -> float:
             return sum(self._pass(probe, run, name)) - forward - backward if run else 0.0
 
+        deferring = forward, backward, 0.0
+        if probe.deferred is not None:
+            deferring = self._pass(probe, probe.deferred[0], f"deferred {probe.layer}", probe.deferred[1])
+
         # The host follows each operation of a selective layer, so that a device may have to wait for it in a step too.
         return Times(
-            forward, backward, added(probe.recomputed, f"recomputed {probe.layer}"), added(probe.selective, None)
+            forward,
+            backward,
+            added(probe.recomputed, f"recomputed {probe.layer}"),
+            added(probe.selective, None),
+            deferring[2],
+            sum(deferring) - forward - backward,
         )
 
-    def _pass(self, probe: Probe, run: Run, name: str | None) -> tuple[float, float]:
-        """Return the seconds (forward, backward), under the same memory meter as a training.
+    def _pass(
+        self, probe: Probe, run: Run, name: str | None, deferred: WeightGradients | None = None
+    ) -> tuple[float, float, float]:
+        """Return the seconds (forward, backward, deferred), under the same memory meter as a training.
 
         What has a name has a head start before a device, so that they are the device's alone.
         """
@@ -278,12 +276,17 @@ class Profiler:
                 output = run(states)
             if output.requires_grad:
                 gradient = torch.ones_like(output)
+                if deferred:
+                    deferred.begin_pack()
                 with self._stopwatch.section("backward"):
                     output.backward(gradient)
+                if deferred:
+                    with self._stopwatch.section("deferred"):
+                        deferred.compute()
         if name:
             self._head_start.took(name, time.perf_counter() - began)
         seconds = self._stopwatch.read()
-        return seconds["forward"], seconds.get("backward", 0.0)
+        return seconds["forward"], seconds.get("backward", 0.0), seconds.get("deferred", 0.0)
 
     def sizes(self, probe: Probe) -> ProbeBytes:
         """Return the bytes of one layer: what the second of two in a row adds, where a stage can hold several."""
@@ -299,7 +302,24 @@ class Profiler:
             output=one.output,
             selective=selective.kept - shared if selective else 0,
             selective_peak=selective.kept + max(0, selective.transient - transient) if selective else 0,
+            weight=self._deferred_bytes(self._states(probe), *probe.deferred) if probe.deferred else 0,
         )
+
+    def _deferred_bytes(self, states: torch.Tensor, run: Run, deferred: WeightGradients) -> int:
+        """Return the bytes that are kept after the backward pass."""
+        meter, is_cuda = self._meter(), self.device.type == "cuda"
+        before = torch.cuda.memory_allocated(self.device) if is_cuda else 0
+        with nullcontext() if is_cuda else meter.watch():
+            output = run(states)
+            if not output.requires_grad:
+                return 0
+            deferred.begin_pack()
+            output.backward(torch.ones_like(output))
+            del output
+            states.grad = None
+            kept = torch.cuda.memory_allocated(self.device) - before if is_cuda else meter.live_bytes
+            deferred.compute()
+        return kept
 
     def _bytes(self, probe: Probe, run: Run) -> _Bytes:
         states, meter = self._states(probe), self._meter()
@@ -335,43 +355,10 @@ class Profiler:
         return SavedTensorMeter(list(self._stage.parameters()), 0, 1 << 62)
 
 
-def measure_until_quiet(
-    measure: Callable[[Sequence[int]], Sequence[Times]], count: int, repeats: int
-) -> list[list[Times]]:
-    """Return `repeats` times of each of `count` probes; repeat those that spread too far, and keep the quietest.
-
-    `measure` times the probes of these numbers once, one after the other.
-    """
-
-    def rounds(numbers: Sequence[int]) -> Iterable[list[Times]]:
-        return [list(times) for times in zip(*(measure(numbers) for _ in range(repeats)), strict=True)]
-
-    found = list(rounds(range(count)))
-    for _ in range(_MORE_ROUNDS):
-        noisy = [number for number, times in enumerate(found) if spread(times) > NOISE_LIMIT]
-        if not noisy:
-            break
-        for number, times in zip(noisy, rounds(noisy), strict=True):
-            found[number] = min(found[number], times, key=spread)
-    return found
-
-
-def spread(times: Sequence[Times]) -> float:
-    """Return the interquartile range of the seconds of both passes as a share of their median; 0 for one repeat."""
-    seconds = [each.forward + each.backward for each in times]
-    return interquartile_range(seconds) / statistics.median(seconds)
-
-
-def interquartile_range(values: Sequence[float]) -> float:
-    """Return 0 for one value."""
-    if len(values) == 1:
-        return 0.0
-    lower, _, upper = statistics.quantiles(values, n=4, method="inclusive")
-    return upper - lower
-
-
 def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTiming:
-    forward, backward, again, selective = (statistics.median(values) for values in zip(*times, strict=True))
+    forward, backward, again, selective, weights, deferral = (
+        statistics.median(values) for values in zip(*times, strict=True)
+    )
     return LayerTiming(
         layer=probe.layer,
         units=probe.units,
@@ -387,5 +374,8 @@ def _timing(probe: Probe, times: Sequence[Times], sizes: ProbeBytes) -> LayerTim
         selective_seconds=max(0.0, selective),
         selective_bytes=sizes.selective,
         selective_peak_bytes=sizes.selective_peak,
+        weight_seconds=weights,
+        deferral_seconds=max(0.0, deferral),
+        weight_bytes=sizes.weight,
         spread=spread(times),
     )

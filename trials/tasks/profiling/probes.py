@@ -15,6 +15,7 @@ from trials.model.ends.head_loss import Targets, targets_of
 from trials.model.family import join_samples
 from trials.model.features import join_text
 from trials.model.stage import StageModule, run_again, run_layer
+from trials.model.weight_gradients import WeightGradients
 from trials.plan import Recomputed
 from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
@@ -40,6 +41,8 @@ class Probe:
     """The layer with recomputation, for kinds that can be recomputed."""
     selective: Run | None = None
     """The layer with selective recomputation; None where it is compiled, and the compiler decides what is kept."""
+    deferred: tuple[Run, WeightGradients] | None = None
+    """The layer, and what defers its weight gradients; None for kinds that defer none, and where it is compiled."""
     twice: Run | None = None
     """Two such layers one after the other, for kinds of which a stage can hold several."""
 
@@ -54,6 +57,7 @@ class ProbeBytes:
     output: int
     selective: int
     selective_peak: int
+    weight: int
 
 
 def probes(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
@@ -105,6 +109,7 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
         run=run,
         recomputed=lambda states: run_layer(layer, run, states, run_again),
         selective=None if is_compiled(layer) else lambda states: run_layer(layer, run, states, run_selectively),
+        deferred=None if is_compiled(layer) else _deferred(layer, run),
         twice=lambda states: run(run(states)),
     )
 
@@ -131,9 +136,10 @@ def language_probe(
     nothing = torch.from_numpy(NO_GRIDS)
     joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples)
     part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
-    single, recomputing, selecting, double = (
+    single, deferring, recomputing, selecting, double = (
         _with_language(stage, sharing, layers=layers, recomputed=Recomputed(vision=0, **recomputed))
         for layers, recomputed in (
+            (1, {"language": 0}),
             (1, {"language": 0}),
             (1, {"language": 1}),
             (1, {"language": 0, "selective_language": 1}),
@@ -141,6 +147,8 @@ def language_probe(
         )
     )
     layer = model.get_submodule(stage.chain.language_layers[stage.cut.language.start])
+    is_plain = not is_compiled(layer)
+    gradients = deferring.weight_gradients = WeightGradients([layer]) if is_plain else None
     return Probe(
         layer="language",
         tokens=tokens,
@@ -148,9 +156,15 @@ def language_probe(
         states=torch.randn(1, part, hidden, device=device, dtype=model.dtype),
         run=lambda states: single.language((states,), joined)[0],
         recomputed=lambda states: recomputing.language((states,), joined)[0],
-        selective=None if is_compiled(layer) else lambda states: selecting.language((states,), joined)[0],
+        selective=(lambda states: selecting.language((states,), joined)[0]) if is_plain else None,
+        deferred=(lambda states: deferring.language((states,), joined)[0], gradients) if gradients else None,
         twice=lambda states: double.language((states,), joined)[0],
     )
+
+
+def _deferred(layer: nn.Module, run: Run) -> tuple[Run, WeightGradients]:
+    gradients = WeightGradients([layer])
+    return lambda states: run_layer(layer, run, states, gradients.run), gradients
 
 
 def is_compiled(layer: nn.Module) -> bool:

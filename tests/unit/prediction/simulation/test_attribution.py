@@ -25,6 +25,7 @@ def pack_seconds(forward: Floats, sends: float = 0.0) -> PackSeconds:
         forward=forward,
         backward=forward,
         recompute=np.zeros_like(forward),
+        weights=np.zeros_like(forward),
         samples=2 * forward,
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
         returns=np.full((len(forward), forward.shape[1] - 1), sends),
@@ -145,6 +146,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             forward=forward,
             backward=backward + again,
             recompute=again,
+            weights=backward * (draw(st.floats(0, 1)) if stages > 1 else 0),
             samples=share * (forward + backward),
             sends=seconds(packs.size, stages - 1),
             returns=seconds(packs.size, stages - 1),
@@ -198,7 +200,8 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
                 *(
                     side[rank][None]
                     for side in (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
-                )
+                ),
+                weights=seconds.weights[rank][None],
             ).ends[0]
             for rank in step.T
         ]

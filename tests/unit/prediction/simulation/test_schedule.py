@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import arrays
 from autotune.prediction.simulation.schedule import simulate, simulate_plans, trace
 from tests.values.parameters import examples
 from trials.arrays import Floats
+from trials.engine.zero_bubble import ComputeWeightGradients, ZeroBubbleSchedule
 
 PARTNERS = {SendActivation: RecvActivation, RecvActivation: SendActivation, SendGrad: RecvGrad, RecvGrad: SendGrad}
 TOWARDS = {SendActivation: 1, RecvActivation: -1, SendGrad: -1, RecvGrad: 1}
@@ -41,16 +42,19 @@ steps = shapes.flatmap(times)
 
 
 def events(
-    forward: Floats, backward: Floats, sends: Floats, returns: Floats
-) -> tuple[list[float], dict[tuple[bool, int, int], float]]:
-    """(clock of each stage, end of each (is backward, micro-batch, stage)), one instruction at a time.
+    forward: Floats, backward: Floats, sends: Floats, returns: Floats, weights: Floats | None = None
+) -> tuple[list[float], dict[tuple[type[PipeInstruction], int, int], float]]:
+    """(clock of each stage, end of each (kind of pass, micro-batch, stage)), one instruction at a time.
 
-    Every stage runs the instructions of DeepSpeed's own schedule. An exchange begins when both stages have come to it.
+    Every stage runs the instructions of DeepSpeed's own schedule, or with `weights` the engine's own. An exchange
+    begins when both stages have come to it.
     """
     count, stages = forward.shape
-    wanted = (*PARTNERS, ForwardPass, BackwardPass)
+    seconds = {ForwardPass: forward, BackwardPass: backward, ComputeWeightGradients: weights}
+    wanted = (*PARTNERS, *seconds)
+    kind_of_schedule = TrainSchedule if weights is None else ZeroBubbleSchedule
     todo = [
-        deque(each for step in TrainSchedule(count, stages, stage).steps() for each in step if isinstance(each, wanted))
+        deque(each for step in kind_of_schedule(count, stages, stage).steps() for each in step if type(each) in wanted)
         for stage in range(stages)
     ]
     clock = [0.0] * stages
@@ -60,9 +64,10 @@ def events(
         before = sum(map(len, todo))
         for stage, instructions in enumerate(todo):
             while instructions and (kind := type(instructions[0])) not in PARTNERS:
-                number = done[kind, stage]
-                clock[stage] += (forward if kind is ForwardPass else backward)[number, stage]
-                ends[kind is BackwardPass, number, stage] = clock[stage]
+                number, taken = done[kind, stage], seconds[kind]
+                assert taken is not None
+                clock[stage] += taken[number, stage]
+                ends[kind, number, stage] = clock[stage]
                 done[kind, stage] += 1
                 instructions.popleft()
             if not instructions:
@@ -87,9 +92,36 @@ def test_every_pass_ends_when_it_does_in_deepspeeds_own_schedule(step: Times) ->
     clock, ends = events(*(side[0] for side in step))
     schedule, passes = simulate(*step), trace(*step)
     assert schedule.ends[0] == pytest.approx(clock)
-    for (is_backward, number, stage), end in ends.items():
-        side = passes.backward_ends if is_backward else passes.forward_ends
+    for (kind, number, stage), end in ends.items():
+        side = passes.backward_ends if kind is BackwardPass else passes.forward_ends
         assert side[0, number, stage] == pytest.approx(end)
+
+
+@given(shapes.filter(lambda shape: shape[1] > 1).flatmap(times), st.floats(0, 1))
+@settings(max_examples=examples(150))
+def test_deferred_weight_gradients_end_when_they_do_in_the_engines_schedule(step: Times, share: float) -> None:
+    forward, backward, *links = step
+    weights = share * backward
+    clock, ends = events(forward[0], backward[0] - weights[0], links[0][0], links[1][0], weights[0])
+    schedule, passes = simulate(*step, weights=weights), trace(*step, weights=weights)
+    assert schedule.ends[0] == pytest.approx(clock)
+    assert passes.weight_ends is not None
+    sides = {
+        ForwardPass: passes.forward_ends,
+        BackwardPass: passes.backward_ends,
+        ComputeWeightGradients: passes.weight_ends,
+    }
+    for (kind, number, stage), end in ends.items():
+        assert sides[kind][0, number, stage] == pytest.approx(end)
+    assert len(ends) == 3 * forward.size
+
+
+@pytest.mark.parametrize(("count", "stages"), [(4, 2), (8, 2), (4, 4), (8, 4), (16, 4)])
+def test_equal_stages_have_the_bubble_of_zb_h1(count: int, stages: int) -> None:
+    forward, backward, weights = (np.full((1, count, stages), seconds) for seconds in (2.0, 4.5, 2.0))
+    found = simulate(forward, backward, weights=weights).seconds[0]
+    assert found == pytest.approx(count * 6.5 + (stages - 1) * (2.0 + 2.5 - 2.0))
+    assert simulate(forward, backward).seconds[0] == pytest.approx((count + stages - 1) * 6.5)
 
 
 @pytest.mark.parametrize(("count", "stages"), [(1, 1), (8, 1), (8, 4), (4, 4), (2, 4), (1, 3)])
