@@ -31,7 +31,7 @@ _SHORTER = 1 / 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Held:
+class HeldPlan:
     """A plan as a trainer can hold it."""
 
     plan: Plan
@@ -52,17 +52,17 @@ class Restricted:
         self._layouts = self._possible_layouts()
         self._names = tuple(map(layout_name, self._layouts))
 
-    def holding(self, plan: Plan) -> Held | None:
+    def holding(self, plan: Plan) -> HeldPlan | None:
         """Return the plan itself where the trainer can hold it; None where it cannot."""
         if self.abilities.missing(plan):
             return None
         (seconds,) = self.forecaster.epoch_seconds((plan,))
         return self._held(plan, seconds, lengths=1)
 
-    def best(self) -> Held:
+    def best(self) -> HeldPlan:
         """Return the fastest plan that the trainer can hold. Raise ExportError where there is none."""
         candidates = self._padded if self.abilities.packs == "none" else (*self._switched, *self._padded)
-        best: Held | None = None
+        best: HeldPlan | None = None
         for seconds, plan in self.forecaster.ranked(candidates):
             if best is not None and seconds >= best.seconds:
                 break
@@ -136,10 +136,10 @@ class Restricted:
             recompute_language=language * switch[1],
         )
 
-    def _held(self, plan: Plan, seconds: float, lengths: int = _LENGTHS) -> Held | None:
+    def _held(self, plan: Plan, seconds: float, lengths: int = _LENGTHS) -> HeldPlan | None:
         """Return the plan, or the one with the nearest shorter packs whose order tells the trainer where they end."""
         if self.abilities.packs != "in order" or isinstance(plan.packing, Padded):
-            return Held(plan=plan, seconds=seconds)
+            return HeldPlan(plan=plan, seconds=seconds)
         found, further = None, _FURTHER
         for other in _shorter(plan, lengths):
             further -= found is not None
@@ -151,7 +151,7 @@ class Restricted:
             order = order_of(epoch)
             if order is not None and (found is None or _is_safe(order)):
                 (own,) = self.forecaster.epoch_seconds((other,))
-                found = Held(plan=other, seconds=own, order=order)
+                found = HeldPlan(plan=other, seconds=own, order=order)
                 if _is_safe(order):
                     break
         return found

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from autotune.exporting.closest import Held, Restricted
+from autotune.exporting.closest import HeldPlan, Restricted
 from autotune.forecast.forecast import Forecast, Forecaster
 from trials.errors import AutotuneError
 from trials.plan import Padded, Plan
@@ -41,7 +41,7 @@ class Price:
         return None if self.present_seconds is None else self.seconds / self.present_seconds
 
 
-def price_of(wanted: Forecast, held: Held, present: Plan | None, restricted: Restricted) -> Price:
+def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted: Restricted) -> Price:
     """Return the price of training the held plan in place of the wanted one; `present` is the user's, if known.
 
     Each part is the time with one more limit over the time without it: best plans are solved under the limits so far.

@@ -13,7 +13,7 @@ from trials import plugins
 from trials.job import Job
 
 if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's name does without
-    from autotune.exporting.closest import Held
+    from autotune.exporting.closest import HeldPlan
     from trials.data.epoch import Epoch
     from trials.data.index import DatasetIndex
 
@@ -25,7 +25,7 @@ class Export:
     job: Job
     epoch: "Epoch"
     """First epoch under the plan that the trainer holds."""
-    held: "Held"
+    held: "HeldPlan"
     family: str
     """`model_type` of the model's configuration."""
     folder: Path

@@ -252,7 +252,7 @@ def test_dropout_that_stages_do_not_apply_is_found_whatever_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(skeleton, "check_dropout", lambda _: None)
-    with pytest.raises(ModelError, match=r"between the word embedding and language layer 0, .*embedding_dropout 0.1"):
+    with pytest.raises(ModelError, match=r"between the word embedding and language layer 0 .*embedding_dropout 0.1"):
         check_parity(settings_of(tmp_path, {"model_type": "starcoder2", "embedding_dropout": 0.1}))
 
 

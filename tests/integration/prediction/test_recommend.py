@@ -1,6 +1,5 @@
 """Recommendations of devices that are not here."""
 
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 from autotune import recommend
 from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, data_sheet
 from autotune.advice.operations import MEMORY_SHARE, META, PRODUCT_SHARE, SheetProfiler
+from autotune.advice.recommendation_report import recommendation_document, recommendation_text
 from autotune.advice.sheet_costs import allocated_stage
 from autotune.cli import main
 from autotune.errors import RecommendError
@@ -78,40 +78,36 @@ def test_times_are_those_of_the_products_or_of_the_memory(example: Path) -> None
     assert moved > 3 * 2 * matrices
 
 
-def recommended(*arguments: str | float | Path) -> str:
-    answer = CliRunner().invoke(main, ["recommend", *map(str, arguments)])
-    assert answer.exit_code == 0, answer.output
-    return answer.stdout
-
-
 @pytest.fixture
 def inputs(example: Path) -> tuple[Path, Path]:
     return example / "model", example / "data" / "train.jsonl"
 
 
 @pytest.mark.usefixtures("home")
-def test_the_fewest_devices_within_the_deadline_are_named_with_their_plan_and_price(inputs: tuple[Path, Path]) -> None:
-    options = ("--device", "a10", "--devices", 1, "--devices", 4, "--set", "training.global_batch_samples=16")
-    found = json.loads(recommended("--json", *inputs, *options, "--price", 1.5))
-    one, four = found["choices"]
-    assert (one["devices"], four["devices"], found["advised_devices"]) == (1, 4, 1)
-    assert one["training_seconds"] > four["training_seconds"] > one["training_seconds"] / 4
-    assert four["price"] == pytest.approx(1.5 * 4 * four["training_seconds"] / 3600)
-    between = math.sqrt(one["training_seconds"] * four["training_seconds"])
-    text = recommended(*inputs, *options, "--deadline", f"{between:.6f}s")
-    assert "The fewest that end within" in text
-    assert f": {found['choices'][1]['devices']}\nPlan " in text
+def test_the_fewest_devices_within_the_deadline_are_named_with_their_plan(inputs: tuple[Path, Path]) -> None:
+    job = {**job_values(str(inputs[0]), [str(inputs[1])]), "training": {"global_batch_samples": 16}}
+    found = recommend(job, device="a10", devices=(4, 1))
+    one, four = found.choices
+    slow, fast = map(found.training_seconds, found.choices)
+    assert (one.devices, four.devices, found.advised) == (1, 4, one)
+    assert slow > fast > slow / 4
+    assert four.forecast is not None
+    text = recommendation_text(replace(found, deadline_seconds=math.sqrt(slow * fast)), 1.5)
+    assert f"The fewest that end within 0 s: 4\nPlan {four.forecast.plan.id}: " in text
     assert "Analytic: nothing was measured." in text
-    assert "None of these ends within 0 s: the nearest is 4 devices" in recommended(
-        *inputs, *options, "--deadline", "0.000001s"
+    assert "None of these ends within 0 s: the nearest is 4 devices" in recommendation_text(
+        replace(found, deadline_seconds=fast / 2), None
     )
+    assert recommendation_document(found, 1.5)["choices"][1]["price"] == pytest.approx(1.5 * 4 * fast / 3600)
 
 
 @pytest.mark.usefixtures("home")
 def test_where_nothing_fits_the_least_memory_is_named(inputs: tuple[Path, Path]) -> None:
-    text = recommended(*inputs, "--device", "a10", "--devices", 1, "--set", "hardware.memory_limit=1MiB")
-    assert "does not fit" in text
-    assert "No plan fits: no plan that keeps the global batch" in text
+    options = ("--device", "a10", "--devices", 1, "--set", "hardware.memory_limit=1MiB")
+    answer = CliRunner().invoke(main, ["recommend", *map(str, (*inputs, *options))])
+    assert answer.exit_code == 0, answer.output
+    assert "does not fit" in answer.stdout
+    assert "No plan fits: no plan that keeps the global batch" in answer.stdout
 
 
 @pytest.mark.usefixtures("home")

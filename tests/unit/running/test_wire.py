@@ -48,7 +48,7 @@ def test_a_job_survives_the_way_through_json(job: Job) -> None:
 
 def test_json_is_canonical() -> None:
     assert wire.encode(PLAN.layout) == (
-        '{"pipeline":1,"data":2,"zero":2,"tensor":1,"reduce_within":1,"offload":"none","bucket_bytes":0}'
+        '{"pipeline":1,"data":2,"zero":2,"tensor":1,"reduce_within":1,"offload":"none","bucket_bytes":0,"zero_bubble":false}'
     )
 
 
