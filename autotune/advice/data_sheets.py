@@ -25,7 +25,7 @@ class DataSheet:
     source: str
 
     def rate(self, element_bytes: int) -> float:
-        """Return the operations per second of matrix products of numbers with so many bytes."""
+        """Return the operations per second of matrix products, by the bytes of an element."""
         return self.flops if element_bytes < 4 else self.float32_flops
 
 

@@ -101,7 +101,7 @@ def _fused_attention(clock: "_Clock") -> Iterator[None]:
         is_causal: bool = False,
         **__: Any,
     ) -> Any:
-        # As kernels take it, whatever it was.
+        # Kernels convert a mask to the type of the query.
         mask = None if attn_mask is None else query.new_empty(attn_mask.shape)
         return _Attention.apply(query, key, value, mask, (clock, 0.5 if is_causal else 1.0))  # type: ignore[no-untyped-call]
 

@@ -42,6 +42,7 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
     assert not isinstance(plan.packing, Padded)  # as all starts of a space are
     last = plan.packing.levels[-1]
     recomputed = sum(each.recompute_vision + each.recompute_language for each in plan.stages)
+    selectively = sum(each.selective_vision + each.selective_language for each in plan.stages)
     layers = found.shape.vision_layers + found.shape.language_layers
     return (
         str(choice.devices),
@@ -51,7 +52,8 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
         f"{hours:.3g}",
         *([f"{price * hours:.2f}"] if price else []),
         f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
-        f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed",
+        f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed"
+        f"{f', {selectively} selectively' if selectively else ''}",
     )
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from autotune.advice.data_sheets import DataSheet
 from autotune.advice.operations import LINK_SHARE, MEMORY_SHARE, META, SheetProfiler
+from autotune.errors import RecommendError
 from autotune.prediction.fit.costs import fit_costs
 from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.exchange import Exchange
@@ -37,9 +39,18 @@ class SheetCosts:
 
     @classmethod
     def of(cls, sheet: DataSheet, model: ModelSection, training: TrainingSection, sizes: ProbeSizes) -> "SheetCosts":
-        """Run one layer of each kind without values at these sizes. Raise ModelError like `build_skeleton`."""
+        """Run one layer of each kind without values at these sizes.
+
+        Raise ModelError like `build_skeleton`, and RecommendError for layers that need values.
+        """
         stage = allocated_stage(model, training)
-        report = report_of_layers(stage, partial(SheetProfiler, sheet=sheet), sizes)
+        try:
+            report = report_of_layers(stage, partial(SheetProfiler, sheet=sheet), sizes)
+        except (RuntimeError, NotImplementedError) as error:
+            raise RecommendError(
+                f"layers of {model.path} in {model.dtype} cannot be computed without a device: {error}; set "
+                "model.dtype to bfloat16 if they have experts, or measure them with `autotune profile JOB`"
+            ) from error
         seconds = _UPDATE_BYTES / (MEMORY_SHARE * sheet.memory_bytes_per_second)
         layers = fit_costs(
             [
@@ -55,7 +66,7 @@ class SheetCosts:
         return cls(sheet=sheet, element_bytes=stage.model.dtype.itemsize, layers=layers)
 
     def on(self, devices: int) -> LayerCosts:
-        """Return the costs on so many devices, in nodes of `DEVICES_OF_NODE`."""
+        """Return the costs on a number of devices, of which each node has `DEVICES_OF_NODE`."""
         rate = 1 / (LINK_SHARE * self.sheet.link_bytes_per_second)
         if devices > DEVICES_OF_NODE:
             rate = 1 / (LINK_SHARE * self.sheet.network_bytes_per_second)
@@ -82,7 +93,16 @@ class SheetCosts:
 
 def allocated_stage(model: ModelSection, training: TrainingSection) -> StageModule:
     """Return one layer of each kind on torch's meta device."""
-    return one_of_each(model, training, META, _allocate)
+    stage = one_of_each(model, training, META, _allocate)
+    module: Any
+    for module in stage.model.modules():
+        # Other kinds read the longest position, which has no value. Their frequencies have the same shapes.
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str):
+            module.rope_type = "default"
+        elif isinstance(kind, dict):  # one for each type of layers
+            module.rope_type = dict.fromkeys(kind, "default")
+    return stage
 
 
 def _allocate(model: PreTrainedModel, paths: Iterable[str], _: int, __: object) -> None:

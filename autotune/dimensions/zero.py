@@ -83,22 +83,23 @@ class ZeroDimension(Dimension):
 def whole_weights(costs: LayerCosts, layout: Layout) -> list[int]:
     """Return how many weights ZeRO 3 holds whole in the backward pass of a layer of each kind, in the order of KINDS.
 
-    They are those of the layer and of a neighbour: the next one of its kind, or the larger one beside a single layer.
+    These are the weights of the layer and of a neighbour: of the next layer of its kind or, where the kind has one
+    layer, of the larger neighbour.
     """
     if not layout.shards_weights:
         return [0] * len(KINDS)
     counts = [costs[kind].parameters if costs[kind].has_backward else 0 for kind in KINDS]
-    beside = [max(before, after) for before, after in zip([0, *counts], [*counts[1:], 0], strict=False)]
+    larger = [max(before, after) for before, after in zip([0, *counts], [*counts[1:], 0], strict=False)]
     return [
-        count + (count if kind in TOWERS else other) for kind, count, other in zip(KINDS, counts, beside, strict=True)
+        count + (count if kind in TOWERS else other) for kind, count, other in zip(KINDS, counts, larger, strict=True)
     ]
 
 
 def whole_gradients(costs: LayerCosts, layout: Layout) -> list[int]:
     """Return how many gradients ZeRO 2 and 3 hold whole in the backward pass of a layer of each kind.
 
-    They are those of the layer, and of the one behind it, which are on their way. Those of a tied weight stay from the
-    head to the word embedding.
+    These are the gradients of the layer, and of the one behind it, which ranks still exchange. Gradients of a tied
+    weight stay from the head to the word embedding.
     """
     if not layout.shards_gradients:
         return [0] * len(KINDS)

@@ -44,7 +44,7 @@ class Media:
 
 
 def checked_sample(index: DatasetIndex, row: int) -> Sample:
-    """Return a sample. Raise ExportError for one that no other trainer is told to prepare as it is here."""
+    """Return a sample. Raise ExportError for settings of its images or videos that no other trainer reads."""
     sample = index.sample(row)
     if any(option is not None for option in sample.image_options):
         raise ExportError(
@@ -74,12 +74,12 @@ def has_unlearnt(sample: Sample) -> bool:
 def human_and_gpt(index: DatasetIndex, row: int, media: Media, images: str, videos: str) -> dict[str, Any]:
     """Return a sample with turns `from` human and gpt, and its files under these keys.
 
-    Raise ExportError for a system prompt or an answer that is not learnt, which such records do not have.
+    Raise ExportError for a system prompt, or an answer without loss, which such records cannot have.
     """
     sample = checked_sample(index, row)
     if has_unlearnt(sample) or any(turn.role == "system" for turn in sample.turns):
         raise ExportError(
-            f"{index.where(row)}: a system prompt, or an answer that is not learnt, which records of this trainer do "
+            f"{index.where(row)}: a system prompt, or an answer without loss, which records of this trainer do "
             "not have; take it out, or export to ms-swift"
         )
     names = {"user": "human", "assistant": "gpt"}

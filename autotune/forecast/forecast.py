@@ -167,14 +167,14 @@ class Forecaster:
         self._check(plan)
         return self._forecast(plan, self._predictor.predict(plan))
 
-    def best(self, count: int) -> tuple[Forecast, ...]:
+    def best(self, count: int, *, remedy: str = "give more --memory or --devices") -> tuple[Forecast, ...]:
         """Return the plans predicted fastest, one for each layout and capacities; plans that fit come first.
 
         A solved plan may not fit once trials have corrected its predicted memory.
 
-        Raise NoFeasiblePlan when none fits the memory and keeps the global batch.
+        Raise NoFeasiblePlan, which ends with `remedy`, when none fits the memory and keeps the global batch.
         """
-        solved = feasible_space(self.workload, self.solver(), remedy="give more --memory or --devices").starts
+        solved = feasible_space(self.workload, self.solver(), remedy=remedy).starts
         peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
         distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], Plan] = {}
         for *_, plan in sorted(

@@ -96,8 +96,8 @@ class HiddenExchanges:
         """Return the seconds that forward passes hide, [packs, stages]: each layer those of the next one's weights."""
         several = np.maximum(parts.layers - 1, 0)
         follows = (parts.layers > 0) & (_before(parts.layers) > 0)
-        beside = np.minimum(self._gathers, passes.forward) @ several.T
-        hidden: Floats = self.share * (beside + np.minimum(self._gathers, _before(passes.forward)) @ follows.T)
+        of_same_kind = np.minimum(self._gathers, passes.forward) @ several.T
+        hidden: Floats = self.share * (of_same_kind + np.minimum(self._gathers, _before(passes.forward)) @ follows.T)
         return hidden
 
     def backward(self, parts: Parts, passes: PassesOfLayers) -> Floats:

@@ -96,7 +96,7 @@ def _record(index: DatasetIndex, row: int, media: Media) -> dict[str, Any]:
     sample = checked_sample(index, row)
     if has_unlearnt(sample):
         raise ExportError(
-            f"{index.where(row)}: an answer is not learnt, which {TITLE} cannot be told; export to ms-swift"
+            f"{index.where(row)}: an answer is without loss, which {TITLE} does not support; export to ms-swift"
         )
     return {
         "messages": list(messages(sample)),

@@ -1,5 +1,6 @@
 """Recommendations of devices that are not here."""
 
+import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from autotune import recommend
 from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, data_sheet
 from autotune.advice.operations import MEMORY_SHARE, META, PRODUCT_SHARE, SheetProfiler
 from autotune.advice.recommendation_report import recommendation_document, recommendation_text
-from autotune.advice.sheet_costs import allocated_stage
+from autotune.advice.sheet_costs import SheetCosts, allocated_stage
 from autotune.cli import main
 from autotune.errors import RecommendError
 from autotune.library.recommend import job_values
@@ -118,6 +119,8 @@ def test_what_nobody_can_recommend_for_is_refused(inputs: tuple[Path, Path]) -> 
         ((*inputs, "--device", "h100", "--deadline", "1 week"), 2, "'1 week' is not a time"),
         ((inputs[0], "nowhere.jsonl", "--device", "h100"), 2, "nowhere.jsonl: no such file or folder"),
         ((*inputs, "--device", "h100", "--set", "training.epoch=2"), 2, "training.epoch"),
+        ((*inputs, "--device", "h100", "--set", "hardware.devices=2"), 2, "depends on model., data., "),
+        ((*inputs, "--device", "h100", "--set", "training.compile=true"), 1, "as they are, not as a compiler makes"),
     ):
         answer = CliRunner().invoke(main, ["recommend", *map(str, arguments)])
         assert answer.exit_code == code, answer.output
@@ -133,3 +136,26 @@ def test_a_data_sheet_has_figures_of_one_device_and_their_source(sheet: DataShee
     assert sheet.network_bytes_per_second < sheet.link_bytes_per_second < sheet.memory_bytes_per_second
     assert 20 << 30 < sheet.memory_bytes < 300 << 30
     assert "nvidia.com" in sheet.source or "white paper" in sheet.source
+
+
+def bytes_of_language_layer(folder: Path, **rope: object) -> dict[str, int]:
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["rope_parameters"] |= rope
+    (folder / "config.json").write_text(json.dumps(config))
+    stage = allocated_stage(ModelSection(path=str(folder), dtype="float32"), TrainingSection())
+    probe = next(probes(stage, ProbeSizes(sample_shapes=((2, 32),)), META))
+    return asdict(SheetProfiler(stage, TRAINED, data_sheet("h100")).sizes(probe))
+
+
+def test_rotary_frequencies_that_depend_on_positions_have_the_shapes_of_others(tmp_path: Path) -> None:
+    """As of InternVL3: they would be read from positions, which have no values here."""
+    plugins.load(TINY, "internvl").make(tmp_path)
+    usual = bytes_of_language_layer(tmp_path)
+    assert bytes_of_language_layer(tmp_path, rope_type="dynamic", factor=2.0) == usual
+
+
+def test_experts_in_float32_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    plugins.load(TINY, "text-experts").make(tmp_path)
+    model = ModelSection(path=str(tmp_path), dtype="float32")
+    with pytest.raises(RecommendError, match=r"cannot be computed without a device: .*; set model\.dtype to bfloat16"):
+        SheetCosts.of(data_sheet("h100"), model, TrainingSection(), SIZES)

@@ -9,9 +9,9 @@ from transformers import PretrainedConfig
 
 _CAPPING = ("paligemma",)
 _MULTIPLYING = ("hyperclovax",)
-"""Models that multiply logits by what others divide them by"""
+"""Models that multiply logits by what others divide them by."""
 _BEFORE_HEAD = ("minicpm3",)
-"""Models that divide the states before the head instead"""
+"""Models that divide the states before the head instead."""
 
 
 def before_layers(config: PretrainedConfig, states: torch.Tensor) -> torch.Tensor:
