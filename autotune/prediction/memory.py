@@ -81,40 +81,38 @@ class StageMemory:
         expected: Floats = self.static(parts, layout) + self._most(parts, layout, numbers, sizes)[1]
         return expected
 
-    def intervals(self, parts: Parts, layout: Layout, numbers: Ints, sizes: EpochSizes) -> tuple[StageBytes, ...]:
-        """Return the interval of each of `parts` as the stage of its number.
+    def intervals(
+        self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints, sizes: EpochSizes
+    ) -> tuple[StageBytes, ...]:
+        """Return the interval of each stage of `of_levels`, as packs of each level recompute it, by its number.
 
         Intervals come from the errors of the fitted bytes, of bytes outside the layers, and of where the targets of a
         pack lie that ranks share.
         """
-        waiting, most = self._most(parts, layout, numbers, sizes)
+
+        def peaks(sizes: EpochSizes) -> tuple[Floats, Floats]:
+            if len(of_levels) == 1 and not layout.zero_bubble:
+                return self._most(of_levels[0], layout, numbers, sizes)
+            of_stages = (
+                self._peaks([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
+                for row, number in enumerate(numbers.tolist())
+            )
+            found = np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
+            return found[:, 0], found.max(axis=1)
+
+        waiting, most = peaks(sizes)
         # The low end has the targets of shared packs dealt evenly over the ranks.
         if sizes.evenly is not sizes:
-            waiting, _ = self._most(parts, layout, numbers, sizes.evenly)
-        return self._intervals(parts, layout, waiting, most, self._on_host((parts,), layout, numbers, sizes))
-
-    def intervals_of_levels(
-        self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes
-    ) -> tuple[StageBytes, ...]:
-        """Return the intervals of one plan's stages, which `of_levels` has as packs of each level recompute them."""
-        whole = of_levels[0]
-        if len(of_levels) == 1 and not layout.zero_bubble:
-            return self.intervals(whole, layout, np.arange(len(whole)), sizes)
-
-        def peaks(sizes: EpochSizes) -> Floats:
-            of_stages = (self._peaks(of_levels, layout, number, sizes) for number in range(len(whole)))
-            return np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
-
-        found = peaks(sizes)
-        least = found if sizes.evenly is sizes else peaks(sizes.evenly)
-        on_host = self._on_host(of_levels, layout, np.arange(len(whole)), sizes)
-        return self._intervals(whole, layout, least[:, 0], found.max(axis=1), on_host)
+            waiting, _ = peaks(sizes.evenly)
+        on_host = self._on_host(of_levels, layout, numbers, sizes)
+        return self._intervals(of_levels[0], layout, waiting, most, on_host)
 
     def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
-        """Return the parts of the expected peak bytes of one stage of a plan."""
-        peaks = self._peaks(of_levels, layout, number, sizes)
+        """Return the parts of the expected peak bytes of one stage, the one of this number, of a plan."""
+        stage = [parts[number : number + 1] for parts in of_levels]
+        peaks = self._peaks(stage, layout, number, sizes)
         kept, recomputed, transient = peaks[np.argmax(peaks.sum(axis=1))].tolist()
-        static = float(self.static(of_levels[0][number : number + 1], layout)[0])
+        static = float(self.static(stage[0], layout)[0])
         return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
     def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
@@ -226,18 +224,19 @@ class StageMemory:
 
     # --- several levels ---
 
-    def _peaks(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
+    def _peaks(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
 
-        The first case has all packs in flight as a backward pass begins, each further case runs the layer at a place,
-        and the last case ends the pass. They are exact: packs in flight are those of the epoch, each keeps what is kept
-        at its level, and those before have deferred weight gradients.
+        `stage` is the stage as packs of each level recompute it. The first case has all packs in flight as a backward
+        pass begins, each further case runs the layer at a place, and the last case ends the pass. They are exact: packs
+        in flight are those of the epoch, each keeps what is kept at its level, and those before have deferred weight
+        gradients.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         defers = layout.zero_bubble and number > 0  # the first stage has no room
         waiting, deferred, beginning, ending, *later = np.zeros((4 + len(PLACES), len(sizes.table), 3))
-        for level, (degree, stages) in enumerate(zip(sizes.epoch.packing.degrees, of_levels, strict=True)):
-            part, of_layers = stages[number : number + 1], self.of_layers(degree, layout)
+        for level, (degree, part) in enumerate(zip(sizes.epoch.packing.degrees, stage, strict=True)):
+            of_layers = self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
             kept = of_layers.split(part, len(KINDS))
             # A pack has transient bytes, the third part, only while its backward pass runs.
@@ -251,8 +250,9 @@ class StageMemory:
                     of_place[packs, 0] += defers * sizes.table[packs] @ of_layers.deferred(part, place[0])[0]
         first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number)
         cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
-        largest = partial(_largest_in_flight, deferred=deferred, first_deferred=first_deferred)
-        return np.array([largest(case, waiting, in_flight, sizes) for case in cases])
+        packs, others = _others_in_flight(waiting, deferred, in_flight, first_deferred, sizes)
+        found = [case[packs] + others for case in cases]
+        return np.array([every[np.argmax(every.sum(axis=1))] for every in found])
 
 
 def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats, columns: tuple[int, ...]) -> Floats:
@@ -275,28 +275,28 @@ def _largest_alone(sizes: EpochSizes, coefficients: Floats, columns: tuple[int, 
     return largest
 
 
-def _largest_in_flight(
-    running: Floats,
-    waiting: Floats,
-    in_flight: int,
-    sizes: EpochSizes,
-    *,
-    deferred: Floats,
-    first_deferred: Callable[[int], Ints],
-) -> Floats:
-    """Return the most bytes of a pack whose backward pass runs, those behind it in flight, and those before, [parts].
+def _others_in_flight(
+    waiting: Floats, deferred: Floats, in_flight: int, first_deferred: Callable[[int], Ints], sizes: EpochSizes
+) -> tuple[Ints, Floats]:
+    """Return the packs of an epoch, and the bytes of those behind and before each while its backward pass runs.
 
-    `running` are the bytes of the first, `waiting` those of the packs behind, and `deferred` those of the packs before
-    from the one that `first_deferred` returns for each of a number of micro-batches, [packs, parts].
+    `waiting` are the bytes of the packs behind, in flight, and `deferred` those of the packs before, from the one that
+    `first_deferred` returns for each of a number of micro-batches; [packs, parts] each, like the result.
     """
-    found = []
+    packs, others = list[Ints](), list[Floats]()
     for block in sizes.blocks:
         # Backward passes keep the order of the packs, so those behind a pack are the ones that follow it.
-        before = np.cumsum(np.pad(waiting[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
+        before, ahead = (_sums_before(each[block]) for each in (waiting, deferred))
         first = np.arange(block.shape[1])
         behind = before[:, np.minimum(first + in_flight, block.shape[1])] - before[:, first + 1]
-        ahead = np.cumsum(np.pad(deferred[block], ((0, 0), (1, 0), (0, 0), (0, 0))), axis=1)
-        behind = behind + ahead[:, first] - ahead[:, first_deferred(len(first))]
-        every = (running[block] + behind).reshape(-1, running.shape[1])
-        found.append(every[np.argmax(every.sum(axis=1))])
-    return max(found, key=lambda parts: float(parts.sum()))
+        behind += ahead[:, first] - ahead[:, first_deferred(len(first))]
+        packs.append(block.reshape(-1))
+        others.append(behind.reshape(-1, waiting.shape[1]))
+    return np.concatenate(packs), np.concatenate(others)
+
+
+def _sums_before(values: Floats) -> Floats:
+    """Return the sums along the second axis up to each value, from 0 to that of all."""
+    sums = np.zeros((len(values), values.shape[1] + 1, *values.shape[2:]))
+    np.cumsum(values, axis=1, out=sums[:, 1:])
+    return sums

@@ -175,7 +175,7 @@ class Predictor:
 
     def stage_memory(self, plan: Plan, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""
-        return self.memory.intervals_of_levels(Parts.of_levels(plan), plan.layout, sizes)
+        return self.memory.intervals(Parts.of_levels(plan), plan.layout, np.arange(plan.layout.pipeline), sizes)
 
     def plans_memory(self, plans: Sequence[Plan]) -> list[tuple[StageBytes, ...]]:
         """Return the intervals of the stages of each plan; most stages of similar plans are alike."""
@@ -188,7 +188,7 @@ class Predictor:
             parts, stages = Parts.of_plans(group)
             parts, stages, numbers = numbered(parts, stages)
             sizes = self.sizes(group[0].packing, layout)
-            intervals = self.memory.intervals(parts, layout, numbers, sizes)
+            intervals = self.memory.intervals((parts,), layout, numbers, sizes)
             for plan, of_plan in zip(group, stages.tolist(), strict=True):
                 found[plan] = tuple(intervals[row] for row in of_plan)
         return [found[plan] for plan in plans]

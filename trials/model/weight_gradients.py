@@ -52,7 +52,6 @@ class WeightGradients:
     def compute(self) -> None:
         """Add the deferred gradients of the oldest pack to those of the weights."""
         products = self._packs.popleft()
-        products.reverse()
         while products:  # so that each is free once it is computed
             products.pop().compute()
 

@@ -169,7 +169,12 @@ class Solver:
 
     def _with_room(self, plans: Sequence[Plan]) -> list[Plan]:
         """Return the plans whose deferred weight gradients fit as well, of which the solver does not know."""
-        return [plan for plan in plans if self._lacking(plan) <= 0]
+        usable = self._limits.usable_bytes
+        return [
+            plan
+            for plan, stages in zip(plans, self._predictor.plans_memory(plans), strict=True)
+            if max(stage.expected for stage in stages) <= usable
+        ]
 
     def _lowered(self, lacking: float) -> "Solver":
         limit = self._limits.memory_limit_bytes - math.ceil(max(lacking, 0) / self._limits.usable_share)

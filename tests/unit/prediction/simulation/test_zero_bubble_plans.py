@@ -59,3 +59,8 @@ def test_memory_is_that_of_the_timeline_and_the_first_stage_needs_no_more() -> N
         assert (np.diff(times) >= 0).all()
     assert "a to j" in legend(line)
     assert any(letter in gantt(line).splitlines()[2] for letter in "abcdefghij")
+
+
+def test_plans_together_need_what_each_needs_alone() -> None:
+    plans = [deferred(plan_of(*stages, packing=PACKS)) for stages in (("2+0", "3+1", "0+3"), ("3+0", "2+1", "0+3"))]
+    assert PREDICTOR.plans_memory(plans) == [PREDICTOR.predict(plan).stage_memory for plan in plans]
