@@ -193,7 +193,7 @@ def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
         "exchanges of 2 ranks that share packs (1/16)",
         "exchanges of 2 ranks that hold layers together (1/16)",
         "gathering of language weights (1/",
-        "averaging of gradients that are kept in shards (1/256)",
+        "averaging of gradients that are kept in shards (1/",
         "update with ZeRO 0 (computed)",
         "update with ZeRO 1 (computed)",
     ):

@@ -16,9 +16,8 @@ from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.overlap import time_hidden_share
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
-# Choices: the weights of a layer take longer than a message, so fewer repeats do; of 8 MiB, latency is a small part.
+# A choice: the weights of a layer take longer than a message, so fewer repeats do.
 _REPEATS = 10
-_SCATTERED_BYTES = 8 << 20
 
 
 def time_gathers(
@@ -39,10 +38,11 @@ def time_gathers(
         )
 
 
-def time_scatter(device: torch.device, repeats: int, pace: Pace) -> ExchangeTiming:
+def time_scatter(size: int, device: torch.device, repeats: int, pace: Pace) -> ExchangeTiming:
     """Time averages of gradients of which each rank keeps its shard; 0 s for a single rank.
 
-    What a computation hides of them is timed with a gather beside them, as in a backward pass.
+    Layers have `size` bytes of gradients, in one message each, which is begun with zeros and added to those of the
+    packs before. What a computation hides of them is timed with a gather beside them, as in a backward pass.
     """
     ranks = distributed.get_world_size()
     nothing = ExchangeTiming(name="scatter", ranks=ranks)
@@ -51,8 +51,13 @@ def time_scatter(device: torch.device, repeats: int, pace: Pace) -> ExchangeTimi
 
     def scatter(size: int) -> Callable[[], float]:
         share = torch.zeros(max(1, size // 4 // ranks), device=device)
-        gradients = torch.zeros(ranks * len(share), device=device)
-        return begun_together(lambda: distributed.reduce_scatter_tensor(share, gradients), device)
+
+        def run() -> None:
+            gradients, received = torch.zeros(ranks * len(share), device=device), torch.empty_like(share)
+            distributed.reduce_scatter_tensor(received, gradients)
+            share.add_(received)
+
+        return begun_together(run, device)
 
     def both(compute: Callable[[], object]) -> Callable[[], None]:
         share = torch.zeros(max(1, points[-1][0] // 4 // ranks), device=device)
@@ -71,14 +76,14 @@ def time_scatter(device: torch.device, repeats: int, pace: Pace) -> ExchangeTimi
 
     points = pace.points(
         "averaging of gradients that are kept in shards",
-        ladder(_SCATTERED_BYTES, LEAST_BYTES),
+        ladder(size, LEAST_BYTES),
         scatter,
         _REPEATS,
         statistics.median,
     )
     return replace(
         nothing,
-        backward_seconds=slope(((0, 0.0), *points)),
+        backward_seconds=_seconds_of(size, points) / size,
         hidden_share=time_hidden_share(both, device, repeats, pace),
     )
 
@@ -92,19 +97,19 @@ def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device:
         return begun_together(partial(_gather, groups, size / full), device)
 
     points = pace.points(what, ladder(full, LEAST_BYTES), gather, _REPEATS, statistics.median)
+    return _seconds_of(full, points)
+
+
+def _seconds_of(full: int, points: Sequence[tuple[int, float]]) -> float:
+    """Return the seconds of a message, of which perhaps only smaller ones were timed."""
     size, seconds = points[-1]
     return seconds + (full - size) * slope(((0, 0.0), *points))
 
 
 def _gather(groups: Sequence[Sequence[nn.Parameter]], part_of_each: float) -> None:
-    """Gather a part of each of the weights, of which each rank has a shard, a message for each, as DeepSpeed does."""
+    """Gather a part of each group of weights, of which each rank has a shard, in one message, as `GatheredWeights`."""
     ranks = distributed.get_world_size()
     for group in groups:
-        waiting = []
-        for weight in group:
-            share = math.ceil(part_of_each * weight.numel() / ranks)
-            part = weight.detach().flatten()[:share]
-            whole = torch.empty(share * ranks, dtype=part.dtype, device=part.device)
-            waiting.append(distributed.all_gather_into_tensor(whole, part, async_op=True))
-        for handle in waiting:
-            handle.wait()
+        share = math.ceil(part_of_each * sum(weight.numel() for weight in group) / ranks)
+        part = group[0].new_zeros(share)
+        distributed.all_gather_into_tensor(part.new_empty(share * ranks), part)

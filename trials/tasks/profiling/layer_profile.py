@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from trials.costs.coefficients import LayerKind, SlowCall
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
+from trials.engine.static_memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
 from trials.model.cut import Cut
@@ -25,7 +26,7 @@ from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
-from trials.plan import Recomputed
+from trials.plan import TOWERS, Recomputed
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
@@ -74,7 +75,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))
     gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
-    scatter = time_scatter(device, task.repeats, pace)
+    scatter = time_scatter(_gradient_bytes(layers), device, task.repeats, pace)
     rates = ExchangeRates(
         reduction=averages[0].backward_seconds if averages else 0.0,  # the first layout has all ranks in data parallel
         gathering=sum(timing.forward_seconds for timing in gathers) / sum(count for _, count in layers.parameters),
@@ -137,6 +138,14 @@ def _paths_by_kind(stage: StageModule) -> dict[LayerKind, tuple[str, ...]]:
         "language": tuple(chain.language_layers[number] for number in cut.language),
         "head": chain.head,
     }
+
+
+def _gradient_bytes(layers: ProfileReport) -> int:
+    """Return the bytes of gradients of a layer that trains, the mean of both towers."""
+    frozen = dict(layers.frozen_parameters)
+    trained = {kind: count - frozen.get(kind, 0) for kind, count in layers.parameters}
+    of_towers = [trained[tower] for tower in TOWERS if trained.get(tower)]
+    return GRADIENT_BYTES * round(statistics.mean(of_towers or [max(trained.values())]))
 
 
 def _parameters_by_kind(stage: StageModule) -> dict[LayerKind, list[nn.Parameter]]:
