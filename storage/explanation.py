@@ -12,7 +12,7 @@ IDEAL, UNEXPLAINED = "ideal", "unexplained"
 """Parts of the time that have no cause: the useful work, and the measured rest."""
 BEST = "best"
 """Role of the winner."""
-Change: TypeAlias = Literal["packing", "split", "recompute", "no-recompute"]
+Change: TypeAlias = Literal["packing", "split", "recompute", "no-recompute", "recompute-alone", "shards", "zero-bubble"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,9 @@ class Explanation:
     """Changes of the usual settings towards the winner, each alone."""
     further: tuple[ChangeEffect, ...]
     """Changes of the winner that other limits would allow."""
+    ways: tuple[ChangeEffect, ...] = ()
+    """The best plans with the winner's packs that fit the memory in one way each: recomputation alone, shards (ZeRO 3),
+    and a pipeline with deferred weight gradients. Empty where the winner fits without any."""
 
     @property
     def winner(self) -> PlanTime:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from autotune.dimensions.folds import layout_name
 from autotune.results.headline import SIGNIFICANT, is_sure
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
@@ -20,6 +21,11 @@ _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
 _LEAST_SHOWN = 0.0005
 """Share of an epoch that is not shown as 0.0%."""
+_WAYS = {
+    "recompute-alone": "recomputation in data parallelism",
+    "shards": "shards of weights, ZeRO 3",
+    "zero-bubble": "a pipeline with zero bubble",
+}
 _ADVICE = {
     "padding": "pack the samples",
     "loading": "raise data.workers, or put the data on a faster disk",
@@ -45,6 +51,7 @@ def explanation_text(best: BestPlan, changed: str) -> str:
         _parts_table([*{time.plan_id: time for time in (why.of_usual, why.winner) if time is not None}.values()]),
         _changes(best, why),
         _memory(why, best.workload.memory_limit_bytes),
+        _ways(why),
         _payback(best, why),
         _further(why, best.workload.memory_limit_bytes),
     )
@@ -182,6 +189,18 @@ def _memory(why: Explanation, memory_limit_bytes: int) -> str:
         return text
     more = (most - usual.peak_bytes) / _MEBI
     return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {_named(usual.role)}"
+
+
+def _ways(why: Explanation) -> str:
+    """Say how fast the best plans are that fit the memory in one way each."""
+    ways = [
+        f"{_WAYS[effect.change]} ({layout_name(effect.plan.layout)}) "
+        f"{1 / effect.gain:.2f} +- {effect.gain_error / effect.gain**2:.2f}"
+        for effect in why.ways
+    ]
+    if not ways:
+        return ""
+    return f"Ways to fit its packs into the memory, as times of its epoch, predicted: {', '.join(ways)}"
 
 
 def _payback(best: BestPlan, why: Explanation) -> str:

@@ -14,7 +14,7 @@ from storage.explanation import Change, ChangeEffect, PlanTime
 from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Packing, Plan, Recomputed, Stage
+from trials.plan import Layout, Packing, Plan, Recomputed, Stage
 
 
 class Changes:
@@ -49,6 +49,24 @@ class Changes:
         if stages == winner.stages:
             return ()
         return (self._effect("no-recompute", winner, replace(winner, stages=stages), time),)
+
+    def ways_to_fit(self, winner: Plan, time: PlanTime) -> tuple[ChangeEffect, ...]:
+        """Return the effects of fitting the winner's packs into the memory in one way alone, the fastest first.
+
+        `time` is that of the winner. Ways that were not profiled, or with which nothing fits, are left out.
+        """
+        if winner.layout.tensor > 1 or not _frees_memory(winner):
+            return ()
+        solver = Solver(self._predictor.corrected, self._limits)
+        effects = []
+        for change, layouts in _ways(winner.layout, solver.layers):
+            with suppress(InvalidPlan, DataError):
+                timed = [each for each in layouts if solver.unprofiled(each) is None]
+                layout = min(timed, key=lambda each: solver.least_seconds(winner.packing, each), default=None)
+                if layout and solver.keeps_batch(winner.packing, layout):
+                    plan = solver.solve(winner.packing, layout)
+                    effects += [self._effect(change, winner, plan, time)] if plan else []
+        return tuple(sorted(effects, key=lambda effect: -effect.gain))
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
         """Yield the variants that differ from the fastest baseline and keep the global batch."""
@@ -97,6 +115,23 @@ class Changes:
         memory = self._predictor.memory(plan)
         expected = round(max(stage.expected for stage in memory))
         return expected, expected > self._limits.memory_limit_bytes
+
+
+def _frees_memory(plan: Plan) -> bool:
+    layout = plan.layout
+    recomputes = any(level != Recomputed(vision=0, language=0) for stage in plan.stages for level in stage.recomputed)
+    return recomputes or layout.pipeline > 1 or layout.shards_gradients
+
+
+def _ways(layout: Layout, layers: int) -> Iterator[tuple[Change, list[Layout]]]:
+    """Yield the layouts of each way to fit the memory on as many ranks."""
+    ranks = layout.pipeline * layout.data
+    alone = Layout(pipeline=1, data=ranks, zero=1 if ranks > 1 else 0)
+    yield "recompute-alone", [alone]
+    yield "shards", [replace(alone, zero=3)] if ranks > 1 else []
+    pipelines = [count for count in range(2, min(ranks, layers) + 1) if ranks % count == 0]
+    stages = (replace(alone, pipeline=count, data=ranks // count, zero_bubble=True) for count in pipelines)
+    yield "zero-bubble", [replace(each, zero=1 if each.data > 1 else 0) for each in stages]
 
 
 def repacked(usual: Plan, packing: Packing) -> Plan:

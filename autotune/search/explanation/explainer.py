@@ -51,6 +51,7 @@ class Explainer:
             usual=usual,
             changes=changes.towards(best, *times[usual]) if usual and times[usual][0] != best else (),
             further=changes.without_recompute(*times[BEST]),
+            ways=changes.ways_to_fit(*times[BEST]),
         )
 
     def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:

@@ -9,6 +9,7 @@ from autotune.results.study_report import best_text
 from storage.explanation import BEST, Explanation
 from storage.records import Baseline
 from tests.values.storage import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
+from trials.plan import Layout
 
 WINNER, USUAL = EXPLANATION.plans
 
@@ -140,6 +141,16 @@ def test_a_baseline_that_won_is_said_to_be_fastest() -> None:
     assert "default s" not in text  # its time is shown once, as that of the best
     assert "alone  " not in text
     assert "all together" not in text
+
+
+def test_ways_to_fit_the_memory_are_times_of_the_winners_epoch() -> None:
+    (change,) = EXPLANATION.further
+    layout = Layout(pipeline=2, data=4, zero=1, zero_bubble=True)
+    way = replace(change, change="zero-bubble", plan=replace(change.plan, layout=layout), gain=0.8, gain_error=0.02)
+    text = text_of(replace(EXPLANATION, ways=(way,)))
+    ways = "Ways to fit its packs into the memory, as times of its epoch, predicted"
+    assert f"{ways}: a pipeline with zero bubble (p2-d4-z1-zb) 1.25 +- 0.03" in text
+    assert ways not in text_of(EXPLANATION)
 
 
 def test_a_winner_without_baselines_explains_its_own_time() -> None:
