@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from autotune.advice.recommendation import Recommendation
     from autotune.exporting.export import Exported
     from autotune.forecast.forecast import Forecast
+    from autotune.forecast.what_if import WhatIf
     from autotune.job_file import load_job
     from autotune.library.best_plan import best_plan
     from autotune.library.export import export
     from autotune.library.launch import launch
-    from autotune.library.pack import pack
+    from autotune.library.pack import pack, what_if
     from autotune.library.predict import predict
     from autotune.library.recommend import recommend
     from autotune.library.tune import tune
@@ -48,6 +49,7 @@ __all__ = [
     "Plan",
     "Recommendation",
     "SampleDataset",
+    "WhatIf",
     "best_plan",
     "export",
     "launch",
@@ -56,6 +58,7 @@ __all__ = [
     "predict",
     "recommend",
     "tune",
+    "what_if",
 ]
 _MODULES = {
     "AutotuneError": "trials.errors",
@@ -72,6 +75,7 @@ _MODULES = {
     "Plan": "trials.plan",
     "Recommendation": "autotune.advice.recommendation",
     "SampleDataset": "autotune.loop.samples",
+    "WhatIf": "autotune.forecast.what_if",
     "best_plan": "autotune.library.best_plan",
     "export": "autotune.library.export",
     "launch": "autotune.library.launch",
@@ -80,6 +84,7 @@ _MODULES = {
     "predict": "autotune.library.predict",
     "recommend": "autotune.library.recommend",
     "tune": "autotune.library.tune",
+    "what_if": "autotune.library.pack",
 }
 
 _HOME = Path(__file__).resolve().parents[1]

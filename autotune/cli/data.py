@@ -1,13 +1,15 @@
 """The command `pack`, which needs only data."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.cli.context import Options
+from autotune.errors import PackError
 from autotune.events import Phase, PhaseBegan
 from autotune.job_file import JobFile
 from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
-from autotune.packing.material import PackOptions, read_material
+from autotune.packing.material import JOBS, PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
 from autotune.packing.packs_file import check_pack_file, write_packs
 from autotune.report.charts.balance import balance
@@ -36,3 +38,17 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
     options.give(
         lambda: {**pack_document(found), "files": written}, lambda: "\n\n".join(filter(None, (pack_text(found), lines)))
     )
+
+
+def compare_data(options: Options, file: JobFile, wanted: PackOptions, several: Sequence[str]) -> None:
+    # These import torch, which packing a file of lengths does not need.
+    from autotune.forecast.what_if import checked_settings, what_if
+    from autotune.forecast.what_if_report import what_if_document, what_if_text
+
+    if file.path.suffix not in JOBS:
+        raise PackError(f"{file.path}: --what-if sets a model otherwise, which lengths have none of; give a job file")
+    settings = [checked_settings(each) for each in several]
+    job = file.job
+    url = options.database_url(job.database)
+    found = what_if(job, file.path, settings, wanted=wanted, database_url=url, listener=options.display)
+    options.give(lambda: what_if_document(found), lambda: what_if_text(found))

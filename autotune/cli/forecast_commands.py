@@ -97,19 +97,32 @@ def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: 
     help="What to do with a sample above qv or qt. Default: the job's, or own-pack.",
 )
 @click.option("--model", metavar="PATH", help="Model whose cost weighs a file of lengths. Default: OmniBal's.")
+@click.option(
+    "--what-if",
+    "several",
+    metavar="NAME=VALUE,...",
+    multiple=True,
+    help="Compare the data under other settings, such as max_pixels=602112,cutoff=4096; may be given several times.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the packs to this .jsonl or .parquet file.")
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw before and after into this .png, .svg or .pdf file."
 )
 @common
 def pack(
-    options: Options, job: "JobFile", global_batch: int | None, out: Path | None, plot: Path | None, **wanted: Any
+    options: Options, job: "JobFile", several: tuple[str, ...], out: Path | None, plot: Path | None, **wanted: Any
 ) -> None:
     """Pack INPUT, a job's data or a file of lengths, and show how balanced it is before and after."""
-    from autotune.cli.data import pack_data
+    from autotune.cli.data import compare_data, pack_data
     from autotune.packing.material import PackOptions
 
-    pack_data(options, job, PackOptions(global_batch_samples=global_batch, **wanted), out=out, picture=plot)
+    packs = PackOptions(global_batch_samples=wanted.pop("global_batch"), **wanted)
+    if several:
+        if out or plot:
+            raise click.UsageError("--what-if compares and writes no file; leave --out and --plot out")
+        compare_data(options, job, packs, several)
+    else:
+        pack_data(options, job, packs, out=out, picture=plot)
 
 
 @click.command()

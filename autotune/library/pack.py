@@ -1,10 +1,13 @@
 """Packs without training."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
+from autotune.database_setting import chosen_database
 from autotune.errors import PackError
+from autotune.events import Listener, unheard
 from autotune.job_file import JobFile, JobLike, as_job
 from autotune.library.values import check_whole, text_of
 from autotune.output_file import check_no_input
@@ -12,6 +15,9 @@ from autotune.packing.balance import Balanced, balanced
 from autotune.packing.material import PackOptions, job_material, read_material
 from autotune.packing.packs_file import check_pack_file, write_packs
 from trials.data.packs import Oversize
+
+if TYPE_CHECKING:
+    from autotune.forecast.what_if import WhatIf
 
 
 def pack(
@@ -65,3 +71,25 @@ def pack(
     if target:
         write_packs(target, found.after.epoch)
     return found
+
+
+def what_if(
+    job: JobLike,
+    *several: Mapping[str, float] | str,
+    database: str | None = None,
+    listener: Listener = unheard,
+) -> "WhatIf":
+    """Compare the data of a job as it is with the same under each of `several` settings.
+
+    Settings are a mapping such as `{"max_pixels": 602112, "cutoff": 4096}`, or the text of the command's `--what-if`.
+    Times and memory of the best plans are forecast where the database has a profile of the job's devices. Raise
+    PackError for a setting that the model's processors do not have.
+    """
+    # These import torch, which packing a file of lengths does not need.
+    from autotune.forecast.what_if import checked_settings, what_if  # noqa: PLC0415
+
+    settings = [checked_settings(each) for each in several]
+    path = Path(job) if isinstance(job, str | os.PathLike) else Path("job")
+    of_job = as_job(job)
+    url = chosen_database(database, of_job.database)
+    return what_if(of_job, path, settings, wanted=PackOptions(), database_url=url, listener=listener)

@@ -23,7 +23,8 @@ DATA_PARALLEL = 8
 _GLOBAL_BATCH_SAMPLES = 128
 """Global batch for a file of lengths, which has no job."""
 _FORMAT, _SHAPE = "lengths", '[{"vit_num": 5, "token_num": 1341}, ...]'
-_JOBS, _LENGTHS = (".yaml", ".yml"), (".json", ".jsonl")
+JOBS, _LENGTHS = (".yaml", ".yml"), (".json", ".jsonl")
+"""Suffixes of files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,13 +67,13 @@ def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unhea
     path = file.path
     if not path.is_file():
         raise PackError(f"{path}: {'is a folder' if path.is_dir() else 'no such file'}; give a job file or lengths")
-    if path.suffix in _JOBS:
+    if path.suffix in JOBS:
         return job_material(file.job, path, wanted, listener)
     if file.changes:
         raise PackError(f"{path}: --set replaces values of a job, and this is none; remove --set {file.changes[0]}")
     if path.suffix in _LENGTHS:
         return _lengths_material(path, wanted, listener)
-    kinds = ", ".join((*_JOBS, *_LENGTHS))
+    kinds = ", ".join((*JOBS, *_LENGTHS))
     raise PackError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a supported kind of file; give one of {kinds}"
     )

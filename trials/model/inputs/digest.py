@@ -24,14 +24,15 @@ def model_digest(
 ) -> str:
     """Return the first 32 hexadecimal digits of a SHA-256.
 
-    It covers the measuring class, the code for models, the model's configuration, all that its tokenizer and processor
-    would save, the limit, the settings of `videos`, and the libraries' versions. Raise OSError when the temporary
-    folder is full or read-only.
+    It covers the measuring class, the code for models, the model's configuration but not where that is, all that its
+    tokenizer and processor would save, the limit, the settings of `videos`, and the libraries' versions. Raise OSError
+    when the temporary folder is full or read-only.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
     name = f"{kind.__module__}.{kind.__qualname__}"
-    facts = [code_digest(model), name, config.to_dict(), processor.to_dict(), max_tokens, versions]
+    settings = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    facts = [code_digest(model), name, settings, processor.to_dict(), max_tokens, versions]
     if videos:
         facts.append(videos)
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())

@@ -1,0 +1,268 @@
+"""What an epoch would be if a model's images, videos or cutoff were set otherwise."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import NoFeasiblePlan, NoProfile, PackError, ProfileError
+from autotune.events import Listener, Phase, PhaseBegan
+from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
+from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
+from autotune.model_shape import model_shape
+from autotune.packing.balance import Balanced, balanced
+from autotune.packing.material import PackOptions, job_material
+from storage.reading import read_store
+from storage.records import FinishedTrial
+from trials.arrays import Ints
+from trials.data.index import DatasetIndex
+from trials.errors import ModelError
+from trials.job import Job
+from trials.model.hub import folder_of
+from trials.model.inputs.encoders import load_measurer
+
+CUTOFF = "cutoff"
+"""Tokens to which samples are cut, as `oversize: truncate` does."""
+_IMAGES = (("preprocessor_config.json", None), ("processor_config.json", "image_processor"))
+_VIDEOS = (("video_preprocessor_config.json", None), ("processor_config.json", "video_processor"))
+"""Files of a model's settings, with the key of these in a file of several processors."""
+_SETTINGS: Mapping[str, tuple[tuple[tuple[str, str | None], ...], tuple[str, ...]]] = {
+    "max_pixels": (_IMAGES, ("max_pixels", "size.longest_edge")),
+    "min_pixels": (_IMAGES, ("min_pixels", "size.shortest_edge")),
+    "max_tiles": (_IMAGES, ("max_patches",)),
+    "frames": (_VIDEOS, ("num_frames",)),
+    "fps": (_VIDEOS, ("fps",)),
+}
+"""Where each setting stands, and its names in the files of different models."""
+_EDGES = {"shortest_edge", "longest_edge"}
+NAMES = (*_SETTINGS, CUTOFF)
+_LARGEST = 10
+"""Samples that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Variant:
+    """The data of a job under some settings."""
+
+    settings: Mapping[str, float]
+    """Those that differ from the job's."""
+    packs: Balanced
+    """Packs of an epoch, compared by analytic cost."""
+    forecast: Forecast | None
+    """The best plan, as a profile and trials predict it; None where there is no profile, or no plan fits."""
+    lost: int
+    """Samples of the job that cannot be trained on under these settings."""
+
+    @property
+    def index(self) -> DatasetIndex:
+        return self.packs.material.index
+
+    @property
+    def operations(self) -> float:
+        """Floating-point operations of the forward passes of an epoch."""
+        balance = self.packs.after.balance
+        return balance.cost_per_sample * balance.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WhatIf:
+    """A job's data as it is, and under other settings."""
+
+    variants: tuple[Variant, ...]
+    """That of the job comes first."""
+    trials: int
+    """Number of trials that have corrected the forecasts."""
+    unknown: str | None
+    """Why no seconds and bytes are forecast; None where they are."""
+
+    @property
+    def largest(self) -> Ints:
+        """The rows of the job's samples that fill most of a pack, those first that set its capacities and the peak."""
+        now = self.variants[0]
+        packing, index = now.packs.packing, now.index
+        filled = np.maximum(index.vision_units / max(packing.qv, 1), index.text_tokens / packing.qt)
+        largest: Ints = np.argsort(-filled, kind="stable")[:_LARGEST]
+        return largest
+
+
+def checked_settings(settings: Mapping[str, float] | str) -> dict[str, float]:
+    """Return settings, or those of a text with NAME=VALUE pairs and commas between. Raise PackError for others."""
+    pairs = [_pair(each) for each in settings.split(",")] if isinstance(settings, str) else [*settings.items()]
+    found: dict[str, float] = {}
+    for name, value in pairs:
+        if name not in NAMES:
+            raise PackError(f"what if: {str(name)!r} is no setting; give NAME=VALUE with one of {', '.join(NAMES)}")
+        if name in found:
+            raise PackError(f"what if: {name} is given twice; compare its values as two variants")
+        try:
+            found[name] = float(value) if name == "fps" else int(value)
+        except (TypeError, ValueError):
+            kind = "a number" if name == "fps" else "a whole number"
+            raise PackError(f"what if: {name} is {value!r} and has to be {kind}; give {name}=2, say") from None
+        if not 0 < found[name] < 1 << 31:
+            raise PackError(f"what if: {name} is {value} and has to be above 0 and below 2^31; give {name}=2, say")
+    return found
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, _, value = (part.strip() for part in text.partition("="))
+    return name, value
+
+
+def what_if(
+    job: Job,
+    path: Path,
+    several: Sequence[Mapping[str, float]],
+    *,
+    wanted: PackOptions,
+    database_url: str | None,
+    listener: Listener,
+) -> WhatIf:
+    """Return the data of a job as it is, and under each of `several` settings; `path` names the job in reports.
+
+    Raise PackError for a setting that the model's processors do not have, and what `job_material` raises.
+    """
+    if wanted.oversize not in (None, "truncate") and any(CUTOFF in each for each in several):
+        raise PackError(f"what if: {CUTOFF} cuts samples, which oversize {wanted.oversize} does not; leave one out")
+    for each in several:
+        _check_followed(job, each)
+    forecasts = _Forecasts.of(job, database_url)
+    jobs, packs = [], []
+    for settings in ({}, *several):
+        listener(PhaseBegan(phase=Phase.LENGTHS, text=f"Reading {path}{_with(settings)}"))
+        jobs.append(_cut_job(job, settings))
+        with _model_with(job.model.path, settings) as model:
+            changed = jobs[-1].model_copy(update={"model": job.model.model_copy(update={"path": model})})
+            material = job_material(changed, path, wanted, listener)
+        packs.append(balanced(material, wanted))
+    now = packs[0].material.index
+    variants = tuple(
+        Variant(
+            settings=settings,
+            packs=of_packs,
+            forecast=forecasts.best(each, of_packs, listener),
+            lost=len(np.setdiff1d(now.record, of_packs.material.index.record)),
+        )
+        for settings, each, of_packs in zip(({}, *several), jobs, packs, strict=True)
+    )
+    return WhatIf(variants=variants, trials=len(forecasts.trials or ()), unknown=forecasts.unknown)
+
+
+class _Forecasts:
+    """Forecasts of one job with any data, on the devices of a stored profile."""
+
+    def __init__(self, cluster: Cluster | None, database_url: str | None, unknown: str | None = None) -> None:
+        self.unknown = unknown
+        self.trials: Sequence[FinishedTrial] | None = None
+        self._cluster, self._database_url = cluster, database_url
+
+    @classmethod
+    def of(cls, job: Job, database_url: str | None) -> "_Forecasts":
+        try:
+            with read_store(database_url) as store:
+                shape = model_shape(job.model, job.training)
+                return cls(cluster_of_store(job, shape, store, ClusterOptions()), database_url)
+        except (NoProfile, ProfileError) as error:
+            return cls(None, database_url, str(error))
+
+    def best(self, job: Job, packs: Balanced, listener: Listener) -> Forecast | None:
+        """Return the best plan for the data; all forecasts learn from trials with the data of the first."""
+        if self._cluster is None:
+            return None
+        listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan"))
+        data = ForecastData(index=packs.material.index, report=packs.material.found)
+        forecaster = Forecaster(job, model_shape(job.model, job.training), self._cluster, data)
+        if self.trials is None:
+            with read_store(self._database_url) as store:
+                self.trials = store.comparable_trials(forecaster.workload)
+        forecaster.learn(self.trials)
+        try:
+            return forecaster.best(1)[0]
+        except NoFeasiblePlan:
+            return None
+
+
+def _cut_job(job: Job, settings: Mapping[str, float]) -> Job:
+    if CUTOFF not in settings:
+        return job
+    cut = {"oversize": "truncate", "max_tokens": int(settings[CUTOFF])}
+    return job.model_copy(update={"data": job.data.model_copy(update=cut)})
+
+
+def _with(settings: Mapping[str, float]) -> str:
+    return f" with {settings_text(settings)}" if settings else ""
+
+
+def settings_text(settings: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _check_followed(job: Job, settings: Mapping[str, float]) -> None:
+    """Raise PackError for a setting that the model's processors do not have, or do not read."""
+    for name in settings.keys() & _SETTINGS:
+        with _model_with(job.model.path, {name: settings[name]}) as path:
+            try:
+                then = load_measurer(job.model.model_copy(update={"path": path}), job.data).digest
+            except ModelError as error:
+                why = str(error).replace(path, job.model.path)
+                raise PackError(f"what if: {name}={settings[name]} cannot be followed: {why}") from error
+        if then == load_measurer(job.model, job.data).digest:
+            raise PackError(
+                f"what if: {name}={settings[name]} changes nothing: the processors of {job.model.path} have it "
+                "already, or do not read it; leave it out"
+            )
+
+
+@contextmanager
+def _model_with(path: str, settings: Mapping[str, float]) -> Iterator[str]:
+    """Give a folder of links to the files of a model, with other settings of its processors.
+
+    Raise PackError for settings that its files do not have.
+    """
+    of_files = {name: value for name, value in settings.items() if name in _SETTINGS}
+    if not of_files:
+        yield path
+        return
+    source = Path(folder_of(path))
+    names = {name for name, _ in (*_IMAGES, *_VIDEOS)}
+    files = {name: json.loads(source.joinpath(name).read_bytes()) for name in names if (source / name).is_file()}
+    known = [name for name in _SETTINGS if _holders(files, name)]
+    for name, value in of_files.items():
+        if name not in known:
+            raise PackError(
+                f"what if: {name}: the processors of {path} have no such setting; give one of "
+                f"{', '.join((*known, CUTOFF))}"
+            )
+        for holder, key in _holders(files, name):
+            holder[key] = value
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made, source.name)
+        folder.mkdir()
+        for file in source.iterdir():
+            if file.name not in files:
+                folder.joinpath(file.name).symlink_to(file.resolve())
+        for name, contents in files.items():
+            folder.joinpath(name).write_text(json.dumps(contents))
+        yield str(folder)
+
+
+def _holders(files: Mapping[str, Any], name: str) -> list[tuple[dict[str, Any], str]]:
+    """Return where a setting stands in the files of a model: mappings, and its key in each."""
+    places, names = _SETTINGS[name]
+    found: list[tuple[dict[str, Any], str]] = []
+    for file, part in places:
+        settings: dict[str, Any] = files.get(file, {})
+        settings = settings.get(part) or {} if part else settings
+        for path in names if settings else ():
+            *outer, key = path.split(".")
+            holder = settings.get(outer[0]) or {} if outer else settings
+            # Of a size, both edges bound pixels, and one alone is the length of an edge. Settings of videos have
+            # defaults.
+            if holder.keys() >= _EDGES if outer else places is _VIDEOS or key in holder:
+                found.append((holder, key))
+    return found

@@ -1,0 +1,197 @@
+"""`autotune pack JOB --what-if`: the data of a job under other settings of images, videos and the cutoff."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from autotune import what_if
+from autotune.cli import main
+from autotune.errors import PackError
+from autotune.job_file import load_job
+from tests.contracts.test_families import TINY
+from tests.programs.users import JobFile, databases, refusal
+from tests.values.data import record, write_records
+from tests.values.forecast import store_profile
+from trials import plugins
+from trials.costs.layer_costs import LayerCosts
+from trials.data.indexing import build_index
+from trials.model.inputs.encoders import load_measurer
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    answer = CliRunner().invoke(main, ["pack", *map(str, arguments), "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
+
+
+def measured(job_path: Path, model: Path) -> dict[str, int]:
+    """Return the sums of lengths, as a job with this model measures its data."""
+    job = load_job(job_path)
+    changed = job.model.model_copy(update={"path": str(model)})
+    index, _ = build_index(job.data, load_measurer(changed, job.data), Path())
+    names = ("text_tokens", "vision_units", "target_tokens")
+    return {"samples": len(index), **{name: int(getattr(index, name).sum()) for name in names}}
+
+
+def changed_model(source: Path, folder: Path, file: str, **settings: Any) -> Path:
+    """Return a copy of a model with other settings of a processor."""
+    shutil.copytree(source, folder)
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), **settings}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A tiny Qwen2.5-VL, and samples with an image, with a video, and with text alone."""
+    folder, noise = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    plugins.load(TINY, "qwen2-5-vl").make(folder / "model")
+    Image.fromarray(noise.integers(0, 256, (60, 90, 3), dtype=np.uint8)).save(folder / "still.png")
+    with av.open(folder / "film.mp4", "w") as container:
+        stream = container.add_stream("mpeg4", rate=8)
+        stream.width, stream.height = 48, 32
+        for _ in range(24):
+            frame = av.VideoFrame.from_ndarray(noise.integers(0, 256, (32, 48, 3), dtype=np.uint8), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    data = write_records(
+        folder / "train.jsonl",
+        record("<image>\nWhat?", "A red circle.", image="still.png"),
+        record("<video>\nWhat is red?", "A circle.", video="film.mp4"),
+        record("What is in the picture?", "Nothing."),
+    )
+    return folder / "model", data
+
+
+@pytest.fixture
+def watching(job: JobFile, pictures: tuple[Path, Path]) -> JobFile:
+    model, data = pictures
+    job.spoil(model__path=str(model), data__sources=[{"path": str(data)}], hardware={"devices": 1})
+    return job
+
+
+def test_other_tiles_and_a_cutoff_are_those_of_a_model_and_a_job_that_are_set_so(job: JobFile, tmp_path: Path) -> None:
+    here = document(job.path, "--what-if", "max_tiles=1", "--what-if", "max_tiles=2,cutoff=40")
+    now, one, two = here["variants"]
+    model = Path(load_job(job.path).model.path)
+    assert {name: now[name] for name in measured(job.path, model)} == measured(job.path, model)
+    single = changed_model(model, tmp_path / "single", "preprocessor_config.json", max_patches=1)
+    assert {name: one[name] for name in measured(job.path, single)} == measured(job.path, single)
+    assert one["vision_units"] < now["vision_units"]
+    assert one["operations"] < now["operations"]
+    double = changed_model(model, tmp_path / "double", "preprocessor_config.json", max_patches=2)
+    job.spoil(data={**load_job(job.path).data.model_dump(mode="json"), "oversize": "truncate", "max_tokens": 40})
+    assert {name: two[name] for name in measured(job.path, double)} == measured(job.path, double)
+    assert two["lost"] == now["samples"] - two["samples"] > 0  # those whose images the cutoff would cut
+    assert two["cut"] > 0
+    assert two["settings"] == {"max_tiles": 2, "cutoff": 40}
+    assert {each["epoch_seconds"] for each in here["variants"]} == {None}
+    assert databases(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "file", "changes"),
+    [
+        ("max_pixels=980", "preprocessor_config.json", {"size": {"shortest_edge": 196, "longest_edge": 980}}),
+        ("min_pixels=7000", "preprocessor_config.json", {"size": {"shortest_edge": 7000, "longest_edge": 7840}}),
+        ("frames=4", "video_preprocessor_config.json", {"num_frames": 4}),
+        ("fps=1", "video_preprocessor_config.json", {"fps": 1}),
+    ],
+)
+def test_pixels_and_frames_are_those_of_a_model_that_is_set_so(
+    setting: str, file: str, changes: dict[str, Any], watching: JobFile, tmp_path: Path
+) -> None:
+    model = Path(load_job(watching.path).model.path)
+    expected = measured(watching.path, changed_model(model, tmp_path / "other", file, **changes))
+    now, then = document(watching.path, "--what-if", setting)["variants"]
+    assert {name: then[name] for name in expected} == expected
+    assert then["vision_units"] != now["vision_units"]
+
+
+def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_named(
+    job: JobFile, costs: LayerCosts
+) -> None:
+    store_profile(job, costs)
+    found = what_if(job.path, {"max_tiles": 1}, "cutoff=40")
+    now, one, cut = found.variants
+    assert found.unknown is None
+    assert now.forecast is not None
+    assert one.forecast is not None
+    assert one.forecast.prediction.epoch_seconds < now.forecast.prediction.epoch_seconds
+    index = now.index
+    packing = now.packs.packing
+    filled = np.maximum(index.vision_units / packing.qv, index.text_tokens / packing.qt)
+    assert len(found.largest) == 10
+    assert filled[found.largest].tolist() == sorted(filled, reverse=True)[:10]
+    assert cut.index.text_tokens.max() == 40
+    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "max_tiles=1", "--what-if", "cutoff=40"])
+    assert answer.exit_code == 0, answer.stderr
+    assert re.search(r"time of an epoch +predicted +\S+ s +\S+ s \(0\.\d\dx\)", answer.stdout), answer.stdout
+    assert "Best plans, from the profile of the layers:\n  now: pipeline" in answer.stdout
+    first = int(found.largest[0])
+    shown = f"{index.vision_units[first]} + {index.text_tokens[first]}"
+    assert re.search(rf"{re.escape(index.where(first))} +{re.escape(shown)} ", answer.stdout), answer.stdout
+
+
+def test_without_a_profile_the_reason_is_shown(job: JobFile) -> None:
+    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "cutoff=60"])
+    assert answer.exit_code == 0, answer.stderr
+    assert "Seconds and bytes are unknown: no profile of the layers is stored" in answer.stdout
+    assert "time of an epoch" not in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["max_pixel=2"], r"'max_pixel' is no setting; give NAME=VALUE with one of max_pixels, .*, cutoff"),
+        (["cutoff"], r"cutoff is '' and has to be a whole number; give cutoff=2, say"),
+        (["cutoff=1.5"], r"cutoff is '1.5' and has to be a whole number"),
+        (["cutoff=0"], r"cutoff is 0 and has to be above 0"),
+        (["cutoff=30,cutoff=40"], r"cutoff is given twice; compare its values as two variants"),
+        (["max_pixels=980"], r"max_pixels: the processors of .* have no such setting; give one of max_tiles, cutoff"),
+        (["cutoff=40", "--oversize", "skip"], r"cutoff cuts samples, which oversize skip does not; leave one out"),
+        (["max_tiles=5000"], r"max_tiles=5000 cannot be followed: "),
+        (["cutoff=40", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_the_reason(options: list[str], message: str, job: JobFile) -> None:
+    code, error = refusal("pack", job.path, "--what-if", *options)
+    assert code == 2
+    assert re.search(message, error), error
+
+
+def test_a_setting_that_changes_nothing_is_refused(job: JobFile) -> None:
+    model = Path(load_job(job.path).model.path)
+    tiles = json.loads((model / "preprocessor_config.json").read_bytes())["max_patches"]
+    code, error = refusal("pack", job.path, "--what-if", f"max_tiles={tiles}")
+    assert code == 2
+    assert re.search(rf"max_tiles={tiles} changes nothing: the processors of .* have it already, or do not read", error)
+
+
+def test_lengths_without_a_model_have_no_settings(lengths_file: Path) -> None:
+    code, error = refusal("pack", lengths_file, "--what-if", "cutoff=40")
+    assert code == 2
+    assert "give a job file" in error
+
+
+@pytest.fixture
+def lengths_file(tmp_path: Path) -> Path:
+    path = tmp_path / "lengths.json"
+    path.write_text(json.dumps([{"vit_num": 1, "token_num": 100}]))
+    return path
+
+
+def test_the_library_refuses_what_the_command_does(job: JobFile) -> None:
+    with pytest.raises(PackError, match="'tiles' is no setting"):
+        what_if(job.path, {"tiles": 1})
