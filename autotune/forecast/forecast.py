@@ -174,17 +174,21 @@ class Forecaster:
 
         Raise NoFeasiblePlan, which ends with `remedy`, when none fits the memory and keeps the global batch.
         """
-        solved = feasible_space(self.workload, self.solver(), remedy=remedy).starts
-        peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
-        distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], Plan] = {}
-        for *_, plan in sorted(
-            zip(peaks, self._predictor.plans_epoch_seconds(solved), solved, strict=True),
-            key=lambda entry: self._order(*entry[:2]),
-        ):
-            assert not isinstance(plan.packing, Padded)  # as all starts of a space are
-            capacities = tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
-            distinct.setdefault((plan.layout, capacities), plan)
-        found = [(plan, self._predictor.predict(plan)) for plan in list(distinct.values())[:count]]
+        space = feasible_space(self.workload, self.solver(), remedy=remedy)
+        distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[tuple[bool, float], Plan]] = {}
+        for bound, origin in space.by_bound():
+            fastest = sorted(distinct.values(), key=lambda entry: entry[0])[:count]
+            if len(fastest) == count and fastest[-1][0] <= (False, bound):
+                break  # all further plans take longer
+            solved = space.solved(origin)
+            peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
+            for plan, peak, seconds in zip(solved, peaks, self._predictor.plans_epoch_seconds(solved), strict=True):
+                assert not isinstance(plan.packing, Padded)  # as all starts of a space are
+                key = plan.layout, tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
+                entry = self._order(peak, seconds), plan
+                distinct[key] = min(distinct.get(key, entry), entry, key=lambda entry: entry[0])
+        plans = [plan for _, plan in sorted(distinct.values(), key=lambda entry: entry[0])[:count]]
+        found = [(plan, self._predictor.predict(plan)) for plan in plans]
         # The epoch may differ a little from the excerpt on which the plans were compared.
         found.sort(key=lambda entry: self._order(max(entry[1].stage_bytes), entry[1].epoch_seconds))
         return tuple(self._forecast(*entry) for entry in found)

@@ -212,6 +212,10 @@ class Space:
             found += (Origin(layout=layout, packings=packings, usual=usual) for packings in of_ladders)
         return tuple(found)
 
+    def by_bound(self) -> list[tuple[float, Origin]]:
+        """Return (least epoch seconds of its starts, origin) by ascending seconds."""
+        return by_bound(self.origins, self._now.least_seconds)
+
     def solved(self, origin: Origin) -> list[Plan]:
         """Return the starts of an origin; they are kept."""
         anchors = (self._anchor(packing, origin.layout) for packing in origin.packings)
@@ -220,12 +224,12 @@ class Space:
     @property
     def is_empty(self) -> bool:
         """Whether there is no start."""
-        return not any(self.solved(origin) for _, origin in by_bound(self.origins, self._now.least_seconds))
+        return not any(self.solved(origin) for _, origin in self.by_bound())
 
     def fastest_seconds(self) -> float:
         """Return the epoch seconds of the fastest start; infinite where there is none."""
         least = math.inf
-        for bound, origin in by_bound(self.origins, self._now.least_seconds):
+        for bound, origin in self.by_bound():
             if bound >= least:
                 break
             least = min((least, *self._now.epoch_seconds(self.solved(origin))))
