@@ -1,5 +1,6 @@
 """Data sheets of common devices, with the shares of them that trainings reach."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autotune.errors import RecommendError
@@ -103,12 +104,11 @@ DATA_SHEETS: dict[str, DataSheet] = {
 }
 
 
-def data_sheet(name: str) -> DataSheet:
-    """Return the data sheet of a device by its short name. Raise RecommendError for another one."""
-    found = DATA_SHEETS.get(name.lower())
-    if found is None:
-        raise RecommendError(
-            f"there is no data sheet of a device {name!r}, only of {', '.join(DATA_SHEETS)}; choose the most similar "
-            "one, or measure a device with `autotune profile JOB --out FILE` for `autotune predict JOB`"
-        )
-    return found
+def unknown_device(name: str, profiled: Iterable[str]) -> RecommendError:
+    """Return the error for a device that has no data sheet, and is none of the `profiled` ones."""
+    others = ", ".join(dict.fromkeys(profiled))
+    only = f"; profiles with other models or settings are of {others}" if others else ""
+    return RecommendError(
+        f"there is no data sheet of a device {name!r}, only of {', '.join(DATA_SHEETS)}, and no profile of the model "
+        f"on one{only}; choose the most similar one, or measure a device with `autotune profile JOB`"
+    )

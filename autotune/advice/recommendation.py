@@ -1,20 +1,23 @@
-"""The best plan for each number of devices of one kind, without any of them."""
+"""The best plan for each number of devices of one kind, without any of them: measured where the database knows it."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Literal, TypeAlias
 
-from autotune.advice.data_sheets import DataSheet
+from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, unknown_device
 from autotune.advice.sheet_costs import DEVICES_OF_NODE, SheetCosts
-from autotune.errors import NoFeasiblePlan, RecommendError
+from autotune.errors import NoFeasiblePlan, NoProfile, ProfileError, RecommendError
 from autotune.events import Listener, Phase, PhaseBegan, unheard
-from autotune.forecast.cluster import Cluster
+from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.hardware import default_memory_limit, software
 from autotune.model_shape import model_shape
 from autotune.search.execution.profiling import design
+from storage.reading import read_store
+from storage.store import Store
 from trials.data.index import profile
 from trials.job import Job
 from trials.workload import Hardware, ModelShape
@@ -26,12 +29,21 @@ _CORES, _RAM_BYTES = 16, 128 << 30
 """Of each device, as cloud machines usually have them; only what a plan offloads depends on the memory."""
 
 
+Origin: TypeAlias = Literal["measured", "measured layers, analytic links", "analytic"]
+"""Where times come from: a profile, the profile of a single device with links of the data sheet, or that alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceChoice:
     """The best plan for a number of devices; None where none fits."""
 
     devices: int
     forecast: Forecast | None
+    origin: Origin
+    relative_error: float
+    """Of the times."""
+    trials: int = 0
+    """Number of trials that have corrected the times."""
     why_not: str = ""
     """Why no plan fits."""
 
@@ -42,7 +54,10 @@ class Recommendation:
 
     shape: ModelShape
     job: Job
-    sheet: DataSheet
+    device: str
+    sheet: DataSheet | None
+    profiled: str | None
+    """Devices on which the layers were profiled, and when; None where they were not."""
     samples: int
     memory_limit_bytes: int
     choices: tuple[DeviceChoice, ...]
@@ -64,18 +79,20 @@ class Recommendation:
 
 def recommend_for(
     job: Job,
-    sheet: DataSheet,
+    device: str,
     *,
     devices: Sequence[int] | None = None,
     deadline_seconds: float | None = None,
+    database_url: str | None = None,
     listener: Listener = unheard,
 ) -> Recommendation:
     """Return the best plan for each number of devices, by default every power of 2 up to 64.
 
-    Of a job, its search, its database and its devices do not count, but for the memory limit of a rank.
+    `device` is the short name of a data sheet, or part of the name of devices with a stored profile of the model. Of a
+    job, its search and its devices do not count, but for the memory limit of a rank.
 
-    Raise RecommendError for a number that is not positive, for layers that cannot be computed without a device, and
-    what `ForecastData.of` and `model_shape` raise.
+    Raise RecommendError for a device of which neither is known, for a number that is not positive, for layers that
+    cannot be computed without a device, and what `ForecastData.of` and `model_shape` raise.
     """
     if job.training.compile:
         raise RecommendError(
@@ -84,47 +101,86 @@ def recommend_for(
     counts = tuple(devices) if devices else tuple(1 << power for power in range(MOST_DEVICES.bit_length()))
     if wrong := [count for count in counts if count < 1]:
         raise RecommendError(f"{wrong[0]} devices are none to train on; give 1 or more")
-    shape = model_shape(job.model, job.training)
+    shape, sheet = model_shape(job.model, job.training), DATA_SHEETS.get(device.lower())
+    with read_store(database_url) as store:
+        measured = {count: _measured(job, shape, store, sheet.name if sheet else device, count) for count in counts}
+        first = measured[counts[0]]
+        if first is None and sheet is None:
+            raise unknown_device(device, [each.hardware.device_name for each in store.layer_profiles()])
     listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
     data = ForecastData.of(job, listener)
-    listener(PhaseBegan(phase=Phase.PREDICTION, text=f"Computing the layers on {sheet.name}"))
-    sizes = design(profile(data.index), shape, (), DEVICES_OF_NODE, 0.0).sizes
-    costs = SheetCosts.of(sheet, job.model, job.training, sizes)
-    limit = job.hardware.memory_limit or default_memory_limit(_hardware(sheet, 1))
+    analytic: SheetCosts | None = None
+    if sheet and (first is None or first.profiled.hardware.devices == 1):
+        listener(PhaseBegan(phase=Phase.PREDICTION, text=f"Computing the layers on {sheet.name}"))
+        sizes = design(profile(data.index), shape, (), DEVICES_OF_NODE, 0.0).sizes
+        analytic = SheetCosts.of(sheet, job.model, job.training, sizes)
+    found = {count: _cluster(job, shape, count, measured[count], analytic) for count in sorted({*counts})}
+    with read_store(database_url) as store:
+        choices = tuple(_choice(job, cluster, origin, data, store) for cluster, origin in found.values())
     return Recommendation(
         job=job,
         shape=shape,
+        device=sheet.name if sheet else first.name if first else device,
         sheet=sheet,
+        profiled=str(first.profiled) if first else None,
         samples=len(data.index),
-        memory_limit_bytes=limit,
-        choices=tuple(_choice(job, _cluster(costs, shape, count, limit), data) for count in sorted(set(counts))),
+        memory_limit_bytes=next(iter(found.values()))[0].memory_limit_bytes,
+        choices=choices,
         deadline_seconds=deadline_seconds,
     )
 
 
-def _choice(job: Job, cluster: Cluster, data: ForecastData) -> DeviceChoice:
+def _measured(job: Job, shape: ModelShape, store: Store, device: str, count: int) -> Cluster | None:
     try:
-        best = Forecaster(job, cluster.profiled.model, cluster, data).best(
-            1, remedy="give more --devices, or another --device"
-        )[0]
+        return cluster_of_store(job, shape, store, ClusterOptions(devices=count, device_profile=device))
+    except (NoProfile, ProfileError):
+        return None
+
+
+def _cluster(
+    job: Job, shape: ModelShape, count: int, measured: Cluster | None, analytic: SheetCosts | None
+) -> tuple[Cluster, Origin]:
+    """Return devices with measured costs as far as there are any, else those of the data sheet."""
+    if analytic is None:
+        assert measured is not None  # else the device would be unknown
+        return measured, "measured"
+    costs = analytic.on(count)
+    if measured is None:
+        hardware = _hardware(analytic.sheet, count)
+        cluster = Cluster(
+            devices=count,
+            memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware),
+            profiled=ProfiledCosts(
+                hardware=hardware, model=shape, software=software(), created=datetime.now(UTC), costs=costs
+            ),
+            measured="nothing",
+            extrapolated=(f"all times, from the data sheet of {analytic.sheet.name}",),
+        )
+        return cluster, "analytic"
+    if count == 1:
+        return measured, "measured"
+    # One device has no neighbour to exchange with.
+    layers = replace(measured.profiled.costs, exchanges=costs.exchanges, link=costs.link)
+    profiled = replace(measured.profiled, costs=layers, hardware=replace(measured.profiled.hardware, devices=count))
+    return replace(measured, profiled=profiled), "measured layers, analytic links"
+
+
+def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, store: Store) -> DeviceChoice:
+    forecaster = Forecaster(job, cluster.profiled.model, cluster, data)
+    if origin == "measured":
+        forecaster.learn(store.comparable_trials(forecaster.workload))
+    try:
+        best = forecaster.best(1, remedy="give more --devices, or another --device")[0]
     except NoFeasiblePlan as error:
-        return DeviceChoice(devices=cluster.devices, forecast=None, why_not=str(error))
-    return DeviceChoice(devices=cluster.devices, forecast=best)
-
-
-def _cluster(costs: SheetCosts, shape: ModelShape, devices: int, limit: int) -> Cluster:
-    return Cluster(
-        devices=devices,
-        memory_limit_bytes=limit,
-        profiled=ProfiledCosts(
-            hardware=_hardware(costs.sheet, devices),
-            model=shape,
-            software=software(),
-            created=datetime.now(UTC),
-            costs=costs.on(devices),
-        ),
-        measured="nothing",
-        extrapolated=(f"all times, from the data sheet of {costs.sheet.name}",),
+        return DeviceChoice(
+            devices=cluster.devices, forecast=None, origin=origin, relative_error=SPREAD, why_not=str(error)
+        )
+    return DeviceChoice(
+        devices=cluster.devices,
+        forecast=best,
+        origin=origin,
+        relative_error=best.relative_error if origin == "measured" else SPREAD,
+        trials=forecaster.trials,
     )
 
 

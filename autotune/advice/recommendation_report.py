@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autotune.advice.recommendation import SPREAD, DeviceChoice, Recommendation
+from autotune.advice.recommendation import DeviceChoice, Origin, Recommendation
 from autotune.plan_text import plan_parts, plan_text
 from autotune.results.text_table import table
 from trials import wire
@@ -10,15 +10,20 @@ from trials.plan import Padded
 from trials.units import duration_text, number_of
 
 _MEBI = 1 << 20
+_SOURCES: dict[Origin, str] = {
+    "measured": "measured, from the profile of the model's layers",
+    "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
+    "analytic": "analytic, from the data sheet: nothing was measured, which `autotune profile JOB` does on a device",
+}
 
 
 def recommendation_text(found: Recommendation, price: float | None) -> str:
     """Return the numbers of devices as a table, and the advised one with its plan."""
-    training, sheet = found.job.training, found.sheet
+    training = found.job.training
     head = (
-        f"{found.shape.name} in {found.shape.dtype} on {sheet.name}, limit {found.memory_limit_bytes / _MEBI:,.0f} MiB "
-        f"per rank; {number_of(found.samples, 'sample')} an epoch, {number_of(training.epochs, 'epoch')}, global "
-        f"batch {training.global_batch_samples}"
+        f"{found.shape.name} in {found.shape.dtype} on {found.device}, limit "
+        f"{found.memory_limit_bytes / _MEBI:,.0f} MiB per rank; {number_of(found.samples, 'sample')} an epoch, "
+        f"{number_of(training.epochs, 'epoch')}, global batch {training.global_batch_samples}"
     )
     rows = [_row(found, choice, price) for choice in found.choices]
     names = (
@@ -74,11 +79,18 @@ def _advice(found: Recommendation) -> str:
 
 
 def _origin(found: Recommendation) -> str:
-    return (
-        f"Analytic: nothing was measured. Bytes are those of the model's layers; times follow from the data sheet "
-        f"({found.sheet.source}), and may be off by {SPREAD:.0%}. `autotune profile JOB` and `tune` measure them on a "
-        "device"
-    )
+    """Say where the numbers come from, and how far off they may be."""
+    lines = []
+    for origin in dict.fromkeys(each.origin for each in found.choices):
+        choices = [each for each in found.choices if each.origin == origin]
+        counts = ", ".join(str(each.devices) for each in choices)
+        error = f"times may be off by {max(each.relative_error for each in choices):.0%}"
+        trials = max(each.trials for each in choices)
+        corrected = f", corrected by {number_of(trials, 'trial')}" if trials else ""
+        lines.append(f"{counts}: {_SOURCES[origin]}{corrected}; {error}")
+    sheet = f"Data sheet: {found.sheet.source}" if found.sheet else ""
+    profiled = f"Profile: {found.profiled}" if found.profiled else ""
+    return "\n".join(filter(None, ("Where the numbers of devices have their times from:", *lines, sheet, profiled)))
 
 
 def recommendation_document(found: Recommendation, price: float | None) -> dict[str, Any]:
@@ -86,11 +98,11 @@ def recommendation_document(found: Recommendation, price: float | None) -> dict[
     advised = found.advised
     return {
         "model": wire.to_document(found.shape),
-        "device": wire.to_document(found.sheet),
+        "device": found.device,
+        "data_sheet": found.sheet and wire.to_document(found.sheet),
+        "profiled": found.profiled,
         "memory_limit_bytes": found.memory_limit_bytes,
         "samples": found.samples,
-        "origin": "analytic",
-        "relative_error": SPREAD,
         "deadline_seconds": found.deadline_seconds,
         "advised_devices": advised.devices if advised else None,
         "choices": [_choice_document(found, choice, price) for choice in found.choices],
@@ -105,6 +117,9 @@ def _choice_document(found: Recommendation, choice: DeviceChoice, price: float |
     return {
         "devices": choice.devices,
         "fits": True,
+        "origin": choice.origin,
+        "relative_error": choice.relative_error,
+        "corrected_by_trials": choice.trials,
         "epoch_seconds": forecast.prediction.epoch_seconds,
         "training_seconds": found.training_seconds(choice),
         "predicted_samples_per_second": forecast.predicted_samples_per_second,

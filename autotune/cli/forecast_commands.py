@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model")
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--device", metavar="NAME", required=True, help=f"One of {', '.join(DATA_SHEETS)}.")
+@click.option("--device", metavar="NAME", required=True, help=f"One of {', '.join(DATA_SHEETS)}, or a profiled one.")
 @click.option(
     "--devices", multiple=True, type=SIZE, help="Number of devices; may be given several times. Default: 1, 2, ... 64."
 )
@@ -44,7 +44,10 @@ if TYPE_CHECKING:
 )
 @common
 def recommend(options: Options, model: str, data: tuple[Path, ...], **wanted: Any) -> None:
-    """Recommend how many devices, and which plan, train MODEL on DATA, without a device."""
+    """Recommend how many devices, and which plan, train MODEL on DATA, without a device.
+
+    The device is one with a data sheet, or part of the name of one on which MODEL was profiled.
+    """
     from autotune.cli.recommend import recommend_devices
 
     recommend_devices(options, model, data, **wanted)

@@ -30,5 +30,12 @@ def recommend_devices(
         if not change.startswith(_KEYS):
             raise JobError(f"--set {change}: a recommendation depends on {', '.join(_KEYS)} alone; leave it out")
     job = job_of_values(job_values(model, [str(path) for path in data]), changes)
-    found = recommend(job, device=device, devices=devices, deadline=deadline, listener=options.display)
+    found = recommend(
+        job,
+        device=device,
+        devices=devices,
+        deadline=deadline,
+        database=options.database_url(None),
+        listener=options.display,
+    )
     options.give(lambda: recommendation_document(found, price), lambda: recommendation_text(found, price))

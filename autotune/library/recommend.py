@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.advice.data_sheets import data_sheet
 from autotune.advice.recommendation import Recommendation, recommend_for
+from autotune.database_setting import chosen_database
 from autotune.errors import RecommendError
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job
@@ -18,19 +18,27 @@ def recommend(
     device: str,
     devices: Sequence[int] | None = None,
     deadline: str | None = None,
+    database: str | None = None,
     listener: Listener = unheard,
 ) -> Recommendation:
     """Recommend a number of devices of a kind, and the best plan for each number, by default each power of 2 up to 64.
 
-    `device` is the short name of a data sheet, such as `h100`; `deadline` a time for the whole training, such as
-    `24h`. Of the model its configuration is enough, and of the data its lengths. Raise RecommendError for another
-    device or time, and what a job's model and data raise.
+    `device` is the short name of a data sheet, such as `h100`, or part of the name of devices on which the model was
+    profiled; `deadline` a time for the whole training, such as `24h`. Of the model its configuration is enough, and of
+    the data its lengths. What the database knows of the device is measured, all else analytic. Raise RecommendError for
+    another device or time, and what a job's model and data raise.
     """
     for count in devices or ():
         check_whole(RecommendError, devices=(count, 1))
-    sheet = data_sheet(text_of(RecommendError, "device", device))
-    seconds = None if deadline is None else _seconds(deadline)
-    return recommend_for(as_job(job), sheet, devices=devices, deadline_seconds=seconds, listener=listener)
+    job = as_job(job)
+    return recommend_for(
+        job,
+        text_of(RecommendError, "device", device),
+        devices=devices,
+        deadline_seconds=None if deadline is None else _seconds(deadline),
+        database_url=chosen_database(database, job.database),
+        listener=listener,
+    )
 
 
 def job_values(model: str, data: Sequence[str]) -> Mapping[str, Any]:

@@ -10,18 +10,22 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from autotune import recommend
-from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, data_sheet
+from autotune import predict, recommend
+from autotune.advice.data_sheets import DATA_SHEETS, DataSheet
 from autotune.advice.operations import MEMORY_SHARE, META, PRODUCT_SHARE, SheetProfiler
+from autotune.advice.recommendation import SPREAD
 from autotune.advice.recommendation_report import recommendation_document, recommendation_text
 from autotune.advice.sheet_costs import SheetCosts, allocated_stage
 from autotune.cli import main
 from autotune.errors import RecommendError
 from autotune.library.recommend import job_values
 from tests.contracts.test_families import TINY
+from tests.programs.users import JobFile
+from tests.values.forecast import store_profile
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.costs.coefficients import LayerKind
+from trials.costs.layer_costs import LayerCosts
 from trials.job import ModelSection, TrainingSection
 from trials.model.stage import StageModule
 from trials.tasks.profiling.layer_profile import Profiler, one_of_each
@@ -48,7 +52,7 @@ def test_layers_without_values_keep_the_bytes_of_layers_with_them(name: str, tmp
     real = one_of_each(model, training, cpu)
     without = allocated_stage(model, training)
     measured = profiled(real, Profiler(real, TRAINED, cpu, repeats=1))
-    computed = profiled(without, SheetProfiler(without, TRAINED, data_sheet("h100")))
+    computed = profiled(without, SheetProfiler(without, TRAINED, DATA_SHEETS["h100"]))
     for (probe, expected), (_, found) in zip(measured, computed, strict=True):
         # In bfloat16 the kernel of CPUs keeps half as many bytes of each row of scores as those of devices.
         tolerance = 0 if dtype == "float32" else 0.01
@@ -58,7 +62,7 @@ def test_layers_without_values_keep_the_bytes_of_layers_with_them(name: str, tmp
 @pytest.mark.usefixtures("home")
 def test_times_are_those_of_the_products_or_of_the_memory(example: Path) -> None:
     model, training = ModelSection(path=str(example / "model"), dtype="bfloat16"), TrainingSection()
-    stage, sheet = allocated_stage(model, training), data_sheet("h100")
+    stage, sheet = allocated_stage(model, training), DATA_SHEETS["h100"]
     language = next(probes(stage, ProbeSizes(sample_shapes=((1, 256),)), META))
     assert language.layer == "language"
     layer = stage.model.get_submodule(stage.chain.language_layers[0])
@@ -95,11 +99,56 @@ def test_the_fewest_devices_within_the_deadline_are_named_with_their_plan(inputs
     assert four.forecast is not None
     text = recommendation_text(replace(found, deadline_seconds=math.sqrt(slow * fast)), 1.5)
     assert f"The fewest that end within 0 s: 4\nPlan {four.forecast.plan.id}: " in text
-    assert "Analytic: nothing was measured." in text
+    assert "1, 4: analytic, from the data sheet: nothing was measured" in text
+    assert "times may be off by 40%" in text
     assert "None of these ends within 0 s: the nearest is 4 devices" in recommendation_text(
         replace(found, deadline_seconds=fast / 2), None
     )
     assert recommendation_document(found, 1.5)["choices"][1]["price"] == pytest.approx(1.5 * 4 * fast / 3600)
+
+
+@pytest.mark.usefixtures("home")
+def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: LayerCosts) -> None:
+    store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", device_memory_bytes=80 << 30)
+    found = recommend(job.path, device="h100", devices=(2, 4))
+    assert [each.origin for each in found.choices] == ["measured", "measured"]
+    for choice in found.choices:
+        (expected,) = predict(job.path, device_profile="H100", devices=choice.devices, top=1)
+        assert choice.forecast is not None
+        assert choice.forecast.plan == expected.plan
+        assert choice.forecast.prediction.epoch_seconds == expected.prediction.epoch_seconds
+        assert choice.relative_error == expected.relative_error
+    text = recommendation_text(found, None)
+    assert "2, 4: measured, from the profile of the model's layers; times may be off by " in text
+    assert "Profile: 2 x NVIDIA H100 80GB HBM3" in text
+
+
+@pytest.mark.usefixtures("home")
+def test_with_the_profile_of_one_device_exchanges_are_those_of_the_data_sheet(job: JobFile, costs: LayerCosts) -> None:
+    job.spoil(hardware={"memory_limit": "60GiB"}, model__dtype="bfloat16")
+    store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", devices=1)
+    one, two = recommend(job.path, device="h100", devices=(1, 2)).choices
+    assert (one.origin, two.origin) == ("measured", "measured layers, analytic links")
+    (alone,) = predict(job.path, device_profile="H100", devices=1, top=1)
+    assert one.forecast is not None
+    assert two.forecast is not None
+    assert one.forecast.prediction.epoch_seconds == alone.prediction.epoch_seconds
+    seconds = two.forecast.prediction.breakdown.totals
+    assert seconds["ideal"] == pytest.approx(one.forecast.prediction.breakdown.totals["ideal"] / 2, rel=0.05)
+    assert seconds["communication"] + seconds["optimizer"] > 0
+    assert two.relative_error == SPREAD
+
+
+@pytest.mark.usefixtures("home")
+def test_a_device_without_a_data_sheet_is_one_that_was_profiled(job: JobFile, costs: LayerCosts) -> None:
+    store_profile(job, costs, device_name="Own Device 7")
+    document = recommendation_document(recommend(job.path, device="own device", devices=(2,)), None)
+    assert document["device"] == "Own Device 7"
+    assert document["data_sheet"] is None
+    assert document["choices"][0]["origin"] == "measured"
+    job.spoil(model__dtype="bfloat16")
+    with pytest.raises(RecommendError, match="no profile of the model on one; profiles with other models or settings"):
+        recommend(job.path, device="own device", devices=(2,))
 
 
 @pytest.mark.usefixtures("home")
@@ -144,7 +193,7 @@ def bytes_of_language_layer(folder: Path, **rope: object) -> dict[str, int]:
     (folder / "config.json").write_text(json.dumps(config))
     stage = allocated_stage(ModelSection(path=str(folder), dtype="float32"), TrainingSection())
     probe = next(probes(stage, ProbeSizes(sample_shapes=((2, 32),)), META))
-    return asdict(SheetProfiler(stage, TRAINED, data_sheet("h100")).sizes(probe))
+    return asdict(SheetProfiler(stage, TRAINED, DATA_SHEETS["h100"]).sizes(probe))
 
 
 def test_rotary_frequencies_that_depend_on_positions_have_the_shapes_of_others(tmp_path: Path) -> None:
@@ -158,4 +207,4 @@ def test_experts_in_float32_are_refused_with_the_remedy(tmp_path: Path) -> None:
     plugins.load(TINY, "text-experts").make(tmp_path)
     model = ModelSection(path=str(tmp_path), dtype="float32")
     with pytest.raises(RecommendError, match=r"cannot be computed without a device: .*; set model\.dtype to bfloat16"):
-        SheetCosts.of(data_sheet("h100"), model, TrainingSection(), SIZES)
+        SheetCosts.of(DATA_SHEETS["h100"], model, TrainingSection(), SIZES)
