@@ -42,7 +42,7 @@ test-long: lint  ## run every check and every test; some ninety minutes on two c
 
 bench: $(READY)  ## run every benchmark; each prints one JSON object, together some four hours
 	status=0; for name in packing simulator solver first_trial prediction search other_forms tuning training planted_causes certainty parallel cluster \
-			cases.reductions cases.overlap cases.compiled cases.patch_embedding cases.head cases.selective cases.selective_plans prediction.sharded_exchanges cases.zero_bubble \
+			cases.reductions cases.overlap cases.compiled cases.patch_embedding cases.head cases.selective cases.selective_plans cases.sharded_exchanges cases.zero_bubble \
 			database people html_report exports fuzz; do \
 		$(BIN)/python -m benchmarks.$$name || status=1; done; exit $$status
 

@@ -10,18 +10,21 @@ logits.
 """
 
 import argparse
+import json
 import multiprocessing
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.cases.allocations import allocations
 from benchmarks.output.result import at_most, finish, show
 from trials.model.ends.head_loss import summed_loss, targets_of
 
@@ -118,6 +121,17 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     return parser.parse_args()
+
+
+def allocations(run: Callable[[], object]) -> list[int]:
+    """Return the bytes of each allocation that torch's profiler sees, in the order of time; freed ones are negative."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        seen.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    return [int(event["args"]["Bytes"]) for event in events if event["name"] == "[memory]"]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import InternVLConfig, LlavaConfig, PretrainedConfig
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
 
-from benchmarks.cases.allocations import allocations
+from benchmarks.cases.head import allocations
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials.job import ModelSection, TrainingSection
 from trials.tasks.profiling.layer_profile import one_of_each

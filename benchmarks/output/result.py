@@ -27,13 +27,13 @@ class Check:
 
 def at_most(name: str, values: Iterable[float], bar: float) -> Check:
     """Check that the largest value does not pass the bar."""
-    value = max(values, default=None)
+    value = max(map(float, values), default=None)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value <= bar)
 
 
 def at_least(name: str, values: Iterable[float], bar: float) -> Check:
     """Check that the smallest value reaches the bar."""
-    value = min(values, default=None)
+    value = min(map(float, values), default=None)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value >= bar)
 
 
