@@ -9,13 +9,14 @@ from typing import Literal, TypeAlias
 from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, unknown_device
 from autotune.advice.sheet_costs import DEVICES_OF_NODE, SheetCosts
 from autotune.errors import NoFeasiblePlan, NoProfile, ProfileError, RecommendError
-from autotune.events import Listener, Phase, PhaseBegan, unheard
+from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.hardware import default_memory_limit, software
 from autotune.model_shape import model_shape
 from autotune.search.execution.profiling import design
+from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.store import Store
 from trials.data.index import profile
@@ -102,11 +103,18 @@ def recommend_for(
     if wrong := [count for count in counts if count < 1]:
         raise RecommendError(f"{wrong[0]} devices are none to train on; give 1 or more")
     shape, sheet = model_shape(job.model, job.training), DATA_SHEETS.get(device.lower())
-    with read_store(database_url) as store:
-        measured = {count: _measured(job, shape, store, sheet.name if sheet else device, count) for count in counts}
-        first = measured[counts[0]]
-        if first is None and sheet is None:
-            raise unknown_device(device, [each.hardware.device_name for each in store.layer_profiles()])
+    measured: dict[int, Cluster | None] = dict.fromkeys(counts)
+    profiled: list[str] = []
+    try:
+        with read_store(database_url) as store:
+            profiled = [each.hardware.device_name for each in store.layer_profiles()]
+            for count in counts:
+                measured[count] = _measured(job, shape, store, sheet.name if sheet else device, count)
+    except DatabaseUnavailable as error:
+        listener(Note(text=f"Nothing that was measured is known: {error}"))
+    first = measured[counts[0]]
+    if first is None and sheet is None:
+        raise unknown_device(device, profiled)
     listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
     data = ForecastData.of(job, listener)
     analytic: SheetCosts | None = None
@@ -115,8 +123,7 @@ def recommend_for(
         sizes = design(profile(data.index), shape, (), DEVICES_OF_NODE, 0.0).sizes
         analytic = SheetCosts.of(sheet, job.model, job.training, sizes)
     found = {count: _cluster(job, shape, count, measured[count], analytic) for count in sorted({*counts})}
-    with read_store(database_url) as store:
-        choices = tuple(_choice(job, cluster, origin, data, store) for cluster, origin in found.values())
+    choices = tuple(_choice(job, cluster, origin, data, database_url) for cluster, origin in found.values())
     return Recommendation(
         job=job,
         shape=shape,
@@ -165,10 +172,12 @@ def _cluster(
     return replace(measured, profiled=profiled), "measured layers, analytic links"
 
 
-def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, store: Store) -> DeviceChoice:
+def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, database_url: str | None) -> DeviceChoice:
     forecaster = Forecaster(job, cluster.profiled.model, cluster, data)
     if origin == "measured":
-        forecaster.learn(store.comparable_trials(forecaster.workload))
+        with read_store(database_url) as store:
+            trials = store.comparable_trials(forecaster.workload)
+        forecaster.learn(trials)
     try:
         best = forecaster.best(1, remedy="give more --devices, or another --device")[0]
     except NoFeasiblePlan as error:

@@ -17,6 +17,7 @@ from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.model_shape import model_shape
 from autotune.packing.balance import Balanced, balanced
 from autotune.packing.material import PackOptions, job_material
+from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.records import FinishedTrial
 from trials.arrays import Ints
@@ -167,7 +168,7 @@ class _Forecasts:
             with read_store(database_url) as store:
                 shape = model_shape(job.model, job.training)
                 return cls(cluster_of_store(job, shape, store, ClusterOptions()), database_url)
-        except (NoProfile, ProfileError) as error:
+        except (NoProfile, ProfileError, DatabaseUnavailable) as error:
             return cls(None, database_url, str(error))
 
     def best(self, job: Job, packs: Balanced, listener: Listener) -> Forecast | None:

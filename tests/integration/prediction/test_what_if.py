@@ -144,11 +144,16 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
     assert re.search(rf"{re.escape(index.where(first))} +{re.escape(shown)} ", answer.stdout), answer.stdout
 
 
-def test_without_a_profile_the_reason_is_shown(job: JobFile) -> None:
-    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "cutoff=60"])
+@pytest.mark.parametrize(
+    ("database", "reason"), [(None, "no profile of the layers is stored"), ("missing.db", "the database sqlite:")]
+)
+def test_without_a_profile_the_reason_is_shown(database: str | None, reason: str, job: JobFile, tmp_path: Path) -> None:
+    options = ["--db", f"sqlite:///{tmp_path / database}"] if database else []
+    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "cutoff=60", *options])
     assert answer.exit_code == 0, answer.stderr
-    assert "Seconds and bytes are unknown: no profile of the layers is stored" in answer.stdout
+    assert f"Seconds and bytes are unknown: {reason}" in answer.stdout
     assert "time of an epoch" not in answer.stdout
+    assert databases(tmp_path) == []
 
 
 @pytest.mark.parametrize(
