@@ -321,7 +321,10 @@ def _absolute(job: Job, folder: Path) -> Job:
             "evaluation": job.evaluation.model_copy(update={"sources": evaluated}),
             "hardware": job.hardware.model_copy(update={"hostfile": hostfile}),
             "search": job.search.model_copy(
-                update={"current_plan": job.search.current_plan and _inside(folder, job.search.current_plan)}
+                update={
+                    "current_plan": job.search.current_plan and _inside(folder, job.search.current_plan),
+                    "sampler": _absolute_sampler(job.search.sampler, folder),
+                }
             ),
             "training": job.training.model_copy(update={"output": _inside(folder, job.training.output)}),
         }
@@ -335,6 +338,12 @@ def _absolute_sources(sources: tuple[Source, ...], folder: Path) -> tuple[Source
         )
         for source in sources
     )
+
+
+def _absolute_sampler(sampler: str, folder: Path) -> str:
+    """Return the name of the sampler, with an absolute path where it names a registry of OptunaHub."""
+    name, is_local, registry = sampler.partition("@")
+    return f"{name}@{_inside(folder, registry)}" if is_local else sampler
 
 
 def _inside(folder: Path, path: Path | str) -> Path:

@@ -331,7 +331,7 @@ class SearchSection(Section):
     current_plan: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
     sampler: str = "model"
-    """What proposes the plans to try: model, tpe, gp, uniform or exhaustive."""
+    """What proposes the plans to try: model, tpe, gp, uniform or exhaustive, or hub:NAME of OptunaHub."""
     warmup_steps: Annotated[int, Field(ge=0)] = 1
     """Steps of a trial that are run and not timed."""
     timed_steps: Annotated[int, Field(gt=0)] = 5

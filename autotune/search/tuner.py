@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from autotune.dimensions.folds import check_named
-from autotune.errors import JobError, NoFeasiblePlan
+from autotune.errors import NoFeasiblePlan
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.search.assembly import assemble
 from autotune.search.execution.ledger import StudyLedger, duration_seconds
@@ -15,7 +15,7 @@ from autotune.search.executor import LOOK_SECONDS
 from autotune.search.explanation.explainer import Explainer
 from autotune.search.pareto import pareto
 from autotune.search.sampling.attributes import winner_attributes
-from autotune.search.sampling.proposals import SAMPLERS, database
+from autotune.search.sampling.proposals import database, load_sampler
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.space.current_plan import current_plan, warn_of_batch
@@ -26,8 +26,8 @@ from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.errors import DatabaseUnavailable, StorageError, Superseded
 from storage.records import BestPlan, StudyRecord
-from trials import plugins, wire
-from trials.errors import AutotuneError, UnknownName
+from trials import wire
+from trials.errors import AutotuneError
 from trials.model.hub import published_name
 from trials.plan import Plan
 from trials.run.pool import REQUESTS_PER_START, WarmPool
@@ -41,10 +41,7 @@ def check_search(prepared: Prepared) -> Plan | None:
     Raise JobError for an unknown sampler, a layout that cannot be searched, and a current plan of another job.
     """
     search = prepared.job.search
-    try:
-        plugins.load(SAMPLERS, search.sampler)
-    except UnknownName as error:
-        raise JobError(f"search.sampler: {error}") from error
+    load_sampler(search.sampler)
     check_space(prepared.workload, search.space)
     check_named(prepared.job, prepared.workload)
     return current_plan(prepared)

@@ -27,10 +27,12 @@ from autotune.search.execution.runner import StepCallback
 from autotune.search.roles import Role
 from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
+from autotune.search.sampling.hub import HUB, hub_sampler
 from storage.database.engine import explain
 from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
 from trials import plugins
+from trials.errors import UnknownName
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory, Rejected
 
 _log = logging.getLogger(__name__)
@@ -75,6 +77,16 @@ def judge(outcome: Outcome, epoch_seconds: float | None, predicted_seconds: floa
             return Judgement.nothing()
 
 
+def load_sampler(name: str) -> SamplerModule:
+    """Return the sampler that `search.sampler` names. Raise JobError."""
+    if name.startswith(HUB):
+        return hub_sampler(name)
+    try:
+        return plugins.load(SAMPLERS, name)
+    except UnknownName as error:
+        raise JobError(f"search.sampler: {error}") from error
+
+
 @contextmanager
 def database(url: str, exclusive: AbstractContextManager[None] | None = None) -> Iterator[BaseStorage]:
     """Open Optuna's tables in a database. Missing ones are created under `exclusive`, a lock of the database."""
@@ -115,12 +127,12 @@ class Proposals:
     def __init__(self, storage: BaseStorage, name: str, sampler: str, context: SamplerContext) -> None:
         """Create the study, or open the one of that name.
 
-        Raise UnknownName for an unknown sampler, and JobError where the study has another space.
+        Raise JobError for an unknown sampler, and where the study has another space.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = context.space
         self._storage = storage
-        suggesting = plugins.load(SAMPLERS, sampler).sampler(context)
+        suggesting = load_sampler(sampler).sampler(context)
         with _errors():
             self._study = optuna.create_study(
                 storage=storage, study_name=name, sampler=suggesting, pruner=ClearlyWorse(), load_if_exists=True

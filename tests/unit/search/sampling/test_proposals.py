@@ -19,7 +19,6 @@ from storage.errors import DatabaseUnavailable
 from storage.records import FinishedTrial
 from tests.values.search import axes_of, finished, limits_of, padded_plan, predictor_of, solver_of, workload_of
 from tests.values.storage import OUTCOMES, completed
-from trials.errors import UnknownName
 from trials.job import SearchSection
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
@@ -211,7 +210,7 @@ def test_the_same_seed_suggests_the_same(tmp_path: Path) -> None:
 
 def test_an_unknown_sampler_is_refused_with_the_names_that_exist(tmp_path: Path) -> None:
     with pytest.raises(
-        UnknownName, match="'annealing' is not one of the samplers here: exhaustive, gp, model, tpe, uniform"
+        JobError, match="'annealing' is not one of the samplers here: exhaustive, gp, model, tpe, uniform"
     ):
         open_proposals(tmp_path, sampler="annealing")
 

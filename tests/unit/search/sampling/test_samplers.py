@@ -9,7 +9,7 @@ import pytest
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.context import Nearest, SamplerContext
-from autotune.search.sampling.proposals import SAMPLERS
+from autotune.search.sampling.proposals import SAMPLERS, load_sampler
 from autotune.search.space.space import Space
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import axes_of, finished, limits_of, predictor_of, runner_of, solver_of
@@ -37,7 +37,7 @@ def study_of(name: str, seed: int = 0, advisor: Advisor | None = None) -> optuna
     advisor = advisor or advisor_of()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     context = SamplerContext(space=advisor.space, advisor=advisor, seed=seed)
-    return optuna.create_study(sampler=plugins.load(SAMPLERS, name).sampler(context))
+    return optuna.create_study(sampler=load_sampler(name).sampler(context))
 
 
 def suggested(name: str, count: int = 5, seed: int = 0) -> list[dict[str, Any]]:
