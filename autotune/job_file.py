@@ -323,6 +323,7 @@ def _absolute(job: Job, folder: Path) -> Job:
             "search": job.search.model_copy(
                 update={
                     "current_plan": job.search.current_plan and _inside(folder, job.search.current_plan),
+                    "queue": tuple(_inside(folder, each) for each in job.search.queue),
                     "sampler": _absolute_sampler(job.search.sampler, folder),
                 }
             ),

@@ -330,6 +330,8 @@ class SearchSection(Section):
     it. The winner is the fastest."""
     current_plan: Path | None = None
     """File of the plan that trainings use now, relative to the job file: one more baseline."""
+    queue: tuple[Path, ...] = ()
+    """Files of plans to try before all others, relative to the job file."""
     sampler: str = "model"
     """What proposes the plans to try: model, tpe, gp, uniform or exhaustive, or hub:NAME of OptunaHub."""
     warmup_steps: Annotated[int, Field(ge=0)] = 1

@@ -11,7 +11,7 @@ from autotune.report.source import StudySource
 from autotune.search.study_settings import training_of
 from trials import wire
 
-_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "parallel", "workers", "trial_timeout")
+_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "queue", "parallel", "workers", "trial_timeout")
 """Settings that a study adds, or that do not change its result."""
 
 

@@ -51,6 +51,7 @@ def assemble(
     optuna: BaseStorage,
     *,
     current_plan: Plan | None,
+    queued: dict[str, Plan],
     warm_start: bool,
     listener: Listener,
 ) -> Search:
@@ -58,14 +59,14 @@ def assemble(
 
     `warm_start` says whether to begin with what searches on similar workloads found.
 
-    Raise what `layer_costs` and `feasible_space` raise, and what `Proposals` raises.
+    Raise what `layer_costs`, `feasible_space` and `Proposals` raise, and JobError for a queued plan that cannot run.
     """
     prepared, store = bench.prepared, bench.store
     workload, settings = prepared.workload, prepared.job.search
     costs = layer_costs(prepared, store, pools[0], bench.folder / "ranks", listener)
     warn_of(trap_findings(workload, costs.slow_calls, costs, prepared.job.data.workers or 0, os.environ))
-    if current_plan is not None:
-        _check_degrees(current_plan, costs)
+    for key, plan in (queued | ({} if current_plan is None else {"search.current_plan": current_plan})).items():
+        _check_degrees(key, plan, costs)
     if costs.compile_seconds is not None:
         listener(Note(text=_COMPILED.format(seconds=costs.compile_seconds)))
     limit = duration_text(settings.time_limit)
@@ -90,6 +91,10 @@ def assemble(
         wanted=settings.space,
         show=lambda reason: listener(Note(text=reason)),
     )
+    runners = [
+        Runner(prepared, calibrated, pool, partial(MachineWatch, group=group)) for group, pool in enumerate(pools)
+    ]
+    _check_queue(queued, ledger, runners[0])
     advisor = Advisor(space, calibrated, limits, settings)
     context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
     proposals = Proposals(optuna, study.name, settings.sampler, context)
@@ -101,9 +106,7 @@ def assemble(
         space=space,
         predictor=calibrated,
         advisor=advisor,
-        runners=[
-            Runner(prepared, calibrated, pool, partial(MachineWatch, group=group)) for group, pool in enumerate(pools)
-        ],
+        runners=runners,
         listener=listener,
         baselines=chain(
             [BaselinePlan(role=Role.CURRENT_PLAN, plan=current_plan)] if current_plan else [],
@@ -117,20 +120,30 @@ def assemble(
                 named=settings.space.layouts or (),
             ),
         ),
+        queued=tuple(queued.values()),
         inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
     )
 
 
-def _check_degrees(plan: Plan, costs: LayerCosts) -> None:
-    """Raise JobError for a current plan whose ranks exchange what the profile has not timed."""
+def _check_degrees(key: str, plan: Plan, costs: LayerCosts) -> None:
+    """Raise JobError for a plan of the job whose ranks exchange what the profile has not timed."""
     if missing := unprofiled(costs, plan.layout):
         raise JobError(
-            f"search.current_plan: the stored profile has no times of {missing}; measure them with `autotune profile "
+            f"{key}: the stored profile has no times of {missing}; measure them with `autotune profile "
             "JOB --fresh`, or give a plan without"
         )
     of_packs = [degree * plan.layout.tensor for degree in plan.packing.degrees]
     if unknown := [degree for degree in of_packs if not knows_sequence(costs, degree)]:
         raise JobError(
-            f"search.current_plan: the stored profile has no times of what {unknown[0]} ranks exchange that share a "
+            f"{key}: the stored profile has no times of what {unknown[0]} ranks exchange that share a "
             "pack; measure them with `autotune profile JOB --fresh`"
         )
+
+
+def _check_queue(queued: dict[str, Plan], ledger: Ledger, runner: Runner) -> None:
+    """Raise JobError for a plan of `search.queue` that would be rejected, such as one that needs more memory."""
+    for key, plan in queued.items():
+        if ledger.answer(plan) is None and (rejection := runner.rejection(plan, Role.QUEUED)):
+            raise JobError(
+                f"{key}: plan {plan.id} cannot run: {rejection.reason}; change it, or remove it from the queue"
+            )

@@ -1,5 +1,6 @@
 """What a search may still spend: trials, time, and hours of devices."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from storage.records import FinishedTrial, TrialRecord
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
+from trials.units import duration_text, number_of
+
+_log = logging.getLogger(__name__)
 
 # A choice: more steps make the speed that is promised surer, but take their time from trials.
 _FINAL_SHARE = 0.1
@@ -82,6 +86,32 @@ class Budget:
         """
         left = min(self.seconds_left - self._kept_for_final, self._device_seconds_left / (devices * groups))
         return max(0, int((groups * (left - FINALISTS * seconds) - baselines_seconds) / seconds))
+
+    def costs_text(
+        self, seconds: float, of_baselines: Sequence[float], always: float, groups: int, devices: int
+    ) -> str:
+        """Return what a search costs at least, in words; warn where no trial fits besides the baselines.
+
+        A trial takes `seconds`, what no limit ends `always` seconds. There are `groups` of `devices`, as for `fitting`.
+        """
+        fit = self.fitting(seconds, sum(of_baselines), groups, devices)
+        more = max(0, min(fit, self.settings.trials - len(self.spent) - len(of_baselines)))
+        compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
+        text = (
+            f"A trial of the plan predicted best takes at least {seconds:.1f} s, {compared}; at most "
+            f"{number_of(more, 'more trial')}"
+        )
+        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        if always > self.settings.time_limit:
+            text += f"; what always runs takes about {duration_text(always)}, longer than search.time_limit"
+        if not fit:
+            limits = "search.time_limit" + " and search.device_hours" * (self.settings.device_hours is not None)
+            _log.warning(
+                "the limits of the search leave no time for more than the baselines; raise %s, or lower "
+                "search.timed_steps",
+                limits,
+            )
+        return f"{text}; {max(hours, devices * always / 3600):.2g} device-hours in all"
 
     def trial_seconds_left(self, devices: int) -> float:
         """Return how long one trial on some devices may take."""

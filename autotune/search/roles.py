@@ -20,6 +20,8 @@ class Role(StrEnum):
     """Baseline: HBP's recipe of levels, where levels may help."""
     ZERO3 = "zero3"
     """Baseline: unpacked micro-batches with ZeRO 3 and one stage, where ZeRO 1 lacks the memory or a job names it."""
+    QUEUED = "queued"
+    """Given by hand in `search.queue`, and tried before all others."""
     INHERITED = "inherited"
     """Winner of an earlier search on a similar workload."""
     PREDICTED = "predicted"

@@ -1,6 +1,5 @@
 """One search: the plans predicted best, baselines, the sampler's proposals, and repeated runs of the finalists."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +25,7 @@ from storage.records import FinishedTrial
 from trials.job import SearchSection
 from trials.outcome import Completed
 from trials.plan import Plan
-from trials.units import duration_text, number_of
-
-_log = logging.getLogger(__name__)
+from trials.units import number_of
 
 # A choice: the best plans of three pipeline degrees; more would spend a small budget before the sampler has begun.
 _PREDICTED_PLANS = 3
@@ -70,6 +67,8 @@ class Search:
     """Each on devices of its own; one trial runs on each of them at a time."""
     listener: Listener
     baselines: Iterable[BaselinePlan]
+    queued: Sequence[Plan] = ()
+    """Those of the job, which are tried before all others."""
     inherited: Sequence[Plan] = ()
     """Winners of earlier searches on similar workloads."""
     clock: Callable[[], float] = time.monotonic
@@ -158,8 +157,9 @@ class Search:
     def _seeds(self) -> Iterator[Candidate]:
         for baseline in self.baselines:
             self._to_compare.setdefault(baseline.role, []).append(baseline.plan)
+        yield from self._queue()
         for number, plan in enumerate(self._predicted()):
-            if not number and not self.ledger.trials:
+            if not number and all(trial.role == Role.QUEUED for trial in self.ledger.trials):
                 self._announce_costs(plan)
             if self._affords_seed():
                 yield from self._seed(plan, Role.PREDICTED)
@@ -168,6 +168,18 @@ class Search:
             if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
         yield from self._compared()
+
+    def _queue(self) -> Iterator[Candidate]:
+        """Yield the queued plans, and say which of them the budget leaves out."""
+        left_out = []
+        for plan in self.queued:
+            if self.ledger.answer(plan) or self._affords_seed():
+                yield from self._seed(plan, Role.QUEUED)
+            else:
+                left_out.append(plan.id)
+        if left_out:
+            text = f"Of search.queue, the budget leaves out {', '.join(left_out)}; raise search.trials or its limits"
+            self._announce(Note(text=text))
 
     def _compared(self) -> Iterator[Candidate]:
         """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time."""
@@ -197,29 +209,11 @@ class Search:
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
         seconds, *of_baselines = self.advisor.trial_seconds([plan, *(each[0] for each in self._to_compare.values())])
-        groups, devices = len(self.runners), plan.layout.world_size
-        fit = self._budget.fitting(seconds, sum(of_baselines), groups, devices)
-        more = max(0, min(fit, self.settings.trials - len(of_baselines)))
-        compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
-        text = (
-            f"A trial of the plan predicted best takes at least {seconds:.1f} s, {compared}; at most "
-            f"{number_of(more, 'more trial')}"
-        )
         needed = self._needed()
         # Each of these is repeated once if it may win.
         always = 2 * sum(each for role, each in zip(self._to_compare, of_baselines, strict=True) if role in needed)
-        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
-        if always > self.settings.time_limit:
-            text += f"; what always runs takes about {duration_text(always)}, longer than search.time_limit"
-        text += f"; {max(hours, devices * always / 3600):.2g} device-hours in all"
+        text = self._budget.costs_text(seconds, of_baselines, always, len(self.runners), plan.layout.world_size)
         self._announce(Note(text=text))
-        if not fit:
-            limits = "search.time_limit" + " and search.device_hours" * (self.settings.device_hours is not None)
-            _log.warning(
-                "the limits of the search leave no time for more than the baselines; raise %s, or lower "
-                "search.timed_steps",
-                limits,
-            )
 
     def _affords_seed(self) -> bool:
         """Return whether the budget allows a trial besides one for each kind of baseline that has none."""

@@ -1,7 +1,7 @@
 """The settings that are stored with a study, by which a later search finds the one to go on with."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from trials.plan import Plan
@@ -23,13 +23,20 @@ _OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 
 
 def study_settings(
-    search: "SearchSection", training: "TrainingSection", current_plan: Plan | None, model: str, *, fresh: bool
+    search: "SearchSection",
+    training: "TrainingSection",
+    current_plan: Plan | None,
+    queued: Iterable[Plan],
+    model: str,
+    *,
+    fresh: bool,
 ) -> dict[str, object]:
-    """Return the settings of a new study. The current plan is known by its id, not by its file."""
+    """Return the settings of a new study. Plans that the job gives are known by their ids, not by their files."""
     return {
         **search.model_dump(mode="json"),
         TRAINING: training.model_dump(include=_OF_STEPS),
         "current_plan": current_plan and current_plan.id,
+        "queue": [plan.id for plan in queued],
         MODEL: model,
         FRESH: fresh,
     }

@@ -18,8 +18,8 @@ from autotune.search.sampling.attributes import winner_attributes
 from autotune.search.sampling.proposals import database, load_sampler
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
-from autotune.search.space.current_plan import current_plan, warn_of_batch
 from autotune.search.space.feasible import check_space
+from autotune.search.space.given_plans import current_plan, queued_plans, warn_of_batch
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
@@ -35,16 +35,16 @@ from trials.run.pool import REQUESTS_PER_START, WarmPool
 _log = logging.getLogger(__name__)
 
 
-def check_search(prepared: Prepared) -> Plan | None:
-    """Check the settings of the search before the profile, which takes minutes; return the current plan, if any.
+def check_search(prepared: Prepared) -> tuple[Plan | None, dict[str, Plan]]:
+    """Check the settings of the search before the profile, which takes minutes; return (current plan, `queued_plans`).
 
-    Raise JobError for an unknown sampler, a layout that cannot be searched, and a current plan of another job.
+    Raise JobError for an unknown sampler, a layout that cannot be searched, and a plan of another job.
     """
     search = prepared.job.search
     load_sampler(search.sampler)
     check_space(prepared.workload, search.space)
     check_named(prepared.job, prepared.workload)
-    return current_plan(prepared)
+    return current_plan(prepared), queued_plans(prepared)
 
 
 class Tuner:
@@ -58,7 +58,7 @@ class Tuner:
         self._store = bench.store
         self._agent = bench.agent
         self._listener = listener
-        self._current_plan = check_search(bench.prepared)
+        self._current_plan, self._queued = check_search(bench.prepared)
         if self._current_plan is not None:
             warn_of_batch(bench.prepared, self._current_plan)
         self._fingerprint = self._store.add_workload(self._workload)
@@ -85,6 +85,7 @@ class Tuner:
                     pools,
                     optuna,
                     current_plan=self._current_plan,
+                    queued=self._queued,
                     # Earlier trials of this workload say more than similar workloads, from which they began themselves.
                     warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
                     listener=self._listener,
@@ -112,6 +113,7 @@ class Tuner:
             self._job.search,
             self._job.training,
             self._current_plan,
+            self._queued.values(),
             published_name(self._job.model.path),
             fresh=fresh,
         )

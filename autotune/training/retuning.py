@@ -122,7 +122,7 @@ def tune_again(
         with whole_file(file) as stream:
             stream.write(wire.encode(plan).encode())
         job = bench.prepared.job
-        search = job.search.model_copy(update={"current_plan": file})
+        search = job.search.model_copy(update={"current_plan": file, "queue": ()})
         prepared = replace(bench.prepared, job=job.model_copy(update={"search": search}))
         tuner = Tuner(replace(bench, prepared=prepared), listener)
         logs, devices = bench.folder / "ranks" / "profile", prepared.workload.hardware.devices

@@ -170,6 +170,7 @@ def _full(job: Job) -> dict[str, Any]:
     document["search"] |= {
         "device_hours": 0.5,
         "current_plan": PLAN,
+        "queue": [PLAN],
         "objectives": ["time", "memory"],
         "sampler": "tpe",
     }

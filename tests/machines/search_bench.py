@@ -68,6 +68,7 @@ class Bench:
     remembers: bool = True
     """Whether trials of other studies count."""
     current_plan: Plan | None = None
+    queued: tuple[Plan, ...] = ()
     on_end: Callable[[FinishedTrial], None] = lambda _: None
     """Called with each trial that has ended."""
     events: list[Event] = dataclasses.field(default_factory=list)
@@ -127,6 +128,7 @@ class Bench:
                 predictor=calibrated,
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
+                queued=self.queued,
                 listener=self._listen,
                 baselines=chain(
                     [BaselinePlan(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],

@@ -29,6 +29,7 @@ from trials.units import number_of
 
 _KINDS = {
     "baseline": "var(--orange)",
+    "given in the queue": "var(--pink)",
     "predicted": "var(--purple)",
     "proposed by the sampler": "var(--blue)",
     "repeat": "var(--green)",
@@ -81,6 +82,8 @@ def _kind(trial: FinishedTrial) -> str:
         return "baseline"
     if trial.role in REPEATS:
         return "repeat"
+    if trial.role == Role.QUEUED:
+        return "given in the queue"
     return "predicted" if trial.role in (Role.PREDICTED, Role.INHERITED) else "proposed by the sampler"
 
 

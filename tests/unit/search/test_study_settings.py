@@ -10,7 +10,7 @@ from trials.job import SearchSection, TrainingSection
 
 
 def settings_of(**search: Any) -> dict[str, Any]:
-    return study_settings(SearchSection.model_validate(search), TrainingSection(), None, "org/name", fresh=False)
+    return study_settings(SearchSection.model_validate(search), TrainingSection(), None, (), "org/name", fresh=False)
 
 
 def test_a_study_of_a_version_with_fewer_axes_goes_on() -> None:
@@ -37,18 +37,20 @@ def test_a_moved_model_goes_on_with_its_search() -> None:
     assert is_same_search(stored, settings_of())
 
 
-def test_another_current_plan_makes_another_search() -> None:
-    with_plan = study_settings(SearchSection(), TrainingSection(), PADDED_PLAN, "org/name", fresh=True)
+def test_another_current_plan_or_queue_makes_another_search() -> None:
+    with_plan = study_settings(SearchSection(), TrainingSection(), PADDED_PLAN, (), "org/name", fresh=True)
     assert is_same_search(with_plan, {**with_plan, "fresh": False})
     assert not is_same_search(settings_of(), with_plan)
+    queued = study_settings(SearchSection(), TrainingSection(), None, (PADDED_PLAN,), "org/name", fresh=False)
+    assert not is_same_search(settings_of(), queued)
 
 
 @pytest.mark.parametrize("changed", [{"batch_tolerance": 0.2}, {"step_variance": 3.0}])
 def test_steps_that_are_arranged_otherwise_make_another_search(changed: dict[str, float]) -> None:
     training = TrainingSection.model_validate(changed)
-    settings = study_settings(SearchSection(), training, None, "org/name", fresh=False)
+    settings = study_settings(SearchSection(), training, None, (), "org/name", fresh=False)
     assert not is_same_search(settings_of(), settings)
     assert training_of(settings) == training
     assert training_of({}) == training_of({TRAINING: {"step_variance": "broken"}}) == TrainingSection()
     same = TrainingSection(learning_rate=0.1)
-    assert is_same_search(settings_of(), study_settings(SearchSection(), same, None, "org/name", fresh=False))
+    assert is_same_search(settings_of(), study_settings(SearchSection(), same, None, (), "org/name", fresh=False))

@@ -145,5 +145,5 @@ def test_a_search_names_the_traps_of_its_profile(tmp_path: Path, caplog: pytest.
         ledger = StudyLedger(store, bench.spool, study, agent, ())
         pool = WarmPool(LocalLauncher(tmp_path, 2, "cpu"))
         optuna = InMemoryStorage()
-        assemble(bench, study, ledger, [pool], optuna, current_plan=None, warm_start=False, listener=unheard)
+        assemble(bench, study, ledger, [pool], optuna, current_plan=None, queued={}, warm_start=False, listener=unheard)
     assert [each for each in caplog.messages if "a convolution in the projector that is slow here costs" in each]

@@ -1,6 +1,7 @@
-"""The plan that trainings use now, with which a search is compared."""
+"""Plans that a job names by their files: the one that trainings use now, and those to try first."""
 
 import logging
+from pathlib import Path
 
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.plan_check import check_plan
@@ -21,26 +22,42 @@ def current_plan(prepared: Prepared) -> Plan | None:
 
     Raise JobError for a plan that is not one of this job, or that would train on fewer samples.
     """
-    path, workload = prepared.job.search.current_plan, prepared.workload
-    model = workload.model
-    if path is None:
-        return None
+    path = prepared.job.search.current_plan
+    return None if path is None else _given(prepared, path, "search.current_plan")
+
+
+def queued_plans(prepared: Prepared) -> dict[str, Plan]:
+    """Read the plans of `search.queue`, by their keys in the job. Raise JobError as above, and for equal ones."""
+    found: dict[str, Plan] = {}
+    for number, path in enumerate(prepared.job.search.queue):
+        key = f"search.queue[{number}]"
+        plan = _given(prepared, path, key)
+        if same := [other for other, known in found.items() if known == plan]:
+            raise JobError(f"{key}: {path} has plan {plan.id}, like {same[0]}; remove one of them")
+        found[key] = plan
+    return found
+
+
+def _given(prepared: Prepared, path: Path, key: str) -> Plan:
+    """Read the plan in the file that this key of the job names. Raise JobError."""
+    workload = prepared.workload
+    model, devices = workload.model, workload.hardware.devices
     try:
         plan = read_plan(path)
         plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         for level in () if isinstance(plan.packing, Padded) else plan.packing.levels:
             plugins.load(PACKERS, level.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:
-        raise JobError(f"search.current_plan: {error}") from error
-    devices = workload.hardware.devices
+        raise JobError(f"{key}: {error}") from error
     if plan.layout.world_size != devices:
         raise JobError(
-            f"search.current_plan: {path} is a plan for {number_of(plan.layout.world_size, 'device')}, not {devices}"
+            f"{key}: {path} is a plan for {number_of(plan.layout.world_size, 'device')}, not {devices}; change its "
+            "layout, or hardware.devices"
         )
     try:
         check_plan(prepared, plan)
     except PlanNotValid as error:
-        raise JobError(f"search.current_plan: {error}") from error
+        raise JobError(f"{key}: {error}") from error
     packing, index = plan.packing, prepared.index
     if not isinstance(packing, Padded) and holds_all(workload):
         last = packing.levels[-1]
@@ -49,7 +66,7 @@ def current_plan(prepared: Prepared) -> Plan | None:
         lost = 0
     if lost:
         raise JobError(
-            f"search.current_plan: {path} has packs that are too small for {number_of(lost, 'sample')}, which "
+            f"{key}: {path} has packs that are too small for {number_of(lost, 'sample')}, which "
             f"data.oversize: {workload.oversize} does not train; raise its qv and qt, or set data.oversize: own-pack"
         )
     return plan

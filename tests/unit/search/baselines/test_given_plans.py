@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import JobError
-from autotune.search.space.current_plan import current_plan, warn_of_batch
+from autotune.search.space.given_plans import current_plan, warn_of_batch
 from autotune.workload import Prepared
 from tests.values.search import prepared_of
 from trials import wire
