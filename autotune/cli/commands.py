@@ -213,12 +213,17 @@ def compare(options: Options, first: str, second: str) -> None:
 @main.command()
 @click.argument("study", required=False)
 @click.option("--out", type=click.Path(path_type=Path), help="HTML file to write. Default: report-ID.html, here.")
+@click.option(
+    "--artifacts",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder in which to keep it for optuna-dashboard, whose option --artifact-dir names the same folder.",
+)
 @common
-def report(options: Options, study: str | None, out: Path | None) -> None:
+def report(options: Options, study: str | None, out: Path | None, artifacts: Path | None) -> None:
     """Write a report of STUDY, or of the newest study, as one HTML file."""
     from autotune.cli.stored.html_report import report_study
 
-    report_study(options, study, out)
+    report_study(options, study, out, artifacts)
 
 
 @main.command()

@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+from tests.programs.browser import CHROMIUM
+
 START_SECONDS = 60.0
+RENDER_MILLISECONDS = 20_000
 
 
 @contextmanager
-def dashboard(url: str) -> Iterator[str]:
+def dashboard(url: str, *options: str) -> Iterator[str]:
     """Start the dashboard on the database, and provide its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     program = Path(sys.executable).with_name("optuna-dashboard")
     with subprocess.Popen(
-        [program, url, "--host", "127.0.0.1", "--port", str(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [program, url, "--host", "127.0.0.1", "--port", str(port), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     ) as server:
         try:
             _wait(port, server)
@@ -52,3 +57,12 @@ def ask(address: str) -> Any:
 def attributes(shown: dict[str, Any]) -> dict[str, str]:
     """Return the user attributes of a study or trial, as the API gives them."""
     return {each["key"]: each["value"] for each in shown["user_attrs"]}
+
+
+def rendered(address: str, folder: Path) -> str:
+    """Return the document that the browser shows."""
+    assert CHROMIUM
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"]
+    command += [f"--user-data-dir={folder}", f"--virtual-time-budget={RENDER_MILLISECONDS}", "--dump-dom", address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -1,5 +1,6 @@
 """The Optuna study of a search: what was tried, and what to try next. It can be rebuilt from the tables of trials."""
 
+import json
 import logging
 import math
 import statistics
@@ -9,9 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.artifacts import FileSystemArtifactStore, upload_artifact
 from optuna.distributions import check_distribution_compatibility
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.pruners import BasePruner
@@ -29,7 +32,7 @@ from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_
 from autotune.search.sampling.context import SamplerContext, SamplerModule
 from autotune.search.sampling.hub import HUB, hub_sampler
 from storage.database.engine import explain
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, UnknownRecord
 from storage.records import FinishedTrial
 from trials import plugins
 from trials.errors import UnknownName
@@ -42,6 +45,8 @@ _OBJECTIVE = "epoch seconds"
 _LOCK_SECONDS = 120
 _CONSTRAINTS = "constraints"
 """Where Optuna keeps a list of them, and the one place where its dashboard (0.21) looks; it knows no named ones yet."""
+_ARTIFACT = "artifacts:"
+"""Beginning of the system attributes in which Optuna keeps what it knows of an artifact, as JSON."""
 _REJECTED = 1.0
 """Violation of a plan that was rejected: far above that of one that lacked some per cent of memory."""
 
@@ -109,6 +114,32 @@ def delete_studies(url: str, exclusive: AbstractContextManager[None], names: Ite
         for name in names:
             with suppress(KeyError):  # there is none: it was imported, or ended before its first trial
                 storage.delete_study(storage.get_study_id_from_name(name))
+
+
+def attach(url: str, exclusive: AbstractContextManager[None], name: str, file: Path, folder: Path) -> str:
+    """Store a file among the artifacts in a folder, as one of the Optuna study with this name; return its id.
+
+    It replaces the study's artifact with the same file name. Raise UnknownRecord where there is no such study, OSError
+    where the folder cannot be written, and DatabaseUnavailable.
+    """
+    artifacts = FileSystemArtifactStore(folder)
+    with database(url, exclusive) as storage, _errors():
+        try:
+            attributes = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
+        except KeyError as error:
+            raise UnknownRecord(
+                f"Optuna has no study {name}, because it was imported or ended before its first trial; leave out "
+                "--artifacts"
+            ) from error
+        # Optuna's own list of them fails where its dashboard has deleted one, which leaves a null.
+        known = (json.loads(value) for key, value in attributes.items() if key.startswith(_ARTIFACT))
+        former = next((each["artifact_id"] for each in known if each and each["filename"] == file.name), None)
+        if former is None:
+            study = optuna.load_study(study_name=name, storage=storage)
+            return upload_artifact(artifact_store=artifacts, file_path=str(file), study_or_trial=study)
+        with file.open("rb") as content:
+            artifacts.write(former, content)
+        return str(former)
 
 
 @contextmanager

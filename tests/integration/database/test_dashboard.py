@@ -1,7 +1,5 @@
 """Optuna's own dashboard on our database: in a headless Chromium where one is installed, else through its HTTP API."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,21 +7,10 @@ import pytest
 from storage.store import open_store
 from tests.machines.search_bench import PREDICTOR, Bench
 from tests.machines.simulated import SimulatedLauncher
-from tests.programs.dashboards import ask, attributes, dashboard
+from tests.programs.browser import CHROMIUM
+from tests.programs.dashboards import ask, attributes, dashboard, rendered
 from trials.outcome import Failed, OutOfMemory
 from trials.plan import Plan
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-RENDER_MILLISECONDS = 20_000
-
-
-def rendered(address: str, folder: Path) -> str:
-    """Return the document that the browser shows."""
-    assert CHROMIUM
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    command += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic"]
-    command += [f"--user-data-dir={folder}", f"--virtual-time-budget={RENDER_MILLISECONDS}", "--dump-dom", address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 @pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
