@@ -128,15 +128,15 @@ def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: p
     assert len(user.rows("SELECT id FROM autotune_study")) == 2
 
 
-def test_fresh_measures_again(user: User) -> None:
+def test_fresh_measures_again_and_begins_with_what_is_queued(user: User) -> None:
     before = len(user.rows(FINISHED))
-    user.run("tune", str(user.job), "--fresh", "--trials", "3")
-    assert len(user.rows(FINISHED)) >= before + 4
+    (user.job.parent / "mine.json").write_text(json.dumps(user.run("show", user.first["id"])[0]))
+    user.run("tune", str(user.job), "--fresh", "--trials", "4", "--set", "search.queue=[mine.json]")
+    assert len(user.rows(FINISHED)) >= before + 5
     study = user.rows("SELECT id FROM autotune_study ORDER BY started DESC")[0][0]
-    roles = [
-        role for (role,) in user.rows(f"SELECT role FROM autotune_trial WHERE study_id = '{study}' ORDER BY number")
-    ]
-    assert {"default", "omnibal", "confirm"} <= set(roles)
+    tried = user.rows(f"SELECT role, plan_id FROM autotune_trial WHERE study_id = '{study}' ORDER BY number")
+    assert tried[0] == ("queued", user.first["id"])
+    assert {"default", "omnibal", "confirm"} <= {role for role, _ in tried}
 
 
 def test_plans_and_show_answer_from_the_database(user: User) -> None:
