@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
 
 _log = logging.getLogger(__name__)
+_OWN = ("autotune", "storage", "trials")
+"""Packages of this project, by which its loggers are named."""
 _OBJECTS_BETWEEN_COLLECTIONS = 500_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS = 600.0
@@ -259,8 +261,31 @@ def _configure_logging(options: Options) -> None:
     handler.setLevel(logging.ERROR if options.quiet else logging.NOTSET)
     # Other libraries keep WARNING, so that -vv shows the messages of this project only.
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    for name in ("autotune", "storage", "trials"):
+    for name in _OWN:
         logging.getLogger(name).setLevel(level)
+
+
+class _KeptWarnings(logging.Handler):
+    """Handler that keeps the warnings of this project."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.partition(".")[0] in _OWN:
+            self.texts.append(record.getMessage())
+
+
+@contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Provide a list, to which the warnings of this project are added, as they are shown elsewhere, too."""
+    kept = _KeptWarnings()
+    logging.getLogger().addHandler(kept)
+    try:
+        yield kept.texts
+    finally:
+        logging.getLogger().removeHandler(kept)
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):

@@ -1,10 +1,9 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.context import Options
+from autotune.cli.context import Options, warnings_kept
 from autotune.errors import HardwareError
 from autotune.folders import database_is_there, database_name, spool_folder, work_folder
 from autotune.machine import device_problems
@@ -25,29 +24,12 @@ if TYPE_CHECKING:
     from trials.job import Job
 
 _Part = dict[str, Any] | None
-_OWN = ("autotune", "storage", "trials")
-
-
-class _Warnings(logging.Handler):
-    """Handler that keeps the warnings of this project, which are problems too."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name.partition(".")[0] in _OWN:
-            self.texts.append(record.getMessage())
 
 
 def examine(options: Options, file: "JobFile | None") -> None:
     """Report everything, then raise the error that kept the database from being read, if any."""
-    warnings = _Warnings()
-    logging.getLogger().addHandler(warnings)
-    try:
-        _examine(options, file, warnings.texts)
-    finally:
-        logging.getLogger().removeHandler(warnings)
+    with warnings_kept() as warnings:
+        _examine(options, file, warnings)
 
 
 def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) -> None:
