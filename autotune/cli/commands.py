@@ -240,6 +240,20 @@ def doctor(options: Options, job: "JobFile | None") -> None:
 
 
 @main.command()
+@click.option("--allow-runs", is_flag=True, help="Offer tune and launch, which use the devices, as well.")
+@common_with_ranks
+def mcp(options: Options, allow_runs: bool) -> None:
+    """Serve an assistant with these commands, by the Model Context Protocol on stdin and stdout."""
+    from autotune.output_file import check_library
+
+    check_library("`autotune mcp`", "mcp.server.context", "'mcp>=2.3,<3'")  # 1.x has other names
+    from autotune.cli.assistants.server import serve
+
+    options.display.close()  # it would count the seconds, to the end of the session
+    serve(main.commands, options.database, allows_runs=allow_runs)
+
+
+@main.command()
 @common
 def schema(options: Options) -> None:
     """Print the JSON Schema of the job file, with which editors complete and check it."""

@@ -58,26 +58,23 @@ class Options:
     quiet: bool
     display: Display = field(default_factory=Display)
     """The listener of everything that the command does."""
+    receiver: Callable[[Mapping[str, Any]], None] | None = None
+    """Takes the result, which is not printed then."""
 
     def give(
         self, document: Callable[[], Mapping[str, Any]], text: Callable[[], str], *, is_code: bool = False
     ) -> None:
         """Print the result as JSON or text; at a terminal long lines are folded, unless the text `is_code`.
 
-        Raise AutotuneError for NaN in JSON, or when stdout cannot be written.
+        A `receiver` gets it instead. Raise AutotuneError for NaN in JSON, or when stdout cannot be written.
         """
         self.display.close()  # stdout may be the same terminal
+        if self.receiver is not None:
+            self.receiver(document())
+            return
         if sys.stdout is None:  # click would print nothing, without an error
             raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
-        if not self.as_json:
-            result = visible(text() if is_code else fitted(text()))
-        else:
-            try:
-                result = json.dumps(document(), indent=2, allow_nan=False)
-            except ValueError as error:  # JSON has no numbers that are not finite
-                raise AutotuneError(
-                    f"the result cannot be written as JSON ({error}); run the command without --json"
-                ) from error
+        result = document_text(document()) if self.as_json else visible(text() if is_code else fitted(text()))
         try:
             click.echo(result)
         except BrokenPipeError:  # the reader has closed the pipe; click ends quietly
@@ -97,6 +94,16 @@ class Options:
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else what `chosen_database` returns."""
         return chosen_database(self.database, of_job)
+
+
+def document_text(document: Mapping[str, Any], indent: int | None = 2) -> str:
+    """Return a result as JSON. Raise AutotuneError for numbers that are not finite, which JSON has not."""
+    try:
+        return json.dumps(document, indent=indent, allow_nan=False)
+    except ValueError as error:
+        raise AutotuneError(
+            f"the result cannot be written as JSON ({error}); run the command without --json"
+        ) from error
 
 
 def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[..., None]:

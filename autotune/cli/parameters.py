@@ -40,7 +40,7 @@ class WorkflowGroup(click.Group):
         "Train": ("launch", "run", "export"),
         "Look up": ("plans", "show", "compare", "studies", "report"),
         "Share and keep": ("db", "note", "tag"),
-        "Set up": ("node", "schema", "completion"),
+        "Set up": ("mcp", "node", "schema", "completion"),
     }
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,0 +1,390 @@
+"""`autotune mcp`, asked over pipes by the client of the protocol's own package."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from click.testing import CliRunner
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+from mcp.shared.dispatcher import ProgressFnT
+from mcp.types import CallToolResult, TextContent
+
+from autotune.cli import main
+from autotune.cli.assistants.provenance import ORIGINS
+from autotune.forecast.profile_file import ProfiledCosts
+from autotune.machine.hardware import software
+from autotune.model_shape import model_shape
+from storage.store import open_store
+from tests.programs.processes import children, ranks, wait_for, wait_for_the_end
+from tests.unit.repository.test_docs import ROOT
+from tests.values import search
+from tests.values.storage import (
+    EXPLANATION,
+    NOON,
+    OUTCOMES,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    concluded,
+    launch_result,
+    packed_plan,
+    result_of,
+    window_of,
+)
+from tests.values.training import job_of, plan_of
+from trials import wire
+from trials.costs.layer_costs import LinkCost
+
+LOOKS = {"recommend", "doctor", "pack", "predict", "plans", "show", "compare", "studies"}
+RUNS = {"tune", "launch"}
+SKILL = ROOT / "skills" / "autotune" / "SKILL.md"
+BEST, OTHER = packed_plan().id, PADDED_PLAN.id
+
+
+class Assistant:
+    """An assistant that is connected to a server."""
+
+    def __init__(self, portal: BlockingPortal, client: Client) -> None:
+        self.portal = portal
+        self.client = client
+
+    def ask(self, tool: str, **arguments: object) -> CallToolResult:
+        return self.begin(tool, arguments).result()
+
+    def begin(self, tool: str, arguments: dict[str, Any], heard: ProgressFnT | None = None) -> Future[CallToolResult]:
+        """Call a tool, of which the client may hear before the result is there, and which it may cancel."""
+        call = partial(self.client.call_tool, tool, arguments, progress_callback=heard)
+        return self.portal.start_task_soon(call)
+
+    def told(self, tool: str, **arguments: object) -> dict[str, Any]:
+        return told_by(self.ask(tool, **arguments))
+
+    def refused(self, tool: str, **arguments: object) -> str:
+        answer = self.ask(tool, **arguments)
+        assert answer.is_error
+        return text_of(answer)
+
+
+def told_by(answer: CallToolResult) -> dict[str, Any]:
+    assert not answer.is_error, answer.content
+    assert answer.structured_content is not None
+    told: dict[str, Any] = answer.structured_content
+    assert json.loads(text_of(answer)) == told
+    return told
+
+
+def text_of(answer: CallToolResult) -> str:
+    (content,) = answer.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("a user")
+
+
+@pytest.fixture(scope="module")
+def environment(folder: Path) -> dict[str, str]:
+    """Environment of a user whose database holds a finished study, which tried two plans, and a training."""
+    url = f"sqlite:///{folder}/known.db"
+    with open_store(url) as store:
+        study = store.create_study(store.add_workload(WORKLOAD), {"trials": 24}, seed=7)
+        for plan in (packed_plan(), PADDED_PLAN):
+            for outcome in ("completed", "out of memory"):
+                store.finish_trial(result_of(store.start_trial(study.id, plan, "sampled").id, OUTCOMES[outcome]))
+        concluded(store, best_of(study.id, explanation=EXPLANATION))
+        launch = store.start_launch(packed_plan(), study.workload_fingerprint, 8.0).id
+        store.add_window(window_of(launch))
+        store.finish_launch(launch_result(launch))
+    home = {name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
+    return {**os.environ, **home, "CUDA_VISIBLE_DEVICES": "", "AUTOTUNE_DB_URL": url}
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[BlockingPortal]:
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+def connected(portal: BlockingPortal, environment: Mapping[str, str], *options: str) -> Iterator[Assistant]:
+    arguments = ["-P", "-m", "autotune", "mcp", *options]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(environment))
+    with portal.wrap_async_context_manager(Client(stdio_client(server))) as client:
+        yield Assistant(portal, client)
+
+
+@pytest.fixture(scope="module")
+def reader(portal: BlockingPortal, environment: dict[str, str]) -> Iterator[Assistant]:
+    yield from connected(portal, environment)
+
+
+@pytest.fixture(scope="module")
+def runner(portal: BlockingPortal, environment: dict[str, str]) -> Iterator[Assistant]:
+    yield from connected(portal, environment, "--allow-runs")
+
+
+@pytest.fixture(scope="module")
+def job(example: Path, folder: Path) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(job_of(example, folder / "output").model_dump(mode="json", exclude_none=True)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def profile(example: Path, folder: Path) -> Path:
+    """A profile of the example's model on devices that are not here."""
+    costs = replace(search.COSTS, link=LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9))
+    profiled = ProfiledCosts(
+        hardware=replace(WORKLOAD.hardware, devices=2),
+        model=model_shape(job_of(example, folder).model),
+        software=software(),
+        created=NOON,
+        costs=costs,
+    )
+    path = folder / "costs.json"
+    path.write_text(wire.encode(profiled))
+    return path
+
+
+def numbers(
+    value: object, rules: Mapping[str, str], origin: str, path: str = "", parent: str = ""
+) -> Iterator[tuple[str, str]]:
+    """(path, origin) of each number, by the innermost of the keys in `rules`."""
+    match value:
+        case dict():
+            for key, inner in value.items():
+                rule = rules.get(f"{parent}.{key}") or rules.get(key, origin)
+                yield from numbers(inner, rules, rule, f"{path}.{key}", key)
+        case list():
+            for inner in value:
+                yield from numbers(inner, rules, origin, f"{path}[]", parent)
+        case bool():
+            return
+        case int() | float():
+            yield path, origin
+
+
+def origins(told: Mapping[str, Any]) -> dict[str, str]:
+    said = told["provenance"]
+    found = dict(numbers(told["result"], said["except"], said["numbers"]))
+    assert set(found.values()) <= set(said["meanings"]) <= set(ORIGINS)
+    return found
+
+
+def test_a_server_offers_runs_only_where_it_was_allowed(reader: Assistant, runner: Assistant) -> None:
+    for assistant, expected in ((reader, LOOKS), (runner, LOOKS | RUNS)):
+        tools = assistant.portal.call(assistant.client.list_tools).tools
+        assert {tool.name for tool in tools} == expected
+        for tool in tools:
+            assert tool.annotations
+            assert tool.annotations.read_only_hint is (tool.name in LOOKS)
+            assert tool.description
+            assert not {"out", "plot", "db", "json"} & tool.input_schema["properties"].keys()
+            assert all(each["description"] for each in tool.input_schema["properties"].values())
+
+
+def test_stored_plans_and_studies_have_the_origin_of_each_number(reader: Assistant) -> None:
+    (best,) = reader.told("plans", hardware="A100")["result"]["plans"]
+    assert best["id"] == BEST
+    assert reader.told("plans", hardware="H100")["result"]["plans"] == []
+    shown = origins(reader.told("show", plan=BEST[:6]))
+    assert shown[".epoch_seconds"] == shown[".trials[].result.epoch_seconds"] == "measured"
+    assert shown[".launches[].windows[].training_samples_per_second"] == "measured"
+    assert shown[".plan.packing.qt"] == shown[".workload.data.samples"] == shown[".evidence.runs"] == "exact"
+    assert shown[".explanation.plans[].parts[].seconds"] == "field basis"
+    assert shown[".explanation.changes[].gain"] == "field measured"
+    compared = reader.told("compare", first=BEST, second=OTHER)
+    assert origins(compared)[".speed_ratio.mean"] == origins(compared)[".plans[].stages[].peak_bytes"] == "measured"
+    assert [each["id"] for each in compared["result"]["plans"]] == [BEST, OTHER]
+    (study,) = reader.told("studies")["result"]["studies"]
+    assert origins(reader.told("studies", study=study["name"]))[".trials[].result.epoch_seconds"] == "measured"
+
+
+def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
+    runner: Assistant, job: Path, profile: Path
+) -> None:
+    told = runner.told("predict", job=str(job), device_profile=str(profile), top=1)
+    found = origins(told)
+    assert found[".plans[].epoch_seconds"] == found[".plans[].stages[].expected"] == "predicted"
+    assert found[".plans[].plan.layout.data"] == found[".samples"] == "exact"
+    found = origins(runner.told("pack", job=str(job), set=["training.global_batch_samples=4"], qt=500))
+    assert found[".after.text_fill"] == found[".global_batch_samples"] == "exact"
+    assert found[".after.cost_per_sample"] == "analytic"
+    told = runner.told("pack", job=str(job), what_if=["cutoff=200"])
+    assert origins(told)[".variants[].operations"] == "analytic"
+    assert told["provenance"]["except"]["epoch_seconds"] == "predicted"
+    told = runner.told("doctor", job=str(job))
+    assert origins(told)[".least_bytes"] == "analytic"
+    assert told["result"]["data"]["samples"] == 48
+
+
+def test_a_question_about_a_model_and_data_ends_in_a_launched_dry_run(
+    runner: Assistant, example: Path, job: Path, folder: Path
+) -> None:
+    model, data, devices = str(example / "model"), [str(example / "data" / "train.jsonl")], 2
+    assert "no data sheet of a device 'abacus'" in runner.refused("recommend", model=model, data=data, device="abacus")
+    settings = ["model.dtype=float32", "training.global_batch_samples=8"]
+    told = runner.told(
+        "recommend", model=model, data=data, device="h100", devices=[devices], deadline="24h", set=settings
+    )
+    found = origins(told)
+    assert found[".choices[].epoch_seconds"] == found[".choices[].relative_error"] == "field origin"
+    assert [each["origin"] for each in told["result"]["choices"]] == [found[".data_sheet.flops"]] == ["analytic"]
+    assert found[".choices[].plan.packing.qt"] == "exact"
+    assert told["result"]["advised_devices"] == devices
+    plan = folder / "plan.json"
+    plan.write_text(json.dumps(told["result"]["choices"][0]["plan"]))
+    launched = runner.told("launch", job=str(job), plan=str(plan), dry_run=True)
+    commands = launched["result"]["commands"]
+    assert len(commands) == devices
+    assert all("--request" in command["argv"] for command in commands)
+    assert set(origins(launched).values()) <= {"exact"}
+    assert not (folder / "output").exists()
+
+
+def test_a_run_that_is_not_allowed_is_refused_with_the_command_for_it(reader: Assistant) -> None:
+    message = reader.refused("tune", job="my job.yaml", trials=3, resume=False)
+    assert "was started without --allow-runs" in message
+    command = message.partition("`")[2].partition("`")[0]
+    assert shlex.split(command) == ["autotune", "tune", "my job.yaml", "--trials=3", "--fresh"]
+    assert "`predict` from a profile" in message
+    assert "`autotune launch job.yaml --dry-run`" in reader.refused("launch", job="job.yaml", dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("show", {"plan": "ffff"}, "ffff"),
+        ("predict", {"job": "absent.yaml"}, "absent.yaml: no such file; give the path of a job file"),
+        ("plans", {"top": 0}, "Invalid value for '--top': 0 is not in the range"),
+        ("plans", {"here": "yes"}, 'here: must be true or false, not "yes"'),
+        ("recommend", {"model": "m", "data": "train.jsonl"}, 'data: must be a list, not "train.jsonl"'),
+        ("show", {"plan": "a\0b"}, "plan: holds a null character"),
+        ("show", {}, "Missing argument 'PLAN'"),
+        ("show", {"plan": "ffff", "out": "x"}, "show has no argument 'out'; it has plan"),
+        ("run", {"job": "job.yaml"}, "there is no tool 'run'; there are recommend, doctor"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_message_of_the_command(
+    runner: Assistant, tool: str, arguments: dict[str, object], message: str
+) -> None:
+    assert message in runner.refused(tool, **arguments)
+
+
+def test_a_run_that_fails_ends_with_its_message_and_the_server_goes_on(runner: Assistant, folder: Path) -> None:
+    absent = folder / "absent.yaml"
+    assert runner.refused("tune", job=str(absent)) == f"{absent}: no such file; give the path of a job file"
+    assert runner.told("plans")["result"]["plans"]
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+def test_a_training_tells_its_progress_while_the_server_answers_other_questions(
+    runner: Assistant, job: Path, folder: Path
+) -> None:
+    plan, heard = folder / "halves.json", list[str | None]()
+    plan.write_text(wire.encode(plan_of("12+8", data=2)))
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    training = runner.begin("launch", {"job": str(job), "plan": str(plan), "steps": 2}, hear)
+    wait_for(lambda: heard)
+    assert runner.told("plans")["result"]["plans"]
+    assert not training.done()
+    told = told_by(training.result())
+    assert told["result"]["steps"] == 2
+    assert origins(told)[".training_samples_per_second"] == "measured"
+    assert any("raining" in (message or "") for message in heard)
+
+
+@pytest.mark.ranks
+@pytest.mark.long
+def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path) -> None:
+    search = runner.begin("tune", {"job": str(job)})
+    wait_for(ranks)
+    started = [each for each in children() if "tune" in each.cmdline()] + ranks()
+    assert len(started) > 1
+    search.cancel()
+    wait_for_the_end(started)
+    assert runner.told("plans")["result"]["plans"]
+
+
+def test_only_messages_of_the_protocol_are_written_to_stdout_also_by_a_tool_that_prints_and_breaks(
+    environment: dict[str, str],
+) -> None:
+    """It prints in three ways, as libraries do, and its second call is a bug."""
+    script = (
+        "import os, autotune.cli.doctor as doctor\n"
+        "examine = doctor.examine\n"
+        "def loud(*given):\n"
+        "    print('stray', flush=True); os.write(1, b'stray\\n'); os.system('echo stray')\n"
+        "    doctor.examine = lambda *_: 1 / 0\n"
+        "    return examine(*given)\n"
+        "doctor.examine = loud\n"
+        "from autotune.cli import main\n"
+        "main(['mcp'])"
+    )
+    environment = {**environment, "AUTOTUNE_DB_URL": "sqlite:////proc/absent.db"}
+    hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    doctor = {"method": "tools/call", "params": {"name": "doctor", "arguments": {}}}
+    messages: tuple[dict[str, Any], ...] = (
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        *({"id": number, **doctor} for number in (2, 3)),
+        {"id": 4, "method": "tools/list"},
+    )
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    with subprocess.Popen([sys.executable, "-P", "-c", script], env=environment, **pipes) as server:
+        assert server.stdin
+        assert server.stdout
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+            server.stdin.flush()
+        answers = sorted((json.loads(server.stdout.readline()) for _ in range(4)), key=itemgetter("id"))
+        rest, errors = server.communicate()
+    assert [answer["id"] for answer in answers] == [1, 2, 3, 4]
+    assert "error" in answers[2]
+    assert len(answers[3]["result"]["tools"]) == len(LOOKS)
+    told = answers[1]["result"]["structuredContent"]
+    assert told["result"]["hardware"]["accelerator"] == "cpu"
+    assert "/proc/absent.db" in told["notes"][-1]
+    assert rest == ""
+    assert errors.count("stray") == 3
+    assert server.returncode == 0
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp.server.context", None)
+    answer = CliRunner().invoke(main, ["mcp"])
+    assert answer.exit_code == 2
+    assert "`autotune mcp` needs 'mcp>=2.3,<3'; pip install 'mcp>=2.3,<3'" in answer.stderr
+
+
+def test_the_skill_names_the_tools_and_the_origins_of_numbers() -> None:
+    _, front, body = SKILL.read_text().split("---\n", maxsplit=2)
+    about = yaml.safe_load(front)
+    assert about["name"] == SKILL.parent.name
+    assert len(about["description"]) <= 1024
+    assert all(f"`{name}`" in body for name in LOOKS | RUNS)
+    assert all(f"- `{name}`:" in body for name in ("measured", "predicted", "analytic", "exact"))
+    assert len(SKILL.read_text().splitlines()) <= 60
