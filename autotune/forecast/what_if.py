@@ -1,9 +1,10 @@
 """What an epoch would be if a model's images, videos or cutoff were set otherwise."""
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,14 @@ def checked_settings(settings: Mapping[str, float] | str) -> dict[str, float]:
         if name in found:
             raise PackError(f"what if: {name} is given twice; compare its values as two variants")
         try:
-            found[name] = float(value) if name == "fps" else int(value)
+            number = float(value)
         except (TypeError, ValueError):
+            number = math.nan
+        if not (math.isfinite(number) and (name == "fps" or number.is_integer())):
             kind = "a number" if name == "fps" else "a whole number"
-            raise PackError(f"what if: {name} is {value!r} and has to be {kind}; give {name}=2, say") from None
-        if not 0 < found[name] < 1 << 31:
+            raise PackError(f"what if: {name} is {value!r} and has to be {kind}; give {name}=2, say")
+        found[name] = number if name == "fps" else int(number)
+        if not 0 < number < 1 << 31:
             raise PackError(f"what if: {name} is {value} and has to be above 0 and below 2^31; give {name}=2, say")
     return found
 
@@ -204,19 +208,28 @@ def settings_text(settings: Mapping[str, float]) -> str:
 
 
 def _check_followed(job: Job, settings: Mapping[str, float]) -> None:
-    """Raise PackError for a setting that the model's processors do not have, or do not read."""
-    for name in settings.keys() & _SETTINGS:
-        with _model_with(job.model.path, {name: settings[name]}) as path:
-            try:
-                then = load_measurer(job.model.model_copy(update={"path": path}), job.data).digest
-            except ModelError as error:
-                why = str(error).replace(path, job.model.path)
-                raise PackError(f"what if: {name}={settings[name]} cannot be followed: {why}") from error
-        if then == load_measurer(job.model, job.data).digest:
-            raise PackError(
-                f"what if: {name}={settings[name]} changes nothing: the processors of {job.model.path} have it "
-                "already, or do not read it; leave it out"
-            )
+    """Raise PackError for settings that the model's processors do not have, do not read, or refuse."""
+    of_files = {name: value for name, value in settings.items() if name in _SETTINGS}
+    try:
+        together = _digest(job, of_files)
+    except ModelError as error:
+        raise PackError(f"what if: {settings_text(of_files)} cannot be followed: {error}") from error
+    for name, value in of_files.items():
+        with suppress(ModelError):  # what cannot be left out is read
+            if _digest(job, {other: of_files[other] for other in of_files if other != name}) == together:
+                raise PackError(
+                    f"what if: {name}={value} changes nothing: the processors of {job.model.path} have it already, or "
+                    "do not read it; leave it out"
+                )
+
+
+def _digest(job: Job, settings: Mapping[str, float]) -> str:
+    """Return the digest of what lengths depend on. Raise ModelError for settings that a processor refuses."""
+    with _model_with(job.model.path, settings) as path:
+        try:
+            return load_measurer(job.model.model_copy(update={"path": path}), job.data).digest
+        except ModelError as error:
+            raise ModelError(str(error).replace(path, job.model.path)) from error
 
 
 @contextmanager

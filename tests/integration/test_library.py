@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import autotune
-from autotune import best_plan, export, launch, load_job, pack, predict, recommend, tune
+from autotune import best_plan, export, launch, load_job, pack, predict, recommend, tune, what_if
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
 from autotune.workload import look_at, workload_of
@@ -64,7 +64,7 @@ def test_every_function_is_documented_with_its_options() -> None:
     text = DOCUMENT.read_text()
     assert set(autotune.__all__) <= set(re.findall(r"`(\w+)", text))
     listed = {name: set(re.findall(r"`(\w+)`", options)) for name, options in rows(DOCUMENT, "function", "options")}
-    functions = (tune, best_plan, predict, recommend, pack, export, launch)
+    functions = (tune, best_plan, predict, recommend, pack, what_if, export, launch)
     assert {f"`{function.__name__}`": _options_of(function) for function in functions} == listed
 
 

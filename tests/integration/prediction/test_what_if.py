@@ -162,6 +162,7 @@ def test_without_a_profile_the_reason_is_shown(database: str | None, reason: str
         (["max_pixel=2"], r"'max_pixel' is no setting; give NAME=VALUE with one of max_pixels, .*, cutoff"),
         (["cutoff"], r"cutoff is '' and has to be a whole number; give cutoff=2, say"),
         (["cutoff=1.5"], r"cutoff is '1.5' and has to be a whole number"),
+        (["cutoff=many"], r"cutoff is 'many' and has to be a whole number"),
         (["cutoff=0"], r"cutoff is 0 and has to be above 0"),
         (["cutoff=30,cutoff=40"], r"cutoff is given twice; compare its values as two variants"),
         (["max_pixels=980"], r"max_pixels: the processors of .* have no such setting; give one of max_tiles, cutoff"),
@@ -200,3 +201,13 @@ def lengths_file(tmp_path: Path) -> Path:
 def test_the_library_refuses_what_the_command_does(job: JobFile) -> None:
     with pytest.raises(PackError, match="'tiles' is no setting"):
         what_if(job.path, {"tiles": 1})
+    with pytest.raises(PackError, match=r"cutoff is 40\.5 and has to be a whole number"):
+        what_if(job.path, {"cutoff": 40.5})
+
+
+def test_settings_that_only_work_together_are_compared(watching: JobFile) -> None:
+    code, error = refusal("pack", watching.path, "--what-if", "min_pixels=9000")
+    assert code == 2
+    assert "min_pixels=9000 cannot be followed: size of the image processor is" in error
+    now, then = document(watching.path, "--what-if", "min_pixels=9000,max_pixels=12000")["variants"]
+    assert then["vision_units"] > now["vision_units"]
