@@ -1,5 +1,6 @@
 """A user of the command line: a job file to spoil, and commands that must be refused."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,14 @@ def refusal(*arguments: str | Path) -> tuple[int, str]:
     assert len(messages) == 1, answer.stderr
     assert "Traceback" not in answer.stderr
     return answer.exit_code, messages[0].strip()
+
+
+def document(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON document of a command that must succeed."""
+    answer = CliRunner().invoke(main, [*map(str, arguments), "--json"])
+    assert answer.exit_code == 0, answer.stderr
+    found: dict[str, Any] = json.loads(answer.stdout)
+    return found
 
 
 def databases(folder: Path) -> list[Path]:

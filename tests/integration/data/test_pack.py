@@ -25,7 +25,7 @@ from autotune.model_shape import cost_weights, model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
 from tests.programs.plots import drawn_texts, overlaps
-from tests.programs.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import write_lengths, write_records
 from tests.values.parameters import parameters
 from trials.data.epoch import EpochSettings, build_epoch
@@ -41,13 +41,6 @@ PACKING = Packed(qv=10, qt=500, qv_min=8, qt_min=400, packer="isf")
 pytestmark = pytest.mark.usefixtures("home")
 
 
-def document(*arguments: str | Path) -> dict[str, Any]:
-    answer = CliRunner().invoke(main, ["pack", *map(str, arguments), "--json"])
-    assert answer.exit_code == 0, answer.stderr
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -56,7 +49,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_lengths_are_measured_before_and_after_with_the_papers_model(lengths: Path) -> None:
-    found = document(lengths, "--qv", "10", "--qt", "4096")
+    found = document("pack", lengths, "--qv", "10", "--qt", "4096")
     material = read_material(job_file.JobFile(path=lengths), PackOptions())
     assert (found["data_parallel"], found["global_batch_samples"], found["records"], found["bad"]) == (8, 128, 300, 0)
     assert found["packing"] == {**found["packing"], "qv": 10, "qt": 4096, "qv_min": 10, "qt_min": 3968}
@@ -90,7 +83,7 @@ def test_the_table_names_choices_metrics_units_oversize_samples_and_bad_lines(tm
 
 def test_steps_are_compared_with_steps_in_random_order(lengths: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["pack", str(lengths), "--qv", "10", "--qt", "4096"]).stdout
-    found = document(lengths, "--qv", "10", "--qt", "4096")
+    found = document("pack", lengths, "--qv", "10", "--qt", "4096")
     before, after = (found[side]["variances"] for side in ("before", "after"))
     assert [*before] == [*after]
     assert {"length", "vision units"} <= {*before}
@@ -111,7 +104,7 @@ def test_packs_are_dealt_to_steps_so_that_these_vary_no_more_than_random_ones(tm
     path = write_lengths(tmp_path / "lengths.json", [(0, each) for each in tokens])
     asked = ("--qv", "9", "--qt", "4096", "--data-parallel", "16", "--global-batch", "512")
     for packer in ("isf", "best-fit", "cutting-stock"):
-        after = document(path, *asked, "--packer", packer)["after"]
+        after = document("pack", path, *asked, "--packer", packer)["after"]
         assert after["steps_near"] == 1
         assert max(after["variances"].values()) < 2
 
@@ -151,7 +144,7 @@ def test_a_job_is_packed_without_devices_and_database(job: JobFile, home: Path) 
     lock = lock_file()
     lock.parent.mkdir(parents=True)
     with FileLock(lock):
-        found = document(job.spoil(hardware__devices=2), *ASKED)
+        found = document("pack", job.spoil(hardware__devices=2), *ASKED)
     settings = load_job(job.path)
     shape = model_shape(settings.model)
     assert (found["data_parallel"], found["global_batch_samples"]) == (2, 8)
@@ -162,25 +155,27 @@ def test_a_job_is_packed_without_devices_and_database(job: JobFile, home: Path) 
 
 
 def test_options_come_before_the_job(job: JobFile) -> None:
-    found = document(job.path, *ASKED, "--data-parallel", "3", "--global-batch", "12", "--seed", "5", "--epoch", "2")
+    found = document(
+        "pack", job.path, *ASKED, "--data-parallel", "3", "--global-batch", "12", "--seed", "5", "--epoch", "2"
+    )
     assert [found[key] for key in ("data_parallel", "global_batch_samples", "seed", "epoch")] == [3, 12, 5, 2]
 
 
 def test_a_model_that_cannot_be_trained_here_weighs_lengths_roughly(lengths: Path, tmp_path: Path) -> None:
     transformers.AutoConfig.for_model("deepseek_vl").save_pretrained(tmp_path / "deepseek_vl")
-    found = document(lengths, *ASKED, "--model", tmp_path / "deepseek_vl")
+    found = document("pack", lengths, *ASKED, "--model", tmp_path / "deepseek_vl")
     assert found["cost_model"]["name"] == "deepseek_vl (roughly, from its parameters)"
 
 
 def test_omnibals_meta_file_of_lengths_repeats_them(lengths: Path, tmp_path: Path) -> None:
     meta = tmp_path / "meta.json"
     meta.write_text(json.dumps({"a": {"token_lengths": str(lengths), "repeat_time": 2}}))
-    found = document(meta, *ASKED)
+    found = document("pack", meta, *ASKED)
     assert (found["records"], found["after"]["samples"]) == (300, 600)
 
 
 def test_another_model_can_weigh_lengths(lengths: Path, example: Path) -> None:
-    found = document(lengths, *ASKED, "--model", example / "model")
+    found = document("pack", lengths, *ASKED, "--model", example / "model")
     assert found["cost_model"]["name"] == "model"
     assert found["cost_model"]["unit"] < paper_weights().unit
 
@@ -189,7 +184,7 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     longest = json.loads((example / "model" / "config.json").read_text())["text_config"]["max_position_embeddings"]
     path, out = write_lengths(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
     wanted = ("--oversize", "truncate", "--model", example / "model", "--data-parallel", "1")
-    found = document(path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
+    found = document("pack", path, "--qv", "1", "--qt", "99999", *wanted, "--out", out)
     assert sorted(line["text_tokens"] for line in lines(out)) == [100, longest]
     assert found["cut"] == {"max_tokens": longest, "samples": 1}
     asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
@@ -212,7 +207,7 @@ def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example
     path = write_records(tmp_path / "data.jsonl", {**shown, "width": 7, "height": 7})
     job.spoil(data={"sources": [{"path": str(path), "images": str(example / "data")}]})
     asked = ("--qv", "9", "--qt", "999", "--data-parallel", "1")
-    assert document(job.path, *asked)["wrong_sizes"] == 1
+    assert document("pack", job.path, *asked)["wrong_sizes"] == 1
     output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
     assert "1 image has another size than recorded; the size in the file is used" in output
 
@@ -252,7 +247,9 @@ def test_lengths_need_no_torch() -> None:
 
 def test_every_sample_stands_in_one_line_in_order_of_step_rank_and_micro_batch(lengths: Path, tmp_path: Path) -> None:
     out = tmp_path / "packs.jsonl"
-    found = document(lengths, "--qv", "9", "--qt", "3000", "--data-parallel", "4", "--global-batch", "64", "--out", out)
+    found = document(
+        "pack", lengths, "--qv", "9", "--qt", "3000", "--data-parallel", "4", "--global-batch", "64", "--out", out
+    )
     packs = lines(out)
     assert found["files"]["packs"] == str(out)
     assert len(packs) == found["after"]["packs"]
@@ -268,14 +265,14 @@ def test_every_sample_stands_in_one_line_in_order_of_step_rank_and_micro_batch(l
 def test_samples_are_counted_over_unusable_records_too(tmp_path: Path) -> None:
     path = write_lengths(tmp_path / "lengths.json", [(0, -7), (1, 100), (1, 200), (0, -7), (1, 300)])
     out = tmp_path / "packs.jsonl"
-    document(path, "--qv", "9", "--qt", "3000", "--data-parallel", "1", "--out", out)
+    document("pack", path, "--qv", "9", "--qt", "3000", "--data-parallel", "1", "--out", out)
     assert sorted(sample for line in lines(out) for sample in line["samples"]) == [1, 2, 4]
 
 
 def test_parquet_holds_the_same_lines(lengths: Path, tmp_path: Path) -> None:
     text, table = tmp_path / "packs.jsonl", tmp_path / "packs.parquet"
     for out in (text, table):
-        document(lengths, "--qv", "9", "--qt", "3000", "--out", out)
+        document("pack", lengths, "--qv", "9", "--qt", "3000", "--out", out)
     assert pyarrow.parquet.read_table(table).to_pylist() == lines(text)
 
 
@@ -296,14 +293,14 @@ def test_an_existing_file_is_replaced_by_the_new_packs(lengths: Path, tmp_path: 
     out.write_text("kept\n")
     refusal("pack", lengths, "--qv", "1", "--qt", "10", "--oversize", "skip", "--out", out)
     assert out.read_text() == "kept\n"
-    document(lengths, "--qv", "9", "--qt", "3000", "--out", out)
+    document("pack", lengths, "--qv", "9", "--qt", "3000", "--out", out)
     assert "kept" not in out.read_text()
     assert {path.name for path in tmp_path.iterdir()} == {"lengths.json", "packs.jsonl"}
 
 
 def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) -> None:
     out = tmp_path / "packs.jsonl"
-    document(job.spoil(hardware__devices=2), *ASKED, "--out", out)
+    document("pack", job.spoil(hardware__devices=2), *ASKED, "--out", out)
     settings = load_job(job.path)
     encoder = load_encoder(settings.model, settings.data)
     index, _ = build_index(settings.data, encoder, Path())
@@ -340,14 +337,14 @@ def test_the_suffix_of_the_file_decides_the_format_of_the_plot(
     lengths: Path, tmp_path: Path, suffix: str, beginning: bytes
 ) -> None:
     picture = tmp_path / f"balance{suffix}"
-    assert document(lengths, *ASKED, "--plot", picture)["files"]["plot"] == str(picture)
+    assert document("pack", lengths, *ASKED, "--plot", picture)["files"]["plot"] == str(picture)
     assert picture.read_bytes().startswith(beginning)
 
 
 def test_text_alone_on_one_rank_can_be_drawn(tmp_path: Path) -> None:
     path = write_lengths(tmp_path / "lengths.json", [(0, 100 + number) for number in range(40)])
     picture = tmp_path / "balance.svg"
-    found = document(path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
+    found = document("pack", path, "--qv", "0", "--qt", "1000", "--data-parallel", "1", "--plot", picture)
     assert found["after"]["vision_fill"] is None
     assert "Qt = 1000" in picture.read_text()
 
@@ -369,7 +366,7 @@ def test_no_label_of_the_plot_covers_another(lengths: Path, tmp_path: Path, capa
     """Capacities in the middle, at the edges that over-size samples and full packs make, and far beyond all packs."""
     qv, qt = capacities
     picture = tmp_path / "balance.svg"
-    document(lengths, "--qv", qv, "--qt", qt, "--data-parallel", "4", "--plot", picture)
+    document("pack", lengths, "--qv", qv, "--qt", qt, "--data-parallel", "4", "--plot", picture)
     texts = drawn_texts(picture)
     shown = {text for text, *_ in texts}
     assert {f"Qv = {qv}", f"Qt = {qt}", "before", "after", "share of rows", "predicted cost"} <= shown

@@ -21,7 +21,7 @@ from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
 from storage.store import open_store
 from tests.programs.plots import drawn_texts, overlaps
-from tests.programs.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.exchanges import around_layers, averages, copies, exchanging, of_weights, without
 from tests.values.forecast import PLAN, Trials, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
@@ -43,10 +43,7 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 def predicted(*arguments: str | Path) -> dict[str, Any]:
-    answer = CliRunner().invoke(main, ["predict", *map(str, arguments), "--json"])
-    assert answer.exit_code == 0, answer.stderr
-    document: dict[str, Any] = json.loads(answer.stdout)
-    return document
+    return document("predict", *arguments)
 
 
 def test_a_plan_whose_packs_ranks_share_is_predicted(

@@ -17,7 +17,7 @@ from autotune.cli import main
 from autotune.errors import PackError
 from autotune.job_file import load_job
 from tests.contracts.test_families import TINY
-from tests.programs.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import record, write_records
 from tests.values.forecast import store_profile
 from trials import plugins
@@ -26,13 +26,6 @@ from trials.data.indexing import build_index
 from trials.model.inputs.encoders import load_measurer
 
 pytestmark = pytest.mark.usefixtures("home")
-
-
-def document(*arguments: str | Path) -> dict[str, Any]:
-    answer = CliRunner().invoke(main, ["pack", *map(str, arguments), "--json"])
-    assert answer.exit_code == 0, answer.stderr
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
 
 
 def measured(job_path: Path, model: Path) -> dict[str, int]:
@@ -82,7 +75,7 @@ def watching(job: JobFile, pictures: tuple[Path, Path]) -> JobFile:
 
 
 def test_other_tiles_and_a_cutoff_are_those_of_a_model_and_a_job_that_are_set_so(job: JobFile, tmp_path: Path) -> None:
-    here = document(job.path, "--what-if", "max_tiles=1", "--what-if", "max_tiles=2,cutoff=40")
+    here = document("pack", job.path, "--what-if", "max_tiles=1", "--what-if", "max_tiles=2,cutoff=40")
     now, one, two = here["variants"]
     model = Path(load_job(job.path).model.path)
     assert {name: now[name] for name in measured(job.path, model)} == measured(job.path, model)
@@ -114,7 +107,7 @@ def test_pixels_and_frames_are_those_of_a_model_that_is_set_so(
 ) -> None:
     model = Path(load_job(watching.path).model.path)
     expected = measured(watching.path, changed_model(model, tmp_path / "other", file, **changes))
-    now, then = document(watching.path, "--what-if", setting)["variants"]
+    now, then = document("pack", watching.path, "--what-if", setting)["variants"]
     assert {name: then[name] for name in expected} == expected
     assert then["vision_units"] != now["vision_units"]
 
@@ -209,5 +202,5 @@ def test_settings_that_only_work_together_are_compared(watching: JobFile) -> Non
     code, error = refusal("pack", watching.path, "--what-if", "min_pixels=9000")
     assert code == 2
     assert "min_pixels=9000 cannot be followed: size of the image processor is" in error
-    now, then = document(watching.path, "--what-if", "min_pixels=9000,max_pixels=12000")["variants"]
+    now, then = document("pack", watching.path, "--what-if", "min_pixels=9000,max_pixels=12000")["variants"]
     assert then["vision_units"] > now["vision_units"]
