@@ -230,6 +230,17 @@ def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapo
     assert memory.startswith("a memory limit of 1024 GiB, above the ")
 
 
+def test_the_best_plans_are_the_first_of_all(job: JobFile, profile: Path) -> None:
+    def best(count: int) -> list[tuple[float, bool]]:
+        found = predict(job.path, device_profile=profile, devices=4, top=count)
+        return [(each.prediction.epoch_seconds, each.fits) for each in found]
+
+    every = best(10_000)
+    assert len(every) > 20
+    for count in (1, 3, 10):
+        assert best(count) == every[:count]
+
+
 def test_a_profile_file_describes_its_devices_like_a_stored_profile(
     job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
