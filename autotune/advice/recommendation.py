@@ -43,6 +43,10 @@ class DeviceChoice:
     origin: Origin
     relative_error: float
     """Of the times."""
+    memory_limit_bytes: int
+    """Per rank."""
+    extrapolated: tuple[str, ...] = ()
+    """Quantities that were not measured, in words."""
     trials: int = 0
     """Number of trials that have corrected the times."""
     why_not: str = ""
@@ -60,7 +64,6 @@ class Recommendation:
     profiled: str | None
     """Devices on which the layers were profiled, and when; None where they were not."""
     samples: int
-    memory_limit_bytes: int
     choices: tuple[DeviceChoice, ...]
     deadline_seconds: float | None
 
@@ -131,7 +134,6 @@ def recommend_for(
         sheet=sheet,
         profiled=str(first.profiled) if first else None,
         samples=len(data.index),
-        memory_limit_bytes=next(iter(found.values()))[0].memory_limit_bytes,
         choices=choices,
         deadline_seconds=deadline_seconds,
     )
@@ -178,18 +180,22 @@ def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, data
         with read_store(database_url) as store:
             trials = store.comparable_trials(forecaster.workload)
         forecaster.learn(trials)
+    best: Forecast | None
     try:
         best = forecaster.best(1, remedy="give more --devices, or another --device")[0]
     except NoFeasiblePlan as error:
-        return DeviceChoice(
-            devices=cluster.devices, forecast=None, origin=origin, relative_error=SPREAD, why_not=str(error)
-        )
+        best, why_not = None, str(error)
+    else:
+        why_not = ""
     return DeviceChoice(
         devices=cluster.devices,
         forecast=best,
         origin=origin,
-        relative_error=best.relative_error if origin == "measured" else SPREAD,
+        relative_error=best.relative_error if best and origin == "measured" else SPREAD,
+        memory_limit_bytes=cluster.memory_limit_bytes,
+        extrapolated=() if origin == "analytic" else cluster.extrapolated,
         trials=forecaster.trials,
+        why_not=why_not,
     )
 
 

@@ -1,5 +1,6 @@
 """A recommendation as a text for people and as a document for programs."""
 
+from itertools import chain
 from typing import Any
 
 from autotune.advice.recommendation import DeviceChoice, Origin, Recommendation
@@ -21,8 +22,8 @@ def recommendation_text(found: Recommendation, price: float | None) -> str:
     """Return the numbers of devices as a table, and the advised one with its plan."""
     training = found.job.training
     head = (
-        f"{found.shape.name} in {found.shape.dtype} on {found.device}, limit "
-        f"{found.memory_limit_bytes / _MEBI:,.0f} MiB per rank; {number_of(found.samples, 'sample')} an epoch, "
+        f"{found.shape.name} in {found.shape.dtype} on {found.device}, limit {_limits(found)} MiB per rank; "
+        f"{number_of(found.samples, 'sample')} an epoch, "
         f"{number_of(training.epochs, 'epoch')}, global batch {training.global_batch_samples}"
     )
     rows = [_row(found, choice, price) for choice in found.choices]
@@ -37,6 +38,12 @@ def recommendation_text(found: Recommendation, price: float | None) -> str:
         "plan",
     )
     return "\n\n".join((head, table(names, rows), _advice(found), _origin(found)))
+
+
+def _limits(found: Recommendation) -> str:
+    """Return the least and the most memory of a rank, in MiB: ranks on a CPU share it."""
+    limits = {f"{each.memory_limit_bytes / _MEBI:,.0f}": each.memory_limit_bytes for each in found.choices}
+    return " to ".join(dict.fromkeys((min(limits, key=limits.__getitem__), max(limits, key=limits.__getitem__))))
 
 
 def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tuple[str, ...]:
@@ -88,6 +95,7 @@ def _origin(found: Recommendation) -> str:
         trials = max(each.trials for each in choices)
         corrected = f", corrected by {number_of(trials, 'trial')}" if trials else ""
         lines.append(f"{counts}: {_SOURCES[origin]}{corrected}; {error}")
+        lines += [f"  Not measured: {text}" for text in dict.fromkeys(chain(*(each.extrapolated for each in choices)))]
     sheet = f"Data sheet: {found.sheet.source}" if found.sheet else ""
     profiled = f"Profile: {found.profiled}" if found.profiled else ""
     return "\n".join(filter(None, ("Where the numbers of devices have their times from:", *lines, sheet, profiled)))
@@ -101,7 +109,6 @@ def recommendation_document(found: Recommendation, price: float | None) -> dict[
         "device": found.device,
         "data_sheet": found.sheet and wire.to_document(found.sheet),
         "profiled": found.profiled,
-        "memory_limit_bytes": found.memory_limit_bytes,
         "samples": found.samples,
         "deadline_seconds": found.deadline_seconds,
         "advised_devices": advised.devices if advised else None,
@@ -112,14 +119,21 @@ def recommendation_document(found: Recommendation, price: float | None) -> dict[
 def _choice_document(found: Recommendation, choice: DeviceChoice, price: float | None) -> dict[str, Any]:
     forecast = choice.forecast
     if forecast is None:
-        return {"devices": choice.devices, "fits": False, "why_not": choice.why_not}
+        return {
+            "devices": choice.devices,
+            "memory_limit_bytes": choice.memory_limit_bytes,
+            "fits": False,
+            "why_not": choice.why_not,
+        }
     hours = found.device_hours(choice)
     return {
         "devices": choice.devices,
+        "memory_limit_bytes": choice.memory_limit_bytes,
         "fits": True,
         "origin": choice.origin,
         "relative_error": choice.relative_error,
         "corrected_by_trials": choice.trials,
+        "extrapolated": list(choice.extrapolated),
         "epoch_seconds": forecast.prediction.epoch_seconds,
         "training_seconds": found.training_seconds(choice),
         "predicted_samples_per_second": forecast.predicted_samples_per_second,

@@ -1,4 +1,4 @@
-"""Steps with gradients, and weights, in shards on two nodes, beside their predictions. Prints one JSON object.
+"""Measured and predicted steps of ZeRO 1, 2 and 3 on two nodes. Prints one JSON object.
 
     python -m benchmarks.cases.sharded_exchanges [--rounds 4] [--rates 100mbit 1gbit]
 

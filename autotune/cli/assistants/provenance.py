@@ -10,9 +10,9 @@ ORIGINS = {
     _PREDICTED: "fitted from a profile of a device, and corrected by trials where there are some; nothing was run",
     _ANALYTIC: "from the sizes of the model and the data sheet of a device; nothing was run",
     _EXACT: "set, counted, read, or computed without an estimate",
-    _BY_BASIS: "the field `basis` beside it says it; simulated and predicted ones were not measured",
-    _BY_MEASURED: "measured where the field `measured` beside it is true, else predicted",
-    _BY_ORIGIN: "the field `origin` beside it says of what it is predicted: of measured layers, or of a data sheet",
+    _BY_BASIS: "as the field `basis` of the same object says; what is simulated or predicted was not measured",
+    _BY_MEASURED: "measured where the field `measured` of the same object is true, else predicted",
+    _BY_ORIGIN: "predicted, from measured layers or from a data sheet, as the field `origin` of the same object says",
 }
 """Origins of numbers, and what they mean."""
 

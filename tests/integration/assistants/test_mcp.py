@@ -69,7 +69,7 @@ class Assistant:
         call = partial(self.client.call_tool, tool, arguments, progress_callback=heard)
         return self.portal.start_task_soon(call)
 
-    def told(self, tool: str, **arguments: object) -> dict[str, Any]:
+    def answered(self, tool: str, **arguments: object) -> dict[str, Any]:
         return told_by(self.ask(tool, **arguments))
 
     def refused(self, tool: str, **arguments: object) -> str:
@@ -81,9 +81,9 @@ class Assistant:
 def told_by(answer: CallToolResult) -> dict[str, Any]:
     assert not answer.is_error, answer.content
     assert answer.structured_content is not None
-    told: dict[str, Any] = answer.structured_content
-    assert json.loads(text_of(answer)) == told
-    return told
+    answered: dict[str, Any] = answer.structured_content
+    assert json.loads(text_of(answer)) == answered
+    return answered
 
 
 def text_of(answer: CallToolResult) -> str:
@@ -178,10 +178,10 @@ def numbers(
             yield path, origin
 
 
-def origins(told: Mapping[str, Any]) -> dict[str, str]:
-    said = told["provenance"]
-    found = dict(numbers(told["result"], said["except"], said["numbers"]))
-    assert set(found.values()) <= set(said["meanings"]) <= set(ORIGINS)
+def origins(answered: Mapping[str, Any]) -> dict[str, str]:
+    provenance = answered["provenance"]
+    found = dict(numbers(answered["result"], provenance["except"], provenance["numbers"]))
+    assert set(found.values()) <= set(provenance["meanings"]) <= set(ORIGINS)
     return found
 
 
@@ -198,38 +198,38 @@ def test_a_server_offers_runs_only_where_it_was_allowed(reader: Assistant, runne
 
 
 def test_stored_plans_and_studies_have_the_origin_of_each_number(reader: Assistant) -> None:
-    (best,) = reader.told("plans", hardware="A100")["result"]["plans"]
+    (best,) = reader.answered("plans", hardware="A100")["result"]["plans"]
     assert best["id"] == BEST
-    assert reader.told("plans", hardware="H100")["result"]["plans"] == []
-    shown = origins(reader.told("show", plan=BEST[:6]))
+    assert reader.answered("plans", hardware="H100")["result"]["plans"] == []
+    shown = origins(reader.answered("show", plan=BEST[:6]))
     assert shown[".epoch_seconds"] == shown[".trials[].result.epoch_seconds"] == "measured"
     assert shown[".launches[].windows[].training_samples_per_second"] == "measured"
     assert shown[".plan.packing.qt"] == shown[".workload.data.samples"] == shown[".evidence.runs"] == "exact"
     assert shown[".explanation.plans[].parts[].seconds"] == "field basis"
     assert shown[".explanation.changes[].gain"] == "field measured"
-    compared = reader.told("compare", first=BEST, second=OTHER)
+    compared = reader.answered("compare", first=BEST, second=OTHER)
     assert origins(compared)[".speed_ratio.mean"] == origins(compared)[".plans[].stages[].peak_bytes"] == "measured"
     assert [each["id"] for each in compared["result"]["plans"]] == [BEST, OTHER]
-    (study,) = reader.told("studies")["result"]["studies"]
-    assert origins(reader.told("studies", study=study["name"]))[".trials[].result.epoch_seconds"] == "measured"
+    (study,) = reader.answered("studies")["result"]["studies"]
+    assert origins(reader.answered("studies", study=study["name"]))[".trials[].result.epoch_seconds"] == "measured"
 
 
 def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
     runner: Assistant, job: Path, profile: Path
 ) -> None:
-    told = runner.told("predict", job=str(job), device_profile=str(profile), top=1)
-    found = origins(told)
+    answered = runner.answered("predict", job=str(job), device_profile=str(profile), top=1)
+    found = origins(answered)
     assert found[".plans[].epoch_seconds"] == found[".plans[].stages[].expected"] == "predicted"
     assert found[".plans[].plan.layout.data"] == found[".samples"] == "exact"
-    found = origins(runner.told("pack", job=str(job), set=["training.global_batch_samples=4"], qt=500))
+    found = origins(runner.answered("pack", job=str(job), set=["training.global_batch_samples=4"], qt=500))
     assert found[".after.text_fill"] == found[".global_batch_samples"] == "exact"
     assert found[".after.cost_per_sample"] == "analytic"
-    told = runner.told("pack", job=str(job), what_if=["cutoff=200"])
-    assert origins(told)[".variants[].operations"] == "analytic"
-    assert told["provenance"]["except"]["epoch_seconds"] == "predicted"
-    told = runner.told("doctor", job=str(job))
-    assert origins(told)[".least_bytes"] == "analytic"
-    assert told["result"]["data"]["samples"] == 48
+    answered = runner.answered("pack", job=str(job), what_if=["cutoff=200"])
+    assert origins(answered)[".variants[].operations"] == "analytic"
+    assert answered["provenance"]["except"]["epoch_seconds"] == "predicted"
+    answered = runner.answered("doctor", job=str(job))
+    assert origins(answered)[".least_bytes"] == "analytic"
+    assert answered["result"]["data"]["samples"] == 48
 
 
 def test_a_question_about_a_model_and_data_ends_in_a_launched_dry_run(
@@ -238,17 +238,17 @@ def test_a_question_about_a_model_and_data_ends_in_a_launched_dry_run(
     model, data, devices = str(example / "model"), [str(example / "data" / "train.jsonl")], 2
     assert "no data sheet of a device 'abacus'" in runner.refused("recommend", model=model, data=data, device="abacus")
     settings = ["model.dtype=float32", "training.global_batch_samples=8"]
-    told = runner.told(
+    answered = runner.answered(
         "recommend", model=model, data=data, device="h100", devices=[devices], deadline="24h", set=settings
     )
-    found = origins(told)
+    found = origins(answered)
     assert found[".choices[].epoch_seconds"] == found[".choices[].relative_error"] == "field origin"
-    assert [each["origin"] for each in told["result"]["choices"]] == [found[".data_sheet.flops"]] == ["analytic"]
+    assert [each["origin"] for each in answered["result"]["choices"]] == [found[".data_sheet.flops"]] == ["analytic"]
     assert found[".choices[].plan.packing.qt"] == "exact"
-    assert told["result"]["advised_devices"] == devices
+    assert answered["result"]["advised_devices"] == devices
     plan = folder / "plan.json"
-    plan.write_text(json.dumps(told["result"]["choices"][0]["plan"]))
-    launched = runner.told("launch", job=str(job), plan=str(plan), dry_run=True)
+    plan.write_text(json.dumps(answered["result"]["choices"][0]["plan"]))
+    launched = runner.answered("launch", job=str(job), plan=str(plan), dry_run=True)
     commands = launched["result"]["commands"]
     assert len(commands) == devices
     assert all("--request" in command["argv"] for command in commands)
@@ -288,7 +288,7 @@ def test_what_cannot_be_is_refused_with_the_message_of_the_command(
 def test_a_run_that_fails_ends_with_its_message_and_the_server_goes_on(runner: Assistant, folder: Path) -> None:
     absent = folder / "absent.yaml"
     assert runner.refused("tune", job=str(absent)) == f"{absent}: no such file; give the path of a job file"
-    assert runner.told("plans")["result"]["plans"]
+    assert runner.answered("plans")["result"]["plans"]
 
 
 @pytest.mark.ranks
@@ -304,11 +304,11 @@ def test_a_training_tells_its_progress_while_the_server_answers_other_questions(
 
     training = runner.begin("launch", {"job": str(job), "plan": str(plan), "steps": 2}, hear)
     wait_for(lambda: heard)
-    assert runner.told("plans")["result"]["plans"]
+    assert runner.answered("plans")["result"]["plans"]
     assert not training.done()
-    told = told_by(training.result())
-    assert told["result"]["steps"] == 2
-    assert origins(told)[".training_samples_per_second"] == "measured"
+    answered = told_by(training.result())
+    assert answered["result"]["steps"] == 2
+    assert origins(answered)[".training_samples_per_second"] == "measured"
     assert any("raining" in (message or "") for message in heard)
 
 
@@ -321,7 +321,7 @@ def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path
     assert len(started) > 1
     search.cancel()
     wait_for_the_end(started)
-    assert runner.told("plans")["result"]["plans"]
+    assert runner.answered("plans")["result"]["plans"]
 
 
 def test_only_messages_of_the_protocol_are_written_to_stdout_also_by_a_tool_that_prints_and_breaks(
@@ -365,9 +365,9 @@ def test_only_messages_of_the_protocol_are_written_to_stdout_also_by_a_tool_that
     assert [answer["id"] for answer in answers] == [1, 2, 3, 4]
     assert "error" in answers[2]
     assert len(answers[3]["result"]["tools"]) == len(LOOKS)
-    told = answers[1]["result"]["structuredContent"]
-    assert told["result"]["hardware"]["accelerator"] == "cpu"
-    assert "/proc/absent.db" in told["notes"][-1]
+    answered = answers[1]["result"]["structuredContent"]
+    assert answered["result"]["hardware"]["accelerator"] == "cpu"
+    assert "/proc/absent.db" in answered["notes"][-1]
     assert rest == ""
     assert errors.count("stray") == 3
     assert server.returncode == 0

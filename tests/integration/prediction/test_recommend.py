@@ -121,6 +121,9 @@ def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: La
     text = recommendation_text(found, None)
     assert "2, 4: measured, from the profile of the model's layers; times may be off by " in text
     assert "Profile: 2 x NVIDIA H100 80GB HBM3" in text
+    # Only two devices were profiled.
+    assert found.choices[0].extrapolated == ()
+    assert "  Not measured: reductions over 4 devices, from those over 2 as on a ring" in text
 
 
 @pytest.mark.usefixtures("home")
