@@ -17,6 +17,7 @@ from trials.engine.group import env_rendezvous, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
 from trials.launchers.copies import check_copy
+from trials.machine.freed_memory import keep_freed_memory, return_freed_memory
 from trials.outcome import Crash, OutOfMemory
 from trials.tasks.answer import UNWRITABLE, FailureReport, Report, begun_name, error_name, write_report
 from trials.tasks.certifying.certifying import run_certification
@@ -35,6 +36,7 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 def serve(channel: Channel) -> bool:
     """Run the task of the request in `channel` and write a report; return False when it failed."""
     rank = int(os.environ["RANK"])
+    keep_freed_memory()
     with suppress(_Reported), _failures_reported(rank, channel):
         channel.put(begun_name(rank), "")
         request = _received(channel)
@@ -46,6 +48,7 @@ def serve(channel: Channel) -> bool:
             report = _run(request, rank, device, channel)
         # Cycles would hold memory of this request that the next one would count as its own.
         gc.collect()
+        return_freed_memory()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         _write(channel, rank, report)

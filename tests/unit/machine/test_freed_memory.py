@@ -1,0 +1,43 @@
+"""Memory that a process keeps for its next allocation, by its page faults, in processes of their own."""
+
+import subprocess
+import sys
+
+_PROGRAM = """
+import psutil, resource, torch
+from trials.machine.freed_memory import keep_freed_memory, return_freed_memory
+
+def passed():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [torch.ones(4 << 20) for _ in range(16)] + [torch.ones(64 << 10) for _ in range(100)]
+    del kept
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+if {keeps}:
+    keep_freed_memory()
+passed()
+again, held = passed(), psutil.Process().memory_info().rss
+return_freed_memory()
+print(again, (held - psutil.Process().memory_info().rss) >> 20)
+"""
+_PAGES = (16 * (16 << 20) + 100 * (256 << 10)) // (4 << 10)
+"""Of what a pass allocates and frees, 281 MiB."""
+
+
+def faults_and_returned(*, keeps: bool) -> tuple[int, int]:
+    """Return (page faults of a second pass, MiB that are returned in the end)."""
+    program = _PROGRAM.format(keeps=keeps)
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    faults, returned = map(int, output.split())
+    return faults, returned
+
+
+def test_memory_that_is_kept_is_not_cleared_again_and_is_returned_when_asked() -> None:
+    faults, returned = faults_and_returned(keeps=True)
+    assert faults < _PAGES / 50
+    assert returned > 260
+
+
+def test_without_keeping_it_the_system_clears_it_again() -> None:
+    faults, _ = faults_and_returned(keeps=False)
+    assert faults > _PAGES / 2
