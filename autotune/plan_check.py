@@ -13,6 +13,7 @@ from trials.data.neutral import neutrality
 from trials.data.order import epoch_order
 from trials.data.packs import samples_above
 from trials.errors import InvalidPlan
+from trials.model.cut import check_layers
 from trials.model.refusals.heads import check_degrees
 from trials.model.skeleton import load_config
 from trials.plan import TOWERS, Levelled, Plan
@@ -33,7 +34,7 @@ def check_plan(prepared: Prepared, plan: Plan) -> None:
         )
     settings, shape = prepared.job.model, prepared.workload.model
     try:
-        plan.check(vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
+        check_layers(plan, vision_layers=shape.vision_layers, language_layers=shape.language_layers, dtype=shape.dtype)
         check_layout(plan.layout, prepared.job, prepared.workload.hardware)
         levels = [level for stage in plan.stages for level in stage.recomputed]
         if prepared.job.training.compile and any(level.selective(tower) for level in levels for tower in TOWERS):

@@ -24,9 +24,11 @@ def plan_text(plan: Plan) -> str:
 
 def plan_parts(plan: Plan) -> dict[str, str]:
     """Return the text of each part of a plan, by its name."""
+    fewer = any(stage.most_deferred is not None for stage in plan.stages)
+    deferring = f" deferring {' | '.join(map(str, plan.most_deferred))} packs" if fewer else ""
     return {
         "packing": packing_text(plan.packing),
-        "layout": layout_text(plan.layout),
+        "layout": layout_text(plan.layout) + deferring,
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
         "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }

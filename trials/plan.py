@@ -255,6 +255,8 @@ class Stage:
     selective_language: int = 0
     further_levels: tuple[Recomputed, ...] = ()
     """Recomputed layers for packs of the second level, the third, and so on."""
+    most_deferred: int | None = None
+    """Most packs whose weight gradients wait, with `zero_bubble`; None: as many as there are stages before."""
 
     def __post_init__(self) -> None:
         if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
@@ -327,6 +329,7 @@ class Plan(_Remembered):
                     f"{levels}; give its further_levels {number_of(levels - 1, 'entry', 'entries')}"
                 )
         self._check_selective()
+        self._check_deferred()
         seen_language = False
         for number, stage in enumerate(self.stages):
             if stage.vision and seen_language:
@@ -348,6 +351,22 @@ class Plan(_Remembered):
             if (self.layout.zero == 3 or self.layout.offloads(tower)) and any(each.selective(tower) for each in levels):
                 why, other = ("ZeRO 3", "ZeRO 2") if self.layout.zero == 3 else ("offload", "offload none")
                 raise InvalidPlan(f"{why} takes away what selective recomputation needs; use {other}, or selective 0")
+
+    def _check_deferred(self) -> None:
+        """Raise InvalidPlan where a stage cannot defer as many packs as it says, or a zero bubble defers none."""
+        for number, stage in enumerate(self.stages):
+            if (given := stage.most_deferred) is not None and not (self.layout.zero_bubble and 0 <= given < number):
+                raise InvalidPlan(
+                    f"most_deferred {given} lowers nothing on stage {number} of this layout; leave it out"
+                )
+        if self.layout.zero_bubble and not any(self.most_deferred):
+            raise InvalidPlan("zero_bubble defers nothing with most_deferred 0 in each stage; leave both out")
+
+    @property
+    def most_deferred(self) -> tuple[int, ...]:
+        """Most packs whose weight gradients wait on each stage; 0: they are computed in its backward passes."""
+        each = ((number, stage.most_deferred) for number, stage in enumerate(self.stages))
+        return tuple(self.layout.zero_bubble * (number if most is None else most) for number, most in each)
 
     def __hash__(self) -> int:
         try:
@@ -374,23 +393,6 @@ class Plan(_Remembered):
     def boundaries(self) -> tuple[int, ...]:
         """Stage boundaries: layers of the chain up to the end of each stage."""
         return tuple(accumulate(stage.vision + stage.language for stage in self.stages))
-
-    def check(self, *, vision_layers: int, language_layers: int, dtype: str) -> None:
-        """Raise InvalidPlan, with the remedy, unless a model of these layers, with weights of `dtype`, can be trained.
-
-        ZeRO 0 keeps neither float32 weights nor a float32 sum of gradients for bfloat16 weights.
-        """
-        if dtype == "bfloat16" and self.layout.zero == 0:
-            raise InvalidPlan(
-                "bfloat16 weights cannot be trained with ZeRO 0, which keeps no float32 copy of them; use ZeRO 1"
-            )
-        for kind, have, want in (
-            ("vision", sum(stage.vision for stage in self.stages), vision_layers),
-            ("language", sum(stage.language for stage in self.stages), language_layers),
-        ):
-            if have != want:
-                change = f"add {want - have}" if have < want else f"remove {have - want}"
-                raise InvalidPlan(f"stages hold {number_of(have, f'{kind} layer')} but the model has {want}; {change}")
 
 
 def packing_document(packing: Packing) -> str:

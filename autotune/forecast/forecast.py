@@ -37,7 +37,7 @@ from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
-from trials.model.cut import cut
+from trials.model.cut import check_layers, cut
 from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
@@ -243,7 +243,8 @@ class Forecaster:
 
     def _check(self, plan: Plan) -> None:
         try:
-            plan.check(
+            check_layers(
+                plan,
                 vision_layers=self.shape.vision_layers,
                 language_layers=self.shape.language_layers,
                 dtype=self.shape.dtype,

@@ -125,7 +125,7 @@ class StageMemory:
     def deferred(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps until its deferred weight gradients are computed, [packs, stages]."""
         deferred = self._of_packs(of_levels, layout, sizes, lambda layers, parts: layers.deferred(parts, 0))
-        deferred[:, 0] = 0
+        deferred *= of_levels[0].most_deferred > 0
         return deferred
 
     def _of_packs(
@@ -233,7 +233,8 @@ class StageMemory:
         gradients.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
-        defers = layout.zero_bubble and number > 0  # the first stage has no room
+        most_deferred = int(stage[0].most_deferred[0])
+        defers = most_deferred > 0
         waiting, deferred, beginning, ending, *later = np.zeros((4 + len(PLACES), len(sizes.table), 3))
         for level, (degree, part) in enumerate(zip(sizes.epoch.packing.degrees, stage, strict=True)):
             of_layers = self.of_layers(degree, layout)
@@ -248,7 +249,7 @@ class StageMemory:
                 if len(of_layers.needs_most_at(part, place)):
                     of_place[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, place)).T
                     of_place[packs, 0] += defers * sizes.table[packs] @ of_layers.deferred(part, place[0])[0]
-        first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number)
+        first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number, most=most_deferred)
         cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
         packs, others = _others_in_flight(waiting, deferred, in_flight, first_deferred, sizes)
         found = [case[packs] + others for case in cases]

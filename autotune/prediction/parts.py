@@ -1,7 +1,7 @@
 """Pipeline stages as counts of layers, so that thousands of possible stages are computed at once."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 import numpy as np
@@ -25,6 +25,8 @@ class Parts:
     """Number of `layers`, the first ones, that are recomputed."""
     selective: Floats
     """Number of those after them that are recomputed selectively."""
+    most_deferred: Ints
+    """Most packs whose weight gradients wait, [stages]."""
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], level: int = 0) -> "Parts":
@@ -48,11 +50,13 @@ class Parts:
 
     @classmethod
     def _of(cls, stages: Iterable[tuple[int, ...]]) -> "Parts":
-        layers, *freed = np.split(np.array([*stages], dtype=np.float64), [len(KINDS), len(KINDS) + 2], axis=1)
+        ends = len(KINDS), len(KINDS) + 2, len(KINDS) + 4
+        layers, *freed, deferred = np.split(np.array([*stages], dtype=np.float64), ends, axis=1)
         recomputed, selective = np.zeros((2, *layers.shape))
         for of_kinds, of_towers in zip((recomputed, selective), freed, strict=True):
             of_kinds[:, [VISION, LANGUAGE]] = of_towers
-        return cls(layers=layers, recomputed=recomputed, selective=selective)
+        most_deferred = deferred[:, 0].astype(np.int64)
+        return cls(layers=layers, recomputed=recomputed, selective=selective, most_deferred=most_deferred)
 
     @property
     def before_head(self) -> "Parts":
@@ -63,15 +67,19 @@ class Parts:
         return len(self.layers)
 
     def __getitem__(self, stages: slice | Ints) -> "Parts":
-        return Parts(layers=self.layers[stages], recomputed=self.recomputed[stages], selective=self.selective[stages])
+        return Parts(**{field.name: getattr(self, field.name)[stages] for field in fields(self)})
 
 
 def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
-    """Return the layers of each kind, then those of vision and language that are recomputed, and selectively."""
+    """Return the layers of each kind, those of vision and language that are recomputed, and selectively.
+
+    The last count is that of `most_deferred`.
+    """
     freed = stage.levels[level]
     return (
         *(stage.embeds, len(stage.vision), stage.projects, len(stage.language), stage.heads),
         *(*map(freed.whole, TOWERS), *map(freed.selective, TOWERS)),
+        stage.most_deferred,
     )
 
 

@@ -82,8 +82,7 @@ class StageTimes:
         sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
         alone = sizes.samples_alone @ (self._forward + self._backward).T
-        # The first stage defers nothing.
-        weights, deferral = (numbers > 0) * self._deferred_seconds(parts, layout, sizes.table, curves)
+        weights, deferral = (parts.most_deferred > 0) * self._deferred_seconds(parts, layout, sizes.table, curves)
         exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
         return PackSeconds(
             # Each rank prepares the images of the whole pack.
@@ -92,6 +91,7 @@ class StageTimes:
             backward=backward + deferral,
             recompute=self._recompute.seconds(parts, sizes.table, curves, layout),
             weights=weights,
+            most_deferred=parts.most_deferred,
             samples=(curves * alone) @ parts.layers.T,
             sends=sends,
             returns=sends * self._has_backward[last],

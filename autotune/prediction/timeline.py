@@ -69,7 +69,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     update = predictor.times.update_parts(plan.layout, parts, sizes).seconds
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
-    weights = None if seconds.deferred is None else seconds.deferred[packs]
+    weights = seconds.deferred and seconds.deferred._replace(seconds=seconds.weights[packs])
     sharing = predictor.times.sharing(parts, plan.layout, sizes)
     synchronization = None if sharing is None else sharing.synchronization(rows[None])
     schedule = simulate(forward, backward, sends, returns, synchronization, weights=weights)
@@ -81,8 +81,8 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
         step=step,
         data_rank=rank,
         forward=_spans(passes.forward_ends, forward)[rank],
-        backward=_spans(passes.backward_ends, backward if weights is None else backward - weights)[rank],
-        weights=None if weights is None or ended is None else _spans(ended, weights)[rank],
+        backward=_spans(passes.backward_ends, backward if weights is None else backward - weights.seconds)[rank],
+        weights=None if weights is None or ended is None else _spans(ended, weights.seconds)[rank],
         update=np.stack((begins, begins + update), axis=-1),
         kept_bytes=predictor.memory.kept(of_levels, plan.layout, sizes)[packs[rank]],
         deferred_bytes=predictor.memory.deferred(of_levels, plan.layout, sizes)[packs[rank]],

@@ -11,6 +11,7 @@ from autotune.workbench import Workbench
 from autotune.workload import Prepared
 from storage.errors import UnknownRecord
 from trials.errors import DataError, InvalidPlan
+from trials.model.cut import check_layers
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, PlanChange, has_checkpoint_after, read_record
 
@@ -76,7 +77,7 @@ def plan_to_replace(prepared: Prepared, plan: Plan) -> Plan | None:
     if record.settings.plan == plan.id:
         return None
     try:
-        plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
+        check_layers(plan, vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         prepared.epoch(plan.packing, plan.layout.data)
     except (InvalidPlan, DataError) as error:
         raise PlanNotValid(f"plan {plan.id} cannot continue the training in {output}: {error}") from error

@@ -181,7 +181,7 @@ class PipelineEngine(_DeepSpeedEngine):
             schedule.RecvActivation: _receive,
             schedule.ReduceTiedGrads: self._reduce_copies,
         }
-        if plan.layout.zero_bubble and where.stage:  # the first stage has no room to defer anything
+        if stage.cut.most_deferred:
             runs = {**runs, **self._deferring(stage, runs)}
         usual = {kind: self._timed(_SECTIONS[kind], run) if kind in _SECTIONS else run for kind, run in runs.items()}
         self._engine._INSTRUCTION_MAP = instructions_of(stage, usual)
@@ -201,7 +201,12 @@ class PipelineEngine(_DeepSpeedEngine):
 
         def new_schedule() -> ZeroBubbleSchedule:
             own = self._engine
-            return ZeroBubbleSchedule(micro_batches=own.micro_batches, stages=own.num_stages, stage_id=own.stage_id)
+            return ZeroBubbleSchedule(
+                micro_batches=own.micro_batches,
+                stages=own.num_stages,
+                stage_id=own.stage_id,
+                most_deferred=stage.cut.most_deferred,
+            )
 
         self._engine._train_schedule = new_schedule
         return {

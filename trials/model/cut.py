@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trials.errors import InvalidPlan
 from trials.plan import Plan, Recomputed, Tower
+from trials.units import number_of
 
 if TYPE_CHECKING:
     from trials.model.skeleton import Chain
@@ -28,6 +30,8 @@ class Cut:
     offload_vision: bool = False
     """Whether what would be recomputed of the vision layers is offloaded instead."""
     offload_language: bool = False
+    most_deferred: int = 0
+    """Most packs whose weight gradients wait; 0: they are computed in the backward passes."""
 
     def offloads(self, tower: Tower) -> bool:
         """Return whether layers of this kind offload what would be recomputed."""
@@ -74,7 +78,26 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 levels=stage.recomputed,
                 offload_vision=plan.layout.offloads("vision"),
                 offload_language=plan.layout.offloads("language"),
+                most_deferred=plan.most_deferred[number],
             )
         )
         vision_start, language_start = vision.stop, language.stop
     return tuple(cuts)
+
+
+def check_layers(plan: Plan, *, vision_layers: int, language_layers: int, dtype: str) -> None:
+    """Raise InvalidPlan, with the remedy, unless a model of these layers, with weights of `dtype`, can be trained.
+
+    ZeRO 0 keeps neither float32 weights nor a float32 sum of gradients for bfloat16 weights.
+    """
+    if dtype == "bfloat16" and plan.layout.zero == 0:
+        raise InvalidPlan(
+            "bfloat16 weights cannot be trained with ZeRO 0, which keeps no float32 copy of them; use ZeRO 1"
+        )
+    for kind, have, want in (
+        ("vision", sum(stage.vision for stage in plan.stages), vision_layers),
+        ("language", sum(stage.language for stage in plan.stages), language_layers),
+    ):
+        if have != want:
+            change = f"add {want - have}" if have < want else f"remove {have - want}"
+            raise InvalidPlan(f"stages hold {number_of(have, f'{kind} layer')} but the model has {want}; {change}")

@@ -23,7 +23,7 @@ from trials.engine.gathering import share_weights
 from trials.engine.memory import MemoryMeter, memory_meter
 from trials.errors import DataError, NotFinite
 from trials.grid import RankCoordinates
-from trials.model.cut import cut
+from trials.model.cut import check_layers, cut
 from trials.model.inputs.encoders import load_encoder
 from trials.model.paths import tensors_at
 from trials.model.refusals.compiling import check_compilable
@@ -180,7 +180,8 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
     With ZeRO 3 a rank holds its shares of the weights, so every rank of the process group must call it.
     """
     skeleton, fill = _skeleton(request)
-    request.plan.check(
+    check_layers(
+        request.plan,
         vision_layers=len(skeleton.chain.vision_layers),
         language_layers=len(skeleton.chain.language_layers),
         dtype=request.job.model.dtype,

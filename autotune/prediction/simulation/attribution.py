@@ -6,13 +6,14 @@ docs/methods.md defines each.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
 from autotune.prediction.simulation.schedule import simulate
 from autotune.prediction.simulation.synchronization import Sharing
+from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from trials.arrays import Floats, Ints
 
 
@@ -29,6 +30,8 @@ class PackSeconds:
     """The part of `backward` that is recomputation."""
     weights: Floats
     """The part of `backward` that is deferred weight gradients; 0 with 1F1B."""
+    most_deferred: Ints
+    """Most packs whose weight gradients wait, [stages]."""
     samples: Floats
     """The samples alone, without padding and recomputation."""
     sends: Floats
@@ -44,11 +47,9 @@ class PackSeconds:
     def by_level(cls, several: "Sequence[PackSeconds]", levels: Ints) -> "PackSeconds":
         """Take the seconds of each pack from the `PackSeconds` of its level, [packs]."""
         packs = np.arange(len(levels))
-        return cls(
-            **{
-                field.name: np.stack([getattr(one, field.name) for one in several])[levels, packs]
-                for field in fields(cls)
-            }
+        return replace(
+            several[0],
+            **{name: np.stack([getattr(one, name) for one in several])[levels, packs] for name in _of_packs()},
         )
 
     @property
@@ -67,9 +68,14 @@ class PackSeconds:
         return self.backward + self.exchange_back
 
     @property
-    def deferred(self) -> Floats | None:
+    def deferred(self) -> DeferredWeights | None:
         """Deferred weight gradients; None where there are none."""
-        return self.weights if self.weights.any() else None
+        return DeferredWeights(self.weights, self.most_deferred) if self.weights.any() else None
+
+
+def _of_packs() -> list[str]:
+    """Return the names of the seconds by pack."""
+    return [field.name for field in fields(PackSeconds) if field.name != "most_deferred"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,7 +176,7 @@ def attribute(
     # A single stage waits for no neighbour, whatever its packs.
     even = alone
     if stages > 1:
-        of_weights = None if weights is None else _evened(weights)
+        of_weights = weights and weights._replace(seconds=_evened(weights.seconds))
         even = simulate(_evened(own.forward), _evened(own.backward), weights=of_weights)
     synchronization = None if sharing is None else sharing.synchronization(packs)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
@@ -227,14 +233,14 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, shar
 
 def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness | None) -> PackSeconds:
     """Return the seconds of the packs of each rank in each step, [steps * data ranks, micro-batches, stages]."""
-    found = {field.name: getattr(seconds, field.name)[of_ranks] for field in fields(PackSeconds)}
+    found = {name: getattr(seconds, name)[of_ranks] for name in _of_packs()}
     if slowness is not None:
         work, load, wait = (
             np.tile(each, (steps, 1))[:, None] for each in (slowness.work, slowness.load, slowness.wait)
         )
         found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "weights", "samples")}
         found["load"] = found["load"] * load + wait
-    return PackSeconds(**found)
+    return replace(seconds, **found)
 
 
 def _evened(of_packs: Floats) -> Floats:

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from autotune.prediction.simulation.synchronization import Synchronization
-from autotune.prediction.simulation.zero_bubble import ends_of, placed
+from autotune.prediction.simulation.zero_bubble import DeferredWeights, ends_of, placed
 from trials.arrays import Floats, Ints
 
 _TOGETHER = 4096
@@ -107,15 +107,15 @@ def simulate(
     returns: Floats | None = None,
     synchronization: Synchronization | None = None,
     *,
-    weights: Floats | None = None,
+    weights: DeferredWeights | None = None,
 ) -> PipelineSchedule:
     """Simulate steps of 1F1B; with one stage, of plain gradient accumulation.
 
     `forward` and `backward` are seconds of each micro-batch on each stage, [n, micro-batches, stages]. `sends` are
     seconds of a micro-batch's states from stage s to s + 1, [n, micro-batches, stages - 1]; None when that takes no
     time. `returns` are those of their gradient on the way back; None when they are the same. With `synchronization`, n
-    counts the data ranks of each step. `weights` are the seconds in `backward` of weight gradients that are deferred,
-    of the same shape; None where none are. The work grows linearly with each of the three lengths.
+    counts the data ranks of each step. `weights` are the weight gradients in `backward` that are deferred, with
+    seconds of the same shape; None where none are. The work grows linearly with each of the three lengths.
     """
     count, stages = forward.shape[1:]
     ends = np.empty((stages, 1, len(forward)))
@@ -163,7 +163,7 @@ def trace(
     returns: Floats | None = None,
     synchronization: Synchronization | None = None,
     *,
-    weights: Floats | None = None,
+    weights: DeferredWeights | None = None,
 ) -> Passes:
     """Return when the passes of steps end, for the arguments of `simulate`."""
     count, stages = forward.shape[1:]
@@ -185,12 +185,12 @@ def trace(
         return Passes(forward_ends=ended, backward_ends=run_back, weight_ends=None)
     return Passes(
         forward_ends=ended,
-        backward_ends=run_back - (awaited - backward + weights),
+        backward_ends=run_back - (awaited - backward + weights.seconds),
         weight_ends=ends_of(weights, run_back, sent_back),
     )
 
 
-def _deferred(backward: Floats, weights: Floats | None) -> tuple[Floats, Floats | None]:
+def _deferred(backward: Floats, weights: DeferredWeights | None) -> tuple[Floats, Floats | None]:
     """Return the seconds of (backward passes with what follows at once, what follows gradients that are returned).
 
     The latter are by the link of the gradients, [n, micro-batches, stages - 1].
@@ -198,7 +198,7 @@ def _deferred(backward: Floats, weights: Floats | None) -> tuple[Floats, Floats 
     if weights is None:
         return backward, None
     with_pass, after = placed(weights)
-    return backward - weights + with_pass, after[..., 1:]
+    return backward - weights.seconds + with_pass, after[..., 1:]
 
 
 def _rows(times: Floats) -> Floats:

@@ -19,6 +19,7 @@ from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
+from trials.model.cut import check_layers
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Plan
 from trials.run.pool import Answers, Pool
@@ -61,7 +62,9 @@ class Runner:
         """
         model = self._prepared.workload.model
         try:
-            plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
+            check_layers(
+                plan, vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype
+            )
         except InvalidPlan as error:
             return Rejected(reason=str(error))
         prediction = self._predictor.predict(plan)

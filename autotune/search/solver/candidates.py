@@ -92,7 +92,8 @@ class CandidateStages:
         ):
             recomputed[:, kind] = of_kind if rungs == 1 else np.maximum(of_kind - count, 0)
             selective[:, kind] = 0 if rungs == 1 else np.minimum(of_kind, count) - recomputed[:, kind]
-        return Parts(layers=layers, recomputed=recomputed, selective=selective)
+        nothing = np.zeros(len(self), dtype=np.int64)
+        return Parts(layers=layers, recomputed=recomputed, selective=selective, most_deferred=nothing)
 
     def stage(self, row: int, of_levels: Counts) -> Stage:
         """Return one part as the stage of a plan, with these rungs for packs of each level."""

@@ -29,8 +29,7 @@ from trials.costs.coefficients import KINDS
 from trials.errors import InvalidPlan
 from trials.plan import TOWERS, Layout, Packing, Plan, Stage
 
-# Choices: a bound that is too low repeats the pruned problem, one that is too high keeps stages that are in no best
-# split.
+# Choices: a bound that is too low repeats the pruned problem, one that is too high keeps stages of no best split.
 _FIRST_BOUND = 1.15
 """First bound on the slowest stage, as a multiple of its time with unlimited memory."""
 _NEXT_BOUND = 1.6
@@ -46,7 +45,8 @@ _EACH_LAYER = Parts(
     **{
         name: np.eye(3 * len(KINDS), len(KINDS), k=-place * len(KINDS))
         for place, name in enumerate(("layers", "recomputed", "selective"))
-    }
+    },
+    most_deferred=np.zeros(3 * len(KINDS), dtype=np.int64),
 )
 """A layer of each kind alone, then only what recomputing one adds, and then what doing so selectively adds."""
 

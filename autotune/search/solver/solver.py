@@ -1,9 +1,10 @@
 """Splits and recompute counts of least predicted time that fit the memory, for a packing and a layout."""
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from autotune.dimensions.overlap import overlapped
 from autotune.dimensions.tensor import tensor_degrees
 from autotune.epoch_balance import step_sums
 from autotune.prediction.comparison import cautious_seconds
+from autotune.prediction.memory import StageBytes
+from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.limits import Limits
@@ -25,8 +28,6 @@ from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower
 
 RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
-_OTHER = WantedSplits(count=256, within=4.0)
-"""Solutions among which one has room for deferred weight gradients where the best ones have none."""
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
 _DIGITS = 9
@@ -148,15 +149,14 @@ class Solver:
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
 
-        With deferred weight gradients they are the best ones of 1F1B that have room for these. If there are none, they
-        are the best ones with as much memory less as the first lacks, and those of further splits.
+        With deferred weight gradients they are the best ones of 1F1B, and those with as much memory less as the first
+        lacks to defer all that it may. Each stage defers as many packs as fit.
         """
         plans = self._problem(packing, layout).best(wanted)
         if layout.zero_bubble and plans:
-            lowered = self._lowered(self._lacking(plans[0]))
-            plans = self._with_room(plans) or self._with_room(
-                [*lowered._problem(packing, layout).best(wanted), *self._problem(packing, layout).best(_OTHER)]
-            )
+            if (lacking := self._lacking(plans[0])) > 0:
+                plans = [*plans, *self._lowered(lacking)._problem(packing, layout).best(wanted)]
+            plans = [plan for plan in self._deferring(dict.fromkeys(plans)) if plan is not None]
         if not plans:
             return ()
         # The closed form takes all packs for the mean one; real packs are uneven.
@@ -167,17 +167,38 @@ class Solver:
         """Return the bytes that the fullest stage is expected to need above those that a solved plan may use."""
         return self.fullest(plan)[0] - self._limits.usable_bytes
 
-    def _with_room(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans whose deferred weight gradients fit as well, of which the solver does not know."""
-        usable = self._limits.usable_bytes
-        return [
-            plan
-            for plan, stages in zip(plans, self._predictor.plans_memory(plans), strict=True)
-            if max(stage.expected for stage in stages) <= usable
-        ]
+    def _deferring(self, plans: Iterable[Plan | None]) -> list[Plan | None]:
+        """Let each stage of these plans defer the most packs that fit; None for a plan in which none can defer any.
+
+        The problem knows nothing of the bytes of deferred weight gradients.
+        """
+        given = [plan for plan in plans if plan is not None]
+        memory = dict(zip(given, self._predictor.plans_memory(given), strict=True))
+        return [plan and self._lowered_to_fit(plan, memory[plan]) for plan in plans]
+
+    def _lowered_to_fit(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
+        usable, sizes = self._limits.usable_bytes, self._predictor.sizes(plan.packing, plan.layout)
+        of_levels, stages = Parts.of_levels(plan), list(plan.stages)
+
+        def lacks_memory(number: int, most_deferred: int) -> bool:
+            stage = [parts[number : number + 1] for parts in of_levels]
+            deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in stage]
+            (needed,) = self._predictor.memory.intervals(deferring, plan.layout, np.array([number]), sizes)
+            return needed.expected > usable
+
+        for number, needed in enumerate(memory):
+            if needed.expected > usable:
+                if lacks_memory(number, 0):
+                    return None
+                # Of 1, 2 and so on, as many as there is memory for.
+                most = bisect_left(range(1, number), True, key=partial(lacks_memory, number))
+                stages[number] = replace(stages[number], most_deferred=most)
+        if all(stage.most_deferred == 0 for stage in stages[1:]):
+            return None
+        return replace(plan, stages=tuple(stages))
 
     def _lowered(self, lacking: float) -> "Solver":
-        limit = self._limits.memory_limit_bytes - math.ceil(max(lacking, 0) / self._limits.usable_share)
+        limit = self._limits.memory_limit_bytes - math.ceil(lacking / self._limits.usable_share)
         return Solver(self._predictor, replace(self._limits, memory_limit_bytes=limit))
 
     def _least_seconds(self, packing: Packing, layout: Layout) -> float:
@@ -194,9 +215,7 @@ class Solver:
     def fit_several(self, packing: Packing, layout: Layout, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
         """Return what `fit` does for each of these boundaries, in less time."""
         found = self._problem(packing, layout).fit(several) if several else []
-        if layout.zero_bubble:
-            return [plan if plan is not None and self._with_room([plan]) else None for plan in found]
-        return found
+        return self._deferring(found) if layout.zero_bubble else found
 
     def fit_fewest(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the fewest recomputed layers, vision first; None if no fit.
@@ -204,7 +223,7 @@ class Solver:
         The costs of recomputing layers of either kind are ignored, as in OmniBal.
         """
         plan = self._problem(packing, layout).fit_fewest(boundaries)
-        return None if plan is None or (layout.zero_bubble and not self._with_room([plan])) else plan
+        return self._deferring([plan])[0] if layout.zero_bubble else plan
 
     def forward_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""

@@ -11,6 +11,7 @@ from autotune.workload import Prepared
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import DataError, InvalidPlan, UnknownName
+from trials.model.cut import check_layers
 from trials.plan import Padded, Plan
 from trials.units import number_of
 
@@ -44,7 +45,7 @@ def _given(prepared: Prepared, path: Path, key: str) -> Plan:
     model, devices = workload.model, workload.hardware.devices
     try:
         plan = read_plan(path)
-        plan.check(vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
+        check_layers(plan, vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         for level in () if isinstance(plan.packing, Padded) else plan.packing.levels:
             plugins.load(PACKERS, level.packer)
     except (PredictError, InvalidPlan, UnknownName) as error:

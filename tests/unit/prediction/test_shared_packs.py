@@ -90,6 +90,8 @@ def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:
         of_level = sizes.levels == level
         expected = predictor.times.pack_seconds(Parts.of(cut(alone)), plan.layout, sizes)
         for field in fields(seconds):
+            if field.name == "most_deferred":  # of stages
+                continue
             assert np.array_equal(getattr(seconds, field.name)[of_level], getattr(expected, field.name)[of_level])
         assert (seconds.exchange[of_level] > 0).all() == bool(level)
     prediction = predictor.predict(plan)

@@ -16,7 +16,7 @@ from autotune.search.solver.splits import layer_counts
 from tests.values import strategies
 from tests.values.training import plan_of
 from trials.errors import InvalidPlan
-from trials.model.cut import cut
+from trials.model.cut import check_layers, cut
 from trials.model.refusals.heads import check_degrees
 from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage
 from trials.units import number_of
@@ -46,7 +46,7 @@ def test_different_plans_have_different_ids(one: Plan, other: Plan) -> None:
 @given(strategies.plans())
 def test_a_plan_fits_a_model_of_its_own_layers(plan: Plan) -> None:
     vision, language = stage_sums(plan)
-    plan.check(vision_layers=vision, language_layers=language, dtype="float32")
+    check_layers(plan, vision_layers=vision, language_layers=language, dtype="float32")
 
 
 @given(strategies.plans(), st.integers(1, 9))
@@ -54,7 +54,7 @@ def test_a_plan_that_misses_layers_says_how_many(plan: Plan, missing: int) -> No
     vision, language = stage_sums(plan)
     text = f"stages hold {number_of(language, 'language layer')} but the model has {language + missing}; add {missing}"
     with pytest.raises(InvalidPlan, match=text):
-        plan.check(vision_layers=vision, language_layers=language + missing, dtype="float32")
+        check_layers(plan, vision_layers=vision, language_layers=language + missing, dtype="float32")
 
 
 @given(strategies.plans())
@@ -76,7 +76,7 @@ def test_the_text_embedding_is_with_the_last_vision_layer_or_on_the_first_stage(
 
 def test_a_plan_with_too_many_layers_says_how_many() -> None:
     with pytest.raises(InvalidPlan, match="stages hold 5 vision layers but the model has 3; remove 2"):
-        pipeline(Stage(vision=5, language=1)).check(vision_layers=3, language_layers=1, dtype="float32")
+        check_layers(pipeline(Stage(vision=5, language=1)), vision_layers=3, language_layers=1, dtype="float32")
 
 
 def test_bfloat16_weights_need_the_float32_copies_of_zero_1() -> None:
@@ -85,7 +85,30 @@ def test_bfloat16_weights_need_the_float32_copies_of_zero_1() -> None:
         plan = Plan(packing=PACKED, layout=Layout(pipeline=1, data=2, zero=zero), stages=stages)
         refused = pytest.raises(InvalidPlan, match=r"cannot be trained with ZeRO 0, .* use ZeRO 1")
         with nullcontext() if zero else refused:
-            plan.check(vision_layers=1, language_layers=1, dtype="bfloat16")
+            check_layers(plan, vision_layers=1, language_layers=1, dtype="bfloat16")
+
+
+def deferring(*most: int | None) -> Plan:
+    """Return a plan with zero bubble whose stages defer at most so many packs."""
+    stages = tuple(Stage(vision=0, language=1, most_deferred=each) for each in most)
+    return Plan(packing=PACKED, layout=Layout(pipeline=len(most), data=1, zero=0, zero_bubble=True), stages=stages)
+
+
+def test_stages_defer_as_many_packs_as_there_are_stages_before_or_fewer() -> None:
+    assert deferring(None, None, None).most_deferred == (0, 1, 2)
+    fewer = deferring(None, None, 1)
+    assert fewer.most_deferred == (0, 1, 1)
+    assert [part.most_deferred for part in cut(fewer)] == [0, 1, 1]
+    assert plan_parts(fewer)["layout"].endswith("zero bubble deferring 0 | 1 | 1 packs")
+    usual = pipeline(Stage(vision=0, language=1), Stage(vision=0, language=1))
+    assert usual.most_deferred == (0, 0)
+    for most in ((None, None, 2), (None, 1, None), (0, None)):
+        with pytest.raises(InvalidPlan, match=r"most_deferred \d lowers nothing on stage \d .*; leave it out"):
+            deferring(*most)
+    with pytest.raises(InvalidPlan, match="most_deferred 0 lowers nothing on stage 1"):
+        pipeline(Stage(vision=0, language=1), Stage(vision=0, language=1, most_deferred=0))
+    with pytest.raises(InvalidPlan, match="zero_bubble defers nothing"):
+        deferring(None, 0, 0)
 
 
 def test_stages_and_pipeline_must_agree() -> None:

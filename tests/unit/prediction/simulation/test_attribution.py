@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
 from autotune.prediction.simulation.schedule import simulate
 from autotune.prediction.simulation.synchronization import Sharing
+from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from tests.values.parameters import examples
 from trials.arrays import Floats, Ints
 
@@ -26,6 +27,7 @@ def pack_seconds(forward: Floats, sends: float = 0.0) -> PackSeconds:
         backward=forward,
         recompute=np.zeros_like(forward),
         weights=np.zeros_like(forward),
+        most_deferred=np.arange(forward.shape[1]),
         samples=2 * forward,
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
         returns=np.full((len(forward), forward.shape[1] - 1), sends),
@@ -147,6 +149,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             backward=backward + again,
             recompute=again,
             weights=backward * (draw(st.floats(0, 1)) if stages > 1 else 0),
+            most_deferred=np.arange(stages),
             samples=share * (forward + backward),
             sends=seconds(packs.size, stages - 1),
             returns=seconds(packs.size, stages - 1),
@@ -201,7 +204,7 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
                     side[rank][None]
                     for side in (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
                 ),
-                weights=seconds.weights[rank][None],
+                weights=DeferredWeights(seconds.weights[rank][None], seconds.most_deferred),
             ).ends[0]
             for rank in step.T
         ]

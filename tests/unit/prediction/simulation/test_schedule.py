@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.simulation.schedule import simulate, simulate_plans, trace
+from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from tests.values.parameters import examples
 from trials.arrays import Floats
 from trials.engine.zero_bubble import ComputeWeightGradients, ZeroBubbleSchedule
@@ -42,21 +43,21 @@ steps = shapes.flatmap(times)
 
 
 def events(
-    forward: Floats, backward: Floats, sends: Floats, returns: Floats, weights: Floats | None = None
+    forward: Floats, backward: Floats, sends: Floats, returns: Floats, weights: DeferredWeights | None = None
 ) -> tuple[list[float], dict[tuple[type[PipeInstruction], int, int], float]]:
     """(clock of each stage, end of each (kind of pass, micro-batch, stage)), one instruction at a time.
 
-    Every stage runs the instructions of DeepSpeed's own schedule, or with `weights` the engine's own. An exchange
-    begins when both stages have come to it.
+    Every stage runs the instructions of DeepSpeed's own schedule, or where it defers some the engine's own. An
+    exchange begins when both stages have come to it.
     """
     count, stages = forward.shape
-    seconds = {ForwardPass: forward, BackwardPass: backward, ComputeWeightGradients: weights}
+    seconds = {ForwardPass: forward, BackwardPass: backward, ComputeWeightGradients: weights and weights.seconds}
     wanted = (*PARTNERS, *seconds)
-    kind_of_schedule = TrainSchedule if weights is None else ZeroBubbleSchedule
-    todo = [
-        deque(each for step in kind_of_schedule(count, stages, stage).steps() for each in step if type(each) in wanted)
-        for stage in range(stages)
+    schedules = [
+        ZeroBubbleSchedule(count, stages, stage, most_deferred=most) if most else TrainSchedule(count, stages, stage)
+        for stage, most in enumerate(weights.most if weights else [0] * stages)
     ]
+    todo = [deque(each for step in own.steps() for each in step if type(each) in wanted) for own in schedules]
     clock = [0.0] * stages
     done: dict[tuple[type[PipeInstruction], int], int] = defaultdict(int)
     ends = {}
@@ -97,12 +98,16 @@ def test_every_pass_ends_when_it_does_in_deepspeeds_own_schedule(step: Times) ->
         assert side[0, number, stage] == pytest.approx(end)
 
 
-@given(shapes.filter(lambda shape: shape[1] > 1).flatmap(times), st.floats(0, 1))
+@given(shapes.filter(lambda shape: shape[1] > 1).flatmap(times), st.floats(0, 1), st.data())
 @settings(max_examples=examples(150))
-def test_deferred_weight_gradients_end_when_they_do_in_the_engines_schedule(step: Times, share: float) -> None:
+def test_deferred_weight_gradients_end_when_they_do_in_the_engines_schedule(
+    step: Times, share: float, data: st.DataObject
+) -> None:
     forward, backward, *links = step
-    weights = share * backward
-    clock, ends = events(forward[0], backward[0] - weights[0], links[0][0], links[1][0], weights[0])
+    most = np.array([data.draw(st.integers(0, stage)) for stage in range(forward.shape[2])])
+    weights = DeferredWeights(share * backward * (most > 0), most)
+    of_step = weights._replace(seconds=weights.seconds[0])
+    clock, ends = events(forward[0], backward[0] - of_step.seconds, links[0][0], links[1][0], of_step)
     schedule, passes = simulate(*step, weights=weights), trace(*step, weights=weights)
     assert schedule.ends[0] == pytest.approx(clock)
     assert passes.weight_ends is not None
@@ -113,13 +118,13 @@ def test_deferred_weight_gradients_end_when_they_do_in_the_engines_schedule(step
     }
     for (kind, number, stage), end in ends.items():
         assert sides[kind][0, number, stage] == pytest.approx(end)
-    assert len(ends) == 3 * forward.size
+    assert len(ends) == 2 * forward.size + forward.shape[1] * (most > 0).sum()
 
 
 @pytest.mark.parametrize(("count", "stages"), [(4, 2), (8, 2), (4, 4), (8, 4), (16, 4)])
 def test_equal_stages_have_the_bubble_of_zb_h1(count: int, stages: int) -> None:
     forward, backward, weights = (np.full((1, count, stages), seconds) for seconds in (2.0, 4.5, 2.0))
-    found = simulate(forward, backward, weights=weights).seconds[0]
+    found = simulate(forward, backward, weights=DeferredWeights(weights, np.arange(stages))).seconds[0]
     assert found == pytest.approx(count * 6.5 + (stages - 1) * (2.0 + 2.5 - 2.0))
     assert simulate(forward, backward).seconds[0] == pytest.approx((count + stages - 1) * 6.5)
 

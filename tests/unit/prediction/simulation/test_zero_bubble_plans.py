@@ -40,9 +40,11 @@ def test_recomputed_layers_defer_nothing() -> None:
 def test_a_stage_holds_at_most_as_many_packs_as_the_first() -> None:
     for count, stages in ((1, 3), (4, 4), (9, 4), (5, 2)):
         for stage in range(stages):
-            for number, first in enumerate(waiting_from(count, stages, stage)):
-                in_flight = min(stages - stage, count - number)
-                assert number - first + in_flight <= min(stages, count)
+            for most in range(stage + 1):
+                for number, first in enumerate(waiting_from(count, stages, stage, most)):
+                    in_flight = min(stages - stage, count - number)
+                    assert number - first <= most
+                    assert number - first + in_flight <= min(stages, count)
 
 
 def test_memory_is_that_of_the_timeline_and_the_first_stage_needs_no_more() -> None:
@@ -59,6 +61,24 @@ def test_memory_is_that_of_the_timeline_and_the_first_stage_needs_no_more() -> N
         assert (np.diff(times) >= 0).all()
     assert "a to j" in legend(line)
     assert any(letter in gantt(line).splitlines()[2] for letter in "abcdefghij")
+
+
+def test_a_stage_that_defers_fewer_packs_needs_fewer_bytes_and_one_that_defers_none_those_of_1f1b() -> None:
+    usual = plan_of("2+0", "3+1", "0+3", packing=PACKS)
+    whole = deferred(usual)
+    fewer, none = (
+        replace(whole, stages=(*whole.stages[:2], replace(whole.stages[2], most_deferred=most))) for most in (1, 0)
+    )
+    of_1f1b, least, less, most = (PREDICTOR.predict(plan).stage_bytes for plan in (usual, none, fewer, whole))
+    assert of_1f1b[2] == pytest.approx(least[2])
+    assert least[2] < less[2] < most[2]
+    assert least[:2] == less[:2] == most[:2]
+    line = timeline(PREDICTOR, fewer, PREDICTOR.predict(fewer))
+    assert line.memory(2)[1].max() <= less[2] * 1.01
+    packs = fewer.packing, fewer.layout
+    seconds = PREDICTOR.times.plan_seconds(none, PREDICTOR.sizes(*packs))
+    assert seconds.weights[:, 1].all()
+    assert not seconds.weights[:, 2].any()
 
 
 def test_plans_together_need_what_each_needs_alone() -> None:

@@ -8,6 +8,7 @@ from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import omnibal_capacities
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, solver_of, workload_of
+from trials.model.cut import check_layers
 from trials.plan import Layout, Packed, Padded, Plan
 from trials.workload import Workload
 
@@ -35,7 +36,7 @@ def test_every_baseline_is_a_plan_of_the_model_on_all_devices(devices: int) -> N
     assert [each.role for each in found[:3]] == [Role.PACKED, Role.DEFAULT, Role.OMNIBAL]
     assert {each.role for each in found[3:]} <= {Role.OMNIBAL}
     for each in found:
-        each.plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
+        check_layers(each.plan, vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
         assert each.plan.layout.world_size == devices
 
 

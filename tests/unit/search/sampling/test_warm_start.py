@@ -25,6 +25,7 @@ from tests.values.search import (
 from tests.values.storage import best_of, concluded
 from trials import wire
 from trials.job import SearchSection
+from trials.model.cut import check_layers
 from trials.plan import Plan
 from trials.workload import Workload
 
@@ -79,7 +80,7 @@ def test_a_split_is_moved_in_proportion_to_a_model_of_other_layers() -> None:
     found = moved(PLAN, replace(workload_of(), model=model), solver)
     assert found is not None
     assert found.packing == PLAN.packing
-    found.check(vision_layers=layers[0], language_layers=layers[1], dtype=model.dtype)
+    check_layers(found, vision_layers=layers[0], language_layers=layers[1], dtype=model.dtype)
     before, after = PLAN.stages[0].vision + PLAN.stages[0].language, found.stages[0].vision + found.stages[0].language
     assert after == round(before * sum(layers) / (VISION_LAYERS + LANGUAGE_LAYERS))
 

@@ -94,7 +94,12 @@ class BruteForce:
             recomputed[:, kind] = [option.recomputed[0].whole(tower) for option in options]
             selective[:, kind] = [option.recomputed[0].selective(tower) for option in options]
         layers = np.repeat(part.layers, len(options), axis=0)
-        parts = Parts(layers=layers, recomputed=recomputed, selective=selective)
+        parts = Parts(
+            layers=layers,
+            recomputed=recomputed,
+            selective=selective,
+            most_deferred=np.zeros(len(layers), dtype=np.int64),
+        )
         seconds = mean_seconds(self._predictor, parts, self._layout, self._sizes.mean)
         needed = self._predictor.memory.expected(parts, self._layout, number, self._sizes)
         return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()

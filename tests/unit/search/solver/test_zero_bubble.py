@@ -1,5 +1,6 @@
 """Plans whose stages defer weight gradients: predicted on real packs, within the memory, and offered where they pay."""
 
+import math
 from dataclasses import replace
 from itertools import combinations
 
@@ -44,6 +45,26 @@ def test_a_solution_fits_and_hardly_any_split_is_faster(case: tuple[Predictor, L
     if fitting:
         assert found is not None
         assert solver.epoch_seconds([found])[0] <= min(solver.epoch_seconds(fitting)) * 1.01
+
+
+def test_stages_defer_the_most_packs_that_fit_the_memory_of_1f1b() -> None:
+    predictor, layout = predictor_of(deferring(COSTS)), Layout(pipeline=4, data=1, zero=0)
+    usual = Solver(predictor, limits_of(AMPLE)).solve(PACKS, layout)
+    assert usual is not None
+    needed, _ = Solver(predictor, limits_of(AMPLE)).fullest(usual)
+    limits = replace(limits_of(math.ceil(needed)), usable_share=1.0)
+    solver, whole = Solver(predictor, limits), replace(usual, layout=replace(layout, zero_bubble=True))
+    assert solver.fullest(whole)[0] > needed
+    found = solver.fit(PACKS, whole.layout, usual.boundaries)
+    assert found is not None
+    assert any(stage.most_deferred is not None for stage in found.stages)
+    assert solver.fullest(found)[0] <= math.ceil(needed)
+    assert solver.epoch_seconds([found]) < solver.epoch_seconds([usual])
+    for number, (stage, most) in enumerate(zip(found.stages, found.most_deferred, strict=True)):
+        if stage.most_deferred is not None:
+            one_more = None if most + 1 == number else most + 1
+            stages = [*found.stages[:number], replace(stage, most_deferred=one_more), *found.stages[number + 1 :]]
+            assert solver.fullest(replace(found, stages=tuple(stages)))[0] > math.ceil(needed)
 
 
 def offer(costs: LayerCosts) -> LayoutOffer:

@@ -26,6 +26,7 @@ from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predi
 from trials.data.index import DatasetIndex, profile
 from trials.data.levels import check_levels
 from trials.job import SpaceSection
+from trials.model.cut import check_layers
 from trials.plan import Layout, Levelled, Packed, Padded, Plan
 from trials.workload import Workload
 
@@ -185,7 +186,7 @@ SPACES = st.sampled_from([(TIGHT, ()), (SHORT_OF_ALL, ()), (TIGHT, (("recompute"
 def test_every_point_is_a_plan_with_a_point_of_its_own(drawn: st.DataObject, which: tuple[int, Any]) -> None:
     space, _ = searched(which[0], **dict(which[1]))
     plan = space.plan(drawn.draw(points(space.near) | points(space.distributions)))
-    plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
+    check_layers(plan, vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
     assert Solver(predictor("mixed"), limits_of(which[0])).admits(plan)
     if isinstance(plan.packing, Levelled):
         check_levels(MIXED, plan.packing, skips=False)

@@ -14,6 +14,7 @@ from tests.values.parameters import examples
 from tests.values.search import COSTS, LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
 from tests.values.solver import selecting
 from trials.costs.coefficients import KINDS
+from trials.model.cut import check_layers
 from trials.plan import Layout, Packed, Padded, Plan, Stage
 
 PREDICTOR = predictor_of()
@@ -76,7 +77,7 @@ def point_of(space: Space, layout: Layout) -> dict[str, Any]:
 def test_every_point_stands_for_a_plan_that_can_be_trained(drawn: tuple[str, dict[str, Any]]) -> None:
     name, point = drawn
     plan = SPACES[name].plan(point)
-    plan.check(vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
+    check_layers(plan, vision_layers=VISION_LAYERS, language_layers=LANGUAGE_LAYERS, dtype="float32")
     assert SOLVERS[name].admits(plan)
 
 
