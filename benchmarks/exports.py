@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from autotune.exporting.sequential import PackOrder, order_of
 from autotune.exporting.trainers import ms_swift
 from autotune.job_file import JobFile
 from autotune.packing.material import PackOptions, paper_weights, read_material
+from autotune.search.space.sequential import PackOrder, order_of
 from benchmarks.cases.lengths import CAPACITIES, generated
 from benchmarks.output.result import at_least, at_most, finish, show
 from trials.data.epoch import Epoch, EpochSettings, build_epoch

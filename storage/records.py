@@ -224,6 +224,8 @@ class Baseline:
     """None for a baseline that an earlier version stored."""
     may_win: bool = False
     """Whether search.space has the plan."""
+    left_out: str | None = None
+    """Why the trainer for which the study searched cannot hold the plan; None where it can, and without a trainer."""
 
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)

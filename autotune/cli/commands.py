@@ -64,6 +64,12 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @click.option(
     "--time-limit", type=Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
+@click.option(
+    "--for",
+    "trainer",
+    metavar="TRAINER",
+    help="Search only plans that `autotune export JOB --to TRAINER` writes as they are, such as ms-swift.",
+)
 @click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure every plan again.")
 @LAUNCHER
 @SUBMIT

@@ -17,6 +17,7 @@ from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_
 from autotune.cli.visible import visible
 from autotune.errors import JobError
 from autotune.events import start_events
+from autotune.exporting.checks import check_trainer
 from autotune.folders import work_folder
 from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile, with_values
@@ -100,14 +101,17 @@ def tune_job(
     submit: bool,
     trials: int | None,
     time_limit: str | None,
+    trainer: str | None,
     fresh: bool,
 ) -> None:
+    if trainer is not None:
+        check_trainer("--for", trainer)
     job = with_values(file.job, "search", {"trials": trials, "time_limit": time_limit})
     job = with_values(job, "hardware", {"launcher": launcher})
     if submit:
         _submit(options, job)
         return
-    found = tuned(job, options.database_url(job.database), options.display, fresh=fresh)
+    found = tuned(job, options.database_url(job.database), options.display, fresh=fresh, trainer=trainer)
     best, certificate, ran = found.best, found.certificate, found.trials
     options.give(
         lambda: {**study_report.best_document(best, ran), "certificate": wire.to_document(certificate)},
@@ -198,6 +202,7 @@ def asking(options: Options) -> Keeps:
         options.display.close()
         click.echo(visible(f"The best plan is in doubt: {rival}"), err=True)
         left_out = "" if rival.may_win else ", which search.space leaves out or which changes what is learned"
+        left_out = left_out if rival.left_out is None else ", which the trainer of the search cannot hold"
         question = f"Train with {rival.role} ({rival.plan_id}){left_out}, in place of the best plan?"
         return not click.confirm(visible(question), default=not kept, err=True)
 

@@ -4,30 +4,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 from autotune.dimensions.folds import layout_name
 from autotune.dimensions.usual import sharded_layouts, zero_stages
 from autotune.errors import ExportError, NoFeasiblePlan
-from autotune.exporting.abilities import Abilities
-from autotune.exporting.sequential import PackOrder, order_of
 from autotune.forecast.forecast import Forecaster
 from autotune.search.packed import packed_plans
 from autotune.search.solver.limits import Limits
-from autotune.search.space.feasible import feasible_space, holds_all
-from trials.data.epoch import Epoch
-from trials.errors import DataError, InvalidPlan
+from autotune.search.space.abilities import Target
+from autotune.search.space.capacities import holds_all
+from autotune.search.space.feasible import feasible_space
+from autotune.search.space.held import LENGTHS, Holding
+from autotune.search.space.sequential import PackOrder
 from trials.job import SpaceSection
 from trials.plan import Layout, Packed, Padded, Plan, Stage
-
-# A choice: with 8 data ranks every eighth length has packs of which none is left over.
-_LENGTHS = 40
-"""Lengths that are tried for packs that a trainer has to rebuild from their order."""
-_SAFE = 2
-"""Tokens by which a trainer may count more or fewer for each sample, as by another end of a turn."""
-_FURTHER = 4
-"""Lengths that are tried for that, behind the first with which packs are rebuilt."""
-_SHORTER = 1 / 512
-"""Share of a length by which the next one is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +35,11 @@ class HeldPlan:
 class Restricted:
     """The plans of a job within the limits of a trainer."""
 
-    def __init__(self, forecaster: Forecaster, abilities: Abilities) -> None:
-        self.forecaster, self.abilities = forecaster, abilities
+    def __init__(self, forecaster: Forecaster, target: Target) -> None:
+        self.forecaster, self.abilities = forecaster, target.abilities
+        self._holding = Holding(target, forecaster.workload, forecaster.epoch)
+        self.missing = self._holding.missing
+        """Return what of a plan the trainer does not have, in words; empty where it can hold the plan."""
         self._solver = forecaster.solver()
         shape = forecaster.workload.model
         self._layers = (shape.vision_layers, shape.language_layers)
@@ -57,7 +51,7 @@ class Restricted:
         if self.abilities.missing(plan):
             return None
         (seconds,) = self.forecaster.epoch_seconds((plan,))
-        return self._held(plan, seconds, lengths=1)
+        return self._held(plan, seconds, count=1)
 
     def best(self) -> HeldPlan:
         """Return the fastest plan that the trainer can hold. Raise ExportError where there is none."""
@@ -117,15 +111,9 @@ class Restricted:
 
     def _each_padded(self) -> Iterator[Plan]:
         """Yield plans with 1, 2, 4 and so on unpacked samples in a micro-batch."""
-        workload = self.forecaster.workload
-        for layout in self._layouts:
-            samples = 1
-            while samples * workload.hardware.devices <= workload.global_batch_samples:
-                for switch in self.abilities.switches:
-                    plan = Plan(packing=Padded(samples=samples), layout=layout, stages=(self._stage(switch),))
-                    if self._epoch(plan) is not None:
-                        yield plan
-                samples *= 2
+        samples = tuple(self._holding.samples())
+        for layout, switch, each in product(self._layouts, self.abilities.switches, samples):
+            yield Plan(packing=Padded(samples=each), layout=layout, stages=(self._stage(switch),))
 
     def _stage(self, switch: tuple[bool, bool]) -> Stage:
         vision, language = self._layers
@@ -136,46 +124,16 @@ class Restricted:
             recompute_language=language * switch[1],
         )
 
-    def _held(self, plan: Plan, seconds: float, lengths: int = _LENGTHS) -> HeldPlan | None:
+    def _held(self, plan: Plan, seconds: float, count: int = LENGTHS) -> HeldPlan | None:
         """Return the plan, or the one with the nearest shorter packs whose order tells the trainer where they end."""
-        if self.abilities.packs != "in order" or isinstance(plan.packing, Padded):
+        packing = plan.packing
+        if self.abilities.packs != "in order" or not isinstance(packing, Packed):
             return HeldPlan(plan=plan, seconds=seconds)
-        found, further = None, _FURTHER
-        for other in _shorter(plan, lengths):
-            further -= found is not None
-            if not further:
-                break
-            epoch = self._epoch(other)
-            if epoch is None or not (other is plan or epoch.keeps_batch):
-                continue
-            order = order_of(epoch)
-            if order is not None and (found is None or _is_safe(order)):
-                (own,) = self.forecaster.epoch_seconds((other,))
-                found = HeldPlan(plan=other, seconds=own, order=order)
-                if _is_safe(order):
-                    break
-        return found
-
-    def _epoch(self, plan: Plan) -> Epoch | None:
-        try:
-            return self.forecaster.epoch(plan)
-        except (DataError, InvalidPlan):  # too few samples for a step of such packs
+        found = self._holding.nearest(packing, count)
+        if found is None:
             return None
-
-
-def _is_safe(order: PackOrder) -> bool:
-    fewer, more = order.spare
-    return min(-fewer, more) >= _SAFE
-
-
-def _shorter(plan: Plan, count: int) -> Iterator[Plan]:
-    """Yield the plan, then those with packs that are shorter and shorter."""
-    packing = plan.packing
-    assert isinstance(packing, Packed)
-    step = max(1, round(packing.qt * _SHORTER))
-    slack = packing.qt - packing.qt_min
-    yield plan
-    for number in range(1, count):
-        if (qt := packing.qt - number * step) <= slack:
-            return
-        yield replace(plan, packing=replace(packing, qt=qt, qt_min=qt - slack))
+        shorter, order = found
+        if shorter != packing:
+            plan = replace(plan, packing=shorter)
+            (seconds,) = self.forecaster.epoch_seconds((plan,))
+        return HeldPlan(plan=plan, seconds=seconds, order=order)

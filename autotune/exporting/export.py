@@ -12,7 +12,7 @@ from autotune.draft.present import Present
 from autotune.draft.present_plan import plan_of
 from autotune.draft.settings import draft_of
 from autotune.errors import ExportError, PredictError
-from autotune.exporting.checks import check_folder, check_wanted
+from autotune.exporting.checks import check_folder, check_wanted, target_of
 from autotune.exporting.closest import Restricted
 from autotune.exporting.price import Price, price_of
 from autotune.exporting.settings import not_carried
@@ -61,18 +61,17 @@ def export_plan(
     """
     check_wanted(trainer, folder)
     exporter = plugins.load(EXPORTS, trainer)
-    exporter.check(forecaster.job, forecaster.shape.family)
+    target = target_of(trainer, forecaster.job, forecaster.shape.family)
     wanted = forecaster.of(plan)
-    abilities = exporter.ABILITIES
-    restricted = Restricted(forecaster, abilities)
-    missing = abilities.missing(plan)
+    restricted = Restricted(forecaster, target)
+    missing: tuple[str, ...] = ()
     held = restricted.holding(plan)
     if held is None:
-        missing = missing or ("packs whose ends the order of the samples does not tell",)
+        missing = restricted.missing(plan)
         held = restricted.best()
     found = Export(
         job=forecaster.job,
-        epoch=forecaster.epoch(held.plan),
+        epoch=forecaster.epoch(held.plan.packing, held.plan.layout.data),
         held=held,
         family=forecaster.shape.family,
         folder=folder.absolute(),

@@ -43,7 +43,7 @@ from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Layout, Levelled, Padded, Plan
+from trials.plan import Layout, Levelled, Packing, Padded, Plan
 from trials.units import number_of
 from trials.workload import ModelShape, Workload
 
@@ -209,14 +209,16 @@ class Forecaster:
         fitting = [
             plan
             for plan, stages in zip(distinct, memory, strict=True)
-            if max(stage.expected for stage in stages) <= usable and self.epoch(plan).keeps_batch
+            if max(stage.expected for stage in stages) <= usable
+            and self.epoch(plan.packing, plan.layout.data).keeps_batch
         ]
         seconds = self.epoch_seconds(fitting)
         return sorted(zip(seconds, fitting, strict=True), key=lambda each: each[0])
 
-    def epoch(self, plan: Plan) -> Epoch:
-        """Return the first epoch under a plan. Raise DataError where it cannot pack the data."""
-        return self._predictor.base.sizes(plan.packing, plan.layout).epoch
+    def epoch(self, packing: Packing, data_parallel: int) -> Epoch:
+        """Return the first epoch on a number of data ranks. Raise DataError where it cannot pack the data."""
+        layout = Layout(pipeline=1, data=data_parallel, zero=0)
+        return self._predictor.base.sizes(packing, layout).epoch
 
     def waiting_ratio(self, plan: Plan) -> float:
         """Return the time of all passes with packs in random order, over that with packs as they are arranged.

@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from autotune.certification.certificate import Certificate
 from autotune.certification.certify import certify, known_certificate, warn_of
 from autotune.database_setting import chosen_database
+from autotune.errors import ExportError
 from autotune.events import Listener, unheard
+from autotune.exporting.checks import check_trainer, target_of
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import search_bench
+from autotune.library.values import text_of
+from autotune.model_shape import model_shape
 from autotune.results.evidence import trials_behind
+from autotune.search.space.abilities import Target
 from autotune.search.tuner import Tuner
 from autotune.workbench import Workbench
 from storage.records import BestPlan, TrialSummary
@@ -33,6 +38,7 @@ def tune(
     trials: int | None = None,
     time_limit: str | None = None,
     launcher: str | None = None,
+    trainer: str | None = None,
     fresh: bool = False,
     database: str | None = None,
     listener: Listener = unheard,
@@ -40,27 +46,42 @@ def tune(
     """Search the best plan of a job with short, real training steps, and certify it.
 
     `trials`, `time_limit` such as `20min`, and `launcher` override the job. A search that is finished is not repeated
-    unless `fresh`; an unfinished one is resumed. A certificate that does not hold is logged as a warning.
+    unless `fresh`; an unfinished one is resumed. A certificate that does not hold is logged as a warning. For a
+    `trainer`, such as `ms-swift`, only plans are searched that `export` can write for it as they are.
 
-    Raise JobError, DeviceBusy, NoFeasiblePlan and TrialsKeepFailing; everything measured until then is kept.
+    Raise JobError, ExportError, DeviceBusy, NoFeasiblePlan and TrialsKeepFailing; everything measured until then is
+    kept.
     """
     given = {"trials": trials, "time_limit": time_limit}
     job = with_values(as_job(job), "search", given)
     job = with_values(job, "hardware", {"launcher": launcher})
-    return tuned(job, chosen_database(database, job.database), listener, fresh=fresh).best
+    url = chosen_database(database, job.database)
+    return tuned(job, url, listener, fresh=fresh, trainer=trainer).best
 
 
-def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool) -> Tuned:
+def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool, trainer: str | None = None) -> Tuned:
     """Search as `tune` does, and return what is known of the winner, too."""
+    target = None if trainer is None else _target(trainer, job)
     with search_bench(job, database_url, listener) as bench:
-        best, certificate = certified_winner(bench, listener, fresh=fresh)
+        best, certificate = certified_winner(bench, listener, fresh=fresh, target=target)
         found = Tuned(best=best, certificate=certificate, trials=trials_behind(best, bench.store))
     warn_of(certificate)
     return found
 
 
-def certified_winner(bench: Workbench, listener: Listener, *, fresh: bool) -> tuple[BestPlan, Certificate]:
-    """Search, and certify the winner unless that was done before, whether it holds or not."""
-    best = Tuner(bench, listener).tune(fresh=fresh)
+def _target(trainer: str, job: Job) -> Target:
+    """Return the limits of a trainer. Raise ExportError for an unknown one, and where it cannot train the job."""
+    check_trainer("--for", text_of(ExportError, "trainer", trainer))
+    return target_of(trainer, job, model_shape(job.model, job.training).family)
+
+
+def certified_winner(
+    bench: Workbench, listener: Listener, *, fresh: bool, target: Target | None = None
+) -> tuple[BestPlan, Certificate]:
+    """Search, for a trainer if there is a `target`, and certify the winner unless that was done before.
+
+    The certificate may not hold.
+    """
+    best = Tuner(bench, listener, target).tune(fresh=fresh)
     known = known_certificate(bench.prepared, best.plan, bench.folder)
     return best, known or certify(bench.prepared, best.plan, bench.folder, bench.site, listener)

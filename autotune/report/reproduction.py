@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import yaml
 
 from autotune.report.source import StudySource
-from autotune.search.study_settings import training_of
+from autotune.search.study_settings import TRAINER, training_of
 from trials import wire
 
-_NOT_OF_THE_JOB = ("fresh", "model", "training", "current_plan", "queue", "parallel", "workers", "trial_timeout")
+_NOT_OF_THE_JOB = (
+    *("fresh", "model", "training", "current_plan", "queue", "parallel", "workers", "trial_timeout", TRAINER),
+)
 """Settings that a study adds, or that do not change its result."""
 
 
@@ -34,9 +36,9 @@ def reproduction(source: StudySource, database: str | None) -> Iterator[Copyable
         training = training_of(source.study.settings).model_dump(exclude_unset=True)
         document = {"search": settings, "training": {"seed": source.study.seed} | training}
         yield CopyableText(title="Settings of the search, for the job file", text=_yaml(document))
-    yield CopyableText(
-        title="Search again, and measure everything anew", text=_commands(("tune job.yaml --fresh",), at)
-    )
+    trainer = source.study.settings.get(TRAINER)
+    anew = f"tune job.yaml --fresh{'' if trainer is None else f' --for {trainer}'}"
+    yield CopyableText(title="Search again, and measure everything anew", text=_commands((anew,), at))
     if source.best is not None:
         launch = f"launch job.yaml --plan {source.best.id}"
         use = (f"show {source.best.id}", f"{launch} --dry-run", launch)

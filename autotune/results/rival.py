@@ -25,14 +25,19 @@ class Rival:
     may_win: bool
     """Whether `search.space` contains the plan and it learns what the job asks for. Without a terminal, only such a
     baseline replaces the winner."""
+    left_out: str | None = None
+    """Why the trainer for which the study searched cannot hold the plan; None where it can, and without a trainer."""
 
     def __str__(self) -> str:
         disturbed = "all runs were disturbed, and " if self.is_disturbed else ""
-        left_out = "" if self.may_win else ", but search.space leaves it out or it changes what is learned"
-        return (
+        faster = (
             f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed:.2f} +- {self.speed_error:.2f} "
-            f"times as fast as the best plan{left_out}; {MISSING}"
+            "times as fast as the best plan"
         )
+        if self.left_out is not None:
+            return f"{faster}, but {self.left_out}"
+        left_out = "" if self.may_win else ", but search.space leaves it out or it changes what is learned"
+        return f"{faster}{left_out}; {MISSING}"
 
 
 def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
@@ -50,6 +55,7 @@ def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
             speed_error=baseline.gain_error / baseline.gain**2,
             is_disturbed=evidence_of(best, trials).all_disturbed,
             may_win=baseline.may_win,
+            left_out=baseline.left_out,
         )
         for baseline in best.baselines
         # The search compares logarithms of seconds, so the error is a share of the gain.

@@ -13,6 +13,7 @@ from autotune.results.headline import headline_of, is_sure
 from autotune.results.launch_report import launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import table, terminal_width
+from autotune.search.study_settings import TRAINER
 from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import (
@@ -323,7 +324,7 @@ def show_text(
         sections.append(plan_time_text(time))
     sections += filter(None, (annotation_text(annotation),))
     finished = [trial for trial in tried.trials if isinstance(trial, FinishedTrial)]
-    work = tried.workload
+    work, trainer = tried.workload, tried.study.settings.get(TRAINER)
     sections.append(
         f"Model {work.model.name} ({work.model.family}, {work.model.vision_layers} vision and "
         f"{work.model.language_layers} language layers, {work.model.parameters / 1e6:.1f} M parameters, "
@@ -332,8 +333,8 @@ def show_text(
         f"Data {number_of(work.data.samples, 'sample')} an epoch, {work.data.text_only_samples} of them without "
         "images\n"
         f"Hardware {work.hardware}, limit {work.memory_limit_bytes / _MEBI:.0f} MiB per rank\n"
-        f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC with torch {work.software.torch}, "
-        f"deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
+        f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC{f' for {trainer}' if trainer else ''} with torch "
+        f"{work.software.torch}, deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
     sections += [trial_line(trial, known=False) for trial in finished]
     # The last one, since the winner is measured over more steps at the end.

@@ -27,7 +27,9 @@ from autotune.search.sampling.proposals import Proposals
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.space.feasible import feasible_space, holds_all
+from autotune.search.space.capacities import holds_all
+from autotune.search.space.feasible import feasible_space
+from autotune.search.space.held import Holding
 from autotune.search.traps import trap_findings
 from autotune.workbench import Workbench
 from storage.records import StudyRecord
@@ -52,12 +54,14 @@ def assemble(
     *,
     current_plan: Plan | None,
     queued: dict[str, Plan],
+    held: Holding | None = None,
     warm_start: bool,
     listener: Listener,
 ) -> Search:
     """Build the search of a study; profile the layers first when no profile of them is stored.
 
-    `warm_start` says whether to begin with what searches on similar workloads found.
+    `warm_start` says whether to begin with what searches on similar workloads found. With `held` the plans alone are
+    searched that a trainer can hold.
 
     Raise what `layer_costs`, `feasible_space` and `Proposals` raise, and JobError for a queued plan that cannot run.
     """
@@ -89,6 +93,7 @@ def assemble(
         solver,
         remedy="raise hardware.memory_limit",
         wanted=settings.space,
+        held=held,
         show=lambda reason: listener(Note(text=reason)),
     )
     runners = [
@@ -121,6 +126,7 @@ def assemble(
             ),
         ),
         queued=tuple(queued.values()),
+        baseline_wins=held is None,
         inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
     )
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from autotune.errors import TrialsKeepFailing
@@ -71,6 +71,8 @@ class Search:
     """Those of the job, which are tried before all others."""
     inherited: Sequence[Plan] = ()
     """Winners of earlier searches on similar workloads."""
+    baseline_wins: bool = True
+    """Whether the fastest baseline wins where no plan of the space completed."""
     clock: Callable[[], float] = time.monotonic
     _budget: Budget = field(init=False)
     _executor: Executor = field(init=False)
@@ -384,7 +386,8 @@ class Search:
 
     def _standings(self) -> Standings:
         trials, roles, faults = self.ledger.everything(), self._all_roles(), self.predictor.learning_faults
-        return standings_of(trials, self.advisor.surrogate, roles, self.space.allows, lambda plan: not faults(plan))
+        found = standings_of(trials, self.advisor.surrogate, roles, self.space.allows, lambda plan: not faults(plan))
+        return replace(found, baseline_wins=self.baseline_wins)
 
     def _all_roles(self) -> Roles:
         roles = dict(self._roles)

@@ -13,6 +13,8 @@ _log = logging.getLogger(__name__)
 
 FRESH = "fresh"
 """Key of whether the study was asked to know nothing of earlier ones."""
+TRAINER = "trainer"
+"""Key of the trainer whose limits the search kept; None for a search without."""
 MODEL = "model"
 """Key of the model's folder or hub id in the job that began the study; one of the same sizes may continue it."""
 TRAINING = "training"
@@ -30,6 +32,7 @@ def study_settings(
     model: str,
     *,
     fresh: bool,
+    trainer: str | None = None,
 ) -> dict[str, object]:
     """Return the settings of a new study. Plans that the job gives are known by their ids, not by their files."""
     return {
@@ -37,6 +40,7 @@ def study_settings(
         TRAINING: training.model_dump(include=_OF_STEPS),
         "current_plan": current_plan and current_plan.id,
         "queue": [plan.id for plan in queued],
+        TRAINER: trainer,
         MODEL: model,
         FRESH: fresh,
     }

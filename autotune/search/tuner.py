@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 
 from autotune.dimensions.folds import check_named
-from autotune.errors import NoFeasiblePlan
+from autotune.errors import JobError, NoFeasiblePlan
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.search.assembly import assemble
 from autotune.search.execution.ledger import StudyLedger, duration_seconds
@@ -18,8 +18,10 @@ from autotune.search.sampling.attributes import winner_attributes
 from autotune.search.sampling.proposals import database, load_sampler
 from autotune.search.search import Search
 from autotune.search.solver.limits import Limits
+from autotune.search.space.abilities import Target
 from autotune.search.space.feasible import check_space
 from autotune.search.space.given_plans import current_plan, queued_plans, warn_of_batch
+from autotune.search.space.held import Holding
 from autotune.search.study_settings import FRESH, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
@@ -35,30 +37,42 @@ from trials.run.pool import REQUESTS_PER_START, WarmPool
 _log = logging.getLogger(__name__)
 
 
-def check_search(prepared: Prepared) -> tuple[Plan | None, dict[str, Plan]]:
+def check_search(prepared: Prepared, held: Holding | None = None) -> tuple[Plan | None, dict[str, Plan]]:
     """Check the settings of the search before the profile, which takes minutes; return (current plan, `queued_plans`).
 
-    Raise JobError for an unknown sampler, a layout that cannot be searched, and a plan of another job.
+    Raise JobError for an unknown sampler, a layout that cannot be searched, a plan of another job, and a queued plan
+    that the trainer of the search cannot hold.
     """
     search = prepared.job.search
     load_sampler(search.sampler)
     check_space(prepared.workload, search.space)
     check_named(prepared.job, prepared.workload)
-    return current_plan(prepared), queued_plans(prepared)
+    queued = queued_plans(prepared)
+    for key, plan in queued.items():
+        if held is not None and (missing := held.missing(plan)):
+            raise JobError(
+                f"{key}: {held.target.title} cannot hold plan {plan.id}: {'; '.join(missing)}; change it, or remove it "
+                "from the queue"
+            )
+    return current_plan(prepared), queued
 
 
 class Tuner:
     """Search for the best plan of one job, resuming what an earlier run began."""
 
-    def __init__(self, bench: Workbench, listener: Listener = unheard) -> None:
-        """Check the settings of the search and store the workload. Raise what `check_search` raises."""
+    def __init__(self, bench: Workbench, listener: Listener = unheard, target: Target | None = None) -> None:
+        """Check the settings of the search and store the workload. Raise what `check_search` raises.
+
+        With a `target` only plans are searched that this trainer can hold.
+        """
         self._bench = bench
         self._job = bench.prepared.job
         self._workload = bench.prepared.workload
         self._store = bench.store
         self._agent = bench.agent
         self._listener = listener
-        self._current_plan, self._queued = check_search(bench.prepared)
+        self._held = None if target is None else Holding(target, self._workload, bench.prepared.epoch)
+        self._current_plan, self._queued = check_search(bench.prepared, self._held)
         if self._current_plan is not None:
             warn_of_batch(bench.prepared, self._current_plan)
         self._fingerprint = self._store.add_workload(self._workload)
@@ -86,6 +100,7 @@ class Tuner:
                     optuna,
                     current_plan=self._current_plan,
                     queued=self._queued,
+                    held=self._held,
                     # Earlier trials of this workload say more than similar workloads, from which they began themselves.
                     warm_start=not is_fresh and all(trial.study_id == study.id for trial in known),
                     listener=self._listener,
@@ -116,6 +131,7 @@ class Tuner:
             self._queued.values(),
             published_name(self._job.model.path),
             fresh=fresh,
+            trainer=None if self._held is None else self._held.target.name,
         )
         seed, agent, model = self._job.training.seed, self._agent.id, self._workload.model.name
         if fresh:
@@ -169,6 +185,12 @@ class Tuner:
             raise Superseded("another agent is finishing this search; run the command again to see its winner")
         return winner
 
+    def _missing(self, plan: Plan) -> str | None:
+        """Return why the trainer of the search cannot hold a plan; None where it can, and without one."""
+        if self._held is None or not (missing := self._held.missing(plan)):
+            return None
+        return f"{self._held.target.title} cannot hold {'; '.join(missing)}"
+
     def _best_plan(self, study: StudyRecord, ledger: StudyLedger, standings: Standings, search: Search) -> BestPlan:
         if not standings.repeated:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
@@ -191,7 +213,7 @@ class Tuner:
             epoch_seconds_error=fastest.epoch_seconds_error,
             estimated_samples_per_second=speed,
             estimated_samples_per_second_error=speed * fastest.epoch_seconds_error / fastest.epoch_seconds,
-            baselines=standings.compare(winner.number, samples),
+            baselines=standings.compare(winner.number, samples, self._missing),
             search_seconds=sum(map(duration_seconds, ledger.trials)),
             pareto=pareto(standings, ledger.everything(), samples, self._job.search.objectives),
             confidence=winner.confidence,

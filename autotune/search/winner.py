@@ -81,6 +81,8 @@ class Standings:
     """Corrected by all trials, in the order of `entries`. It decides which plans are compared, and which wins."""
     measured: Posterior
     """From the plans' own trials alone, in the order of `entries`. It gives the figures that are stated."""
+    baseline_wins: bool = True
+    """Whether the fastest baseline wins where no plan completed that may."""
 
     @property
     def compared(self) -> Sequence[int]:
@@ -101,6 +103,8 @@ class Standings:
     @property
     def _able(self) -> list[int]:
         able = [number for number, standing in enumerate(self.entries) if standing.may_win]
+        if not self.baseline_wins:
+            return able
         baselines = [number for number, standing in enumerate(self.entries) if standing.is_baseline]
         return able or [number for number in baselines if self.entries[number].is_neutral] or baselines
 
@@ -178,10 +182,19 @@ class Standings:
         numbers = sorted({*self.compared, *baselines, winner})
         return float((_drawn(self.measured, numbers).argmin(axis=1) == numbers.index(winner)).mean())
 
-    def compare(self, winner: int, samples: int) -> tuple[Baseline, ...]:
-        """Compare the winner with the `baseline` of each kind, the fastest first; `samples` are those of an epoch."""
+    def compare(
+        self, winner: int, samples: int, left_out: Callable[[Plan], str | None] = lambda _: None
+    ) -> tuple[Baseline, ...]:
+        """Compare the winner with the `baseline` of each kind, the fastest first; `samples` are those of an epoch.
+
+        `left_out` says why the trainer of the search cannot hold a plan.
+        """
         found = ((role, self.baseline(role)) for role in BASELINES)
-        compared = (self._compare(winner, role, number, samples) for role, number in found if number is not None)
+        compared = (
+            replace(self._compare(winner, role, number, samples), left_out=left_out(self.entries[number].plan))
+            for role, number in found
+            if number is not None
+        )
         return tuple(sorted(compared, key=lambda baseline: baseline.gain))
 
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:

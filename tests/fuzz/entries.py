@@ -21,7 +21,8 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import baselines
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
-from autotune.search.space.feasible import feasible_space, holds_all
+from autotune.search.space.capacities import holds_all
+from autotune.search.space.feasible import feasible_space
 from autotune.search.tuner import Tuner
 from autotune.workbench import workbench
 from storage.database.url import parse

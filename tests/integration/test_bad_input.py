@@ -44,6 +44,8 @@ pytestmark = pytest.mark.usefixtures("home")
         (["tune", "JOB", "--time-limit", "apples"], "'apples' is not a time such as 90s, 10min or 1.5h"),
         (["tune", "JOB", "--time-limit", "0s"], "'0s' leaves no time"),
         (["tune", "JOB", "--trials", "0"], "0 is not in the range x>=1"),
+        (["tune", "JOB", "--for", "ms-swfit"], "--for ms-swfit: did you mean ms-swift? plans are exported to internvl"),
+        (["tune", "JOB", "--for", "qwen-vl"], "trains Qwen's models alone, and this is a model of type internvl"),
         (["launch", "JOB", "--steps", "-1"], "-1 is not in the range x>=1"),
         (["tune"], "Missing argument 'JOB'"),
         (["tuen", "JOB"], "No such command 'tuen'"),

@@ -69,6 +69,7 @@ class Bench:
     """Whether trials of other studies count."""
     current_plan: Plan | None = None
     queued: tuple[Plan, ...] = ()
+    baseline_wins: bool = True
     on_end: Callable[[FinishedTrial], None] = lambda _: None
     """Called with each trial that has ended."""
     events: list[Event] = dataclasses.field(default_factory=list)
@@ -129,6 +130,7 @@ class Bench:
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 queued=self.queued,
+                baseline_wins=self.baseline_wins,
                 listener=self._listen,
                 baselines=chain(
                     [BaselinePlan(role=Role.CURRENT_PLAN, plan=self.current_plan)] if self.current_plan else [],

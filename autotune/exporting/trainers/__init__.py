@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import Trainer
-from autotune.exporting.abilities import Abilities
+from autotune.search.space.abilities import Abilities
 from trials import plugins
 from trials.job import Job
 

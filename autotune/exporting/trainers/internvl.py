@@ -7,11 +7,11 @@ from typing import Any
 
 from autotune.draft.trainers import transformers_trainer as reader
 from autotune.errors import ExportError
-from autotune.exporting.abilities import Abilities
 from autotune.exporting.conversations import Media, human_and_gpt
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.search.space.abilities import Abilities
 from trials.job import Job
 from trials.plan import Packed
 

@@ -11,11 +11,11 @@ import yaml
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import llama_factory as reader
 from autotune.errors import ExportError
-from autotune.exporting.abilities import Abilities
 from autotune.exporting.conversations import Media, checked_sample, has_unlearnt, messages, numbered
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import Export, kept_of, own_settings, zero_configuration
+from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.job import Job

@@ -8,11 +8,11 @@ from typing import Any
 from autotune.draft.trainers import qwen_vl as reader
 from autotune.draft.trainers.transformers_trainer import NAMES
 from autotune.errors import ExportError
-from autotune.exporting.abilities import Abilities
 from autotune.exporting.conversations import Media, human_and_gpt, numbered
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings, tuned
 from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.search.space.abilities import Abilities
 from trials.job import Job
 from trials.plan import Padded
 

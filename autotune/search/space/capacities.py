@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trials.arrays import Ints
 from trials.data.packers.best_fit import Sizes, patterns
 from trials.plan import OMNIBAL_PACKER, Packed
-from trials.workload import DataProfile
+from trials.workload import DataProfile, Workload
 
 # A choice, in factors of 1.2 to 1.5: each is compared with every layout.
 _PACKED_SAMPLES = (1.5, 2, 3, 4, 5, 6, 8, 10, 12, 16)
@@ -43,6 +43,11 @@ class Capacity:
     """What fills the packs, in words."""
 
 
+def holds_all(workload: Workload) -> bool:
+    """Return whether every pack must hold the longest sample: no plan may win by training on fewer samples."""
+    return workload.oversize in ("skip", "fail")
+
+
 def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tuple[Capacity, ...]:
     """Return pairs whose packs hold from 1.5 to `most_samples` mean samples, at least 1, by ascending qt.
 
@@ -52,8 +57,7 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
     on it.
     """
     lattice = _Lattice(data)
-    counts = [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
-    found = [pair for count in counts for pair in lattice.pairs(count)]
+    found = [pair for count in _counts(most_samples) for pair in lattice.pairs(count)]
     qt = up_to_step(data.longest_text_tokens)
     # OmniBal, section on data.
     qv = max(1, round(qt * data.vision_units / data.text_tokens))
@@ -65,6 +69,13 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
         qv, qt = max(pair.qv, least[0]), max(pair.qt, least[1])
         unique.setdefault((qv, qt), Capacity(qv=qv, qt=qt, reason=pair.reason))
     return tuple(sorted(unique.values(), key=lambda pair: (pair.qt, pair.qv)))
+
+
+def lengths(data: DataProfile, most_samples: float, *, hold_all: bool) -> tuple[int, ...]:
+    """Return the tokens of as many mean samples as `capacities` has, ascending, for packs that these alone limit."""
+    least = data.longest_text_tokens if hold_all else 1
+    mean = data.text_tokens / data.samples
+    return tuple(sorted({up_to_step(max(count * mean, least)) for count in _counts(most_samples)}))
 
 
 def omnibal_capacities(data: DataProfile, samples_per_pack: int, *, hold_all: bool) -> tuple[Packed, ...]:
@@ -207,6 +218,10 @@ def _packed(qv: int, qt: int) -> Packed:
 def _longest(data: DataProfile) -> tuple[int, int]:
     """Return the least (qv, qt) that every sample fits."""
     return data.most_vision_units, up_to_step(data.longest_text_tokens)
+
+
+def _counts(most_samples: float) -> Sequence[float]:
+    return [count for count in _PACKED_SAMPLES if count <= most_samples] or [1]
 
 
 def up_to_step(tokens: float) -> int:

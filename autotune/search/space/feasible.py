@@ -13,10 +13,11 @@ from autotune.errors import JobError, NoFeasiblePlan
 from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import layer_counts
-from autotune.search.space.capacities import capacities
+from autotune.search.space.capacities import capacities, holds_all
+from autotune.search.space.held import Holding
 from autotune.search.space.ladders import offered_ladders
 from autotune.search.space.offers import offered_layouts
-from autotune.search.space.packings import ALONE, ladder_name
+from autotune.search.space.packings import ALONE, Ladders, ladder_name
 from autotune.search.space.space import Axes, Space, packings_of
 from autotune.search.space.splitting import Recompute
 from trials import plugins
@@ -31,20 +32,18 @@ _MEBI = 1 << 20
 EVERYTHING = SpaceSection()
 
 
-def holds_all(workload: Workload) -> bool:
-    """Return whether every pack must hold the longest sample: no plan may win by training on fewer samples."""
-    return workload.oversize in ("skip", "fail")
-
-
 def feasible_space(
     workload: Workload,
     solver: Solver,
     *,
     remedy: str,
     wanted: SpaceSection = EVERYTHING,
+    held: Holding | None = None,
     show: Callable[[str], object] = lambda _: None,
 ) -> Space:
     """Return the space within `wanted`; `show` why levels of packs and further layouts are searched, or are not.
+
+    With `held` it has the plans alone that a trainer can hold.
 
     Raise JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
     space fits the memory and keeps the global batch.
@@ -52,9 +51,47 @@ def feasible_space(
     _check_recompute(workload, wanted)
     chosen = [solver.overlapped(layout) for layout in _layouts(workload, wanted)]
     _check_timed(chosen, solver)
-    several = _further(workload, solver, wanted)
+    chosen = chosen if held is None else [*held.abilities.layouts(chosen)]
+    several = _further(workload, solver, wanted, held)
     fitting = _fitting(workload, solver, chosen)
     every = [*chosen, *chain.from_iterable(further.possible for further in several)]
+    axes, allowed = _axes(workload, wanted, fitting, held), partial(allows, wanted)
+    refusal = partial(_nothing_fits, workload, solver, replace(axes, layouts=tuple(every)), remedy, held)
+    if not fitting and len(every) == len(chosen):
+        raise NoFeasiblePlan(refusal())
+    usual = tuple(packings_of(axes).usual())
+    if held is None:
+        axes = replace(axes, ladders=_ladders(axes, workload, solver, wanted, show))
+    space = Space(axes, solver, allowed) if fitting else None
+    searched = [*fitting]
+    for further in several:
+        found = offered_layouts(further, solver, usual, space.fastest_seconds() if space else math.inf)
+        if found.reason:
+            show(found.reason)
+        searched += found.layouts
+        if found.layouts and space:
+            space = space.widened(found.layouts, solver)
+        elif found.layouts:
+            space = Space(replace(axes, layouts=found.layouts), solver, allowed)
+    if space is None or space.is_empty:
+        # Layouts were offered for the usual packs alone; with smaller ones any is better than no plan.
+        rest = _fitting(workload, solver, [layout for layout in every if layout not in searched])
+        searched += rest
+        axes = replace(axes, layouts=tuple(searched))
+        space = Space(axes, solver, allowed) if rest else space
+        if space is None or space.is_empty:
+            raise NoFeasiblePlan(refusal())
+        show(f"{_names(rest)} are searched too: no plan with other layouts fits the memory")
+    if spread := [layout for layout in searched if solver.extrapolates(layout)]:
+        show(
+            f"Averages of gradients with {_names(spread)} pass between nodes as none in the profile do: their time is "
+            "computed from that of all ranks"
+        )
+    return space
+
+
+def _axes(workload: Workload, wanted: SpaceSection, fitting: tuple[Layout, ...], held: Holding | None) -> Axes:
+    """Return the axes of these layouts, without ladders of levels."""
     axes = Axes(
         layouts=fitting,
         packers=_packers(wanted),
@@ -67,42 +104,20 @@ def feasible_space(
         boundary_shift=wanted.boundary_shift,
         recompute_shift=wanted.recompute_shift,
     )
-    refusal = partial(_nothing_fits, workload, solver, replace(axes, layouts=tuple(every)), remedy)
-    if not fitting and len(every) == len(chosen):
-        raise NoFeasiblePlan(refusal())
-    usual = tuple(packings_of(axes).usual())
-    offer = offered_ladders(
-        workload, solver, [layout for layout in fitting if layout.tensor == 1], usual, wanted.sequence
-    )
+    if held is None:
+        return axes
+    has_capacities = wanted.qv is not None or wanted.qt is not None
+    return held.within(axes, has_packs=bool(_of_packs(wanted)), has_capacities=has_capacities)
+
+
+def _ladders(
+    axes: Axes, workload: Workload, solver: Solver, wanted: SpaceSection, show: Callable[[str], object]
+) -> Ladders | None:
+    alone = [layout for layout in axes.layouts if layout.tensor == 1]
+    offer = offered_ladders(workload, solver, alone, tuple(packings_of(axes).usual()), wanted.sequence)
     if offer.reason:
         show(offer.reason)
-    axes = replace(axes, ladders=offer.ladders)
-    space = Space(axes, solver, partial(allows, wanted)) if fitting else None
-    searched = [*fitting]
-    for further in several:
-        found = offered_layouts(further, solver, usual, space.fastest_seconds() if space else math.inf)
-        if found.reason:
-            show(found.reason)
-        searched += found.layouts
-        if found.layouts and space:
-            space = space.widened(found.layouts, solver)
-        elif found.layouts:
-            space = Space(replace(axes, layouts=found.layouts), solver, partial(allows, wanted))
-    if space is None or space.is_empty:
-        # Layouts were offered for the usual packs alone; with smaller ones any is better than no plan.
-        rest = _fitting(workload, solver, [layout for layout in every if layout not in searched])
-        searched += rest
-        axes = replace(axes, layouts=tuple(searched))
-        space = Space(axes, solver, partial(allows, wanted)) if rest else space
-        if space is None or space.is_empty:
-            raise NoFeasiblePlan(refusal())
-        show(f"{_names(rest)} are searched too: no plan with other layouts fits the memory")
-    if spread := [layout for layout in searched if solver.extrapolates(layout)]:
-        show(
-            f"Averages of gradients with {_names(spread)} pass between nodes as none in the profile do: their time is "
-            "computed from that of all ranks"
-        )
-    return space
+    return offer.ladders
 
 
 def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
@@ -142,9 +157,7 @@ def check_space(workload: Workload, wanted: SpaceSection) -> None:
 
 def allows(wanted: SpaceSection, plan: Plan) -> bool:
     """Return whether a plan has the values that the job fixes; other values are free."""
-    of_packs = wanted.model_fields_set & {"packers", "qv", "qt", "qv_slack", "qt_slack"}
-    asked = {name: values for name in of_packs if (values := getattr(wanted, name)) is not None}
-    packing = plan.packing
+    asked, packing = _of_packs(wanted), plan.packing
     everything = [(stage.vision, stage.language) for stage in plan.stages]
     return (
         (wanted.layouts is None or layout_name(plan.layout) in wanted.layouts)
@@ -153,6 +166,12 @@ def allows(wanted: SpaceSection, plan: Plan) -> bool:
         and (wanted.split is None or tuple(map(sum, everything)) == wanted.split)
         and all(_recomputes(plan, level, wanted.recompute) for level in range(len(packing.degrees)))
     )
+
+
+def _of_packs(wanted: SpaceSection) -> dict[str, Sequence[str | int]]:
+    """Return the values that the job fixes of packs, by name; one that is written as its default is not fixed."""
+    names = ("packers", "qv", "qt", "qv_slack", "qt_slack")
+    return {name: values for name in names if (values := getattr(wanted, name)) != getattr(EVERYTHING, name)}
 
 
 def _has_packs(packing: Packed | Levelled, asked: Mapping[str, Sequence[str | int]]) -> bool:
@@ -204,13 +223,14 @@ def _check_recompute(workload: Workload, wanted: SpaceSection) -> None:
             )
 
 
-def _further(workload: Workload, solver: Solver, wanted: SpaceSection) -> list[FurtherLayouts]:
+def _further(workload: Workload, solver: Solver, wanted: SpaceSection, held: Holding | None) -> list[FurtherLayouts]:
     """Return the layouts that may be searched in addition to the usual ones; none where the job names layouts."""
     if wanted.layouts is not None or (wanted.sequence is not None and ladder_name(ALONE) not in wanted.sequence):
         return []
     stages = None if wanted.split is None else len(wanted.split)
+    able = tuple if held is None else held.abilities.layouts
     return [
-        replace(kind, possible=tuple(each for each in kind.possible if stages in (None, each.pipeline)))
+        replace(kind, possible=able(each for each in kind.possible if stages in (None, each.pipeline)))
         for kind in further_layouts(workload, solver)
     ]
 
@@ -273,9 +293,15 @@ def _longest(workload: Workload) -> tuple[int, int]:
     return workload.data.most_vision_units, workload.data.longest_text_tokens
 
 
-def _nothing_fits(workload: Workload, solver: Solver, axes: Axes, remedy: str) -> str:
+def _nothing_fits(workload: Workload, solver: Solver, axes: Axes, remedy: str, held: Holding | None) -> str:
     """Return why no plan of these axes can be trained, with the least memory that a plan needs."""
     batch = f"the global batch of {number_of(workload.global_batch_samples, 'sample')}"
+    if held is not None:
+        return (
+            f"no plan of the search space that {held.target.title} can hold fits "
+            f"{workload.memory_limit_bytes // _MEBI} MiB per rank and keeps {batch} within 10 %; {remedy}, widen "
+            "search.space, or search for no other trainer"
+        )
     searched = (
         f"layouts {_names(axes.layouts)}, {number_of(len(axes.capacities), 'pair')} of capacities, recompute "
         f"{axes.recompute}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.plan_check import check_plan
 from autotune.plan_file import read_plan
-from autotune.search.space.feasible import holds_all
+from autotune.search.space.capacities import holds_all
 from autotune.workload import Prepared
 from trials import plugins
 from trials.data.packers import PACKERS

@@ -11,7 +11,7 @@ from autotune.search.solver.limits import HEADROOM
 from autotune.search.solver.solver import Solver
 from autotune.search.space.capacities import capacities, capacity_of
 from autotune.search.space.packings import ALONE, Degrees, Ladders, Pair, ladder_name
-from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded
+from trials.plan import SIMPLE_PACKER, Layout, Packed, Packing, Padded
 from trials.workload import DataProfile, Workload
 
 # A choice: ranks that share packs exchange in every layer, so a smaller gain is soon lost.
@@ -38,7 +38,7 @@ def offered_ladders(
     workload: Workload,
     solver: Solver,
     layouts: Sequence[Layout],
-    usual: Sequence[Packed],
+    usual: Sequence[Packing],
     wanted: tuple[str, ...] | None,
 ) -> Offer:
     """Return the ladders that may be faster than the `usual` packs on single ranks, or those that the job wants.
@@ -102,7 +102,7 @@ def _why_none(needs: "Sequence[_Needs]") -> str:
 class _Needs:
     """What the longest sample needs in one layout."""
 
-    def __init__(self, workload: Workload, solver: Solver, layout: Layout, usual: Sequence[Packed]) -> None:
+    def __init__(self, workload: Workload, solver: Solver, layout: Layout, usual: Sequence[Packing]) -> None:
         self.layout = layout
         self._data, self._solver, self._usual = workload.data, solver, usual
         self._usable = HEADROOM * workload.memory_limit_bytes

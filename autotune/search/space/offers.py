@@ -9,7 +9,7 @@ from autotune.dimensions.dimension import FurtherLayouts
 from autotune.dimensions.folds import layout_name
 from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
-from trials.plan import Layout, Packed
+from trials.plan import Layout, Packing
 
 # A choice: predictions of layouts that no trial corrected err by some per cent.
 _WORTH = 1.05
@@ -29,7 +29,7 @@ class LayoutOffer:
     """Why layouts are offered or not, in words; None where there are no further layouts."""
 
 
-def offered_layouts(further: FurtherLayouts, solver: Solver, usual: Sequence[Packed], without: float) -> LayoutOffer:
+def offered_layouts(further: FurtherLayouts, solver: Solver, usual: Sequence[Packing], without: float) -> LayoutOffer:
     """Return those of the layouts whose best plan is predicted to be nearly as fast as the best `without`, or faster.
 
     `without` are epoch seconds with the usual layouts; infinite where none of their plans fits, so that the best of

@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 
 from trials import plugins
 from trials.data.packers import PACKERS
-from trials.plan import Layout, Levelled, Packed, Packing
+from trials.plan import Layout, Levelled, Packed, Packing, Padded
 
 Degrees: TypeAlias = tuple[int, ...]
 """Sequence degree of each level: a ladder."""
@@ -19,7 +19,7 @@ Pair: TypeAlias = tuple[int, int]
 ALONE: Degrees = (1,)
 """Packs of one level, each on a rank of its own."""
 
-_SEQUENCE, _FIRST_QV, _FIRST_QT = "sequence", "level_1_qv", "level_1_qt"
+_SEQUENCE, _FIRST_QV, _FIRST_QT, _SAMPLES = "sequence", "level_1_qv", "level_1_qt", "samples"
 _OTHER_PACKER = 0.1
 """Distance between packings of different packers, as a share of a capacity."""
 _OTHER_LADDER = 10.0
@@ -57,7 +57,8 @@ class Packings:
     """The packings of a space: `packer`, `qv`, `qt` and the slacks; of ladders also `sequence` and `level_1_...`.
 
     `qv` and `qt` are the capacities of the last level, raised to hold the longest sample where there are several. A
-    level between the first and the last one gives each of its ranks as much as the first does.
+    level between the first and the last one gives each of its ranks as much as the first does. Where unpacked
+    micro-batches are searched, `samples` is the number of their samples, 0 for packs; without any packs it is alone.
     """
 
     def __init__(
@@ -66,8 +67,13 @@ class Packings:
         capacities: Sequence[Pair],
         slacks: tuple[Sequence[int], Sequence[int]],
         ladders: Ladders | None,
+        padded: Sequence[int] = (),
     ) -> None:
-        """`slacks` are those of qv and of qt; of them and of the packers the usual one comes first."""
+        """`slacks` are those of qv and of qt; of them and of the packers the usual one comes first.
+
+        `padded` are the numbers of samples of unpacked micro-batches.
+        """
+        self._padded = tuple(padded)
         self._packers, self._capacities, (self._qv_slacks, self._qt_slacks) = tuple(packers), tuple(capacities), slacks
         self._relaxes = {name: plugins.load(PACKERS, name).RELAXES for name in packers}
         self._ladders = ladders
@@ -78,7 +84,12 @@ class Packings:
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Distributions by parameter name; where no ladder is searched there are only those of one level."""
-        found: dict[str, BaseDistribution] = {
+        samples: dict[str, BaseDistribution] = {}
+        if self._padded:
+            samples[_SAMPLES] = CategoricalDistribution((*([0] if self._capacities else []), *self._padded))
+        if not self._capacities:
+            return samples
+        found: dict[str, BaseDistribution] = samples | {
             "packer": CategoricalDistribution(self._packers),
             "qv": CategoricalDistribution(tuple(sorted({qv for qv, _ in self._capacities}))),
             "qt": CategoricalDistribution(tuple(sorted({qt for _, qt in self._capacities}))),
@@ -97,6 +108,8 @@ class Packings:
 
     def packing(self, point: Mapping[str, Any], layout: Layout) -> Packing | None:
         """Return the packing of a point; None where it is not one that is searched with this layout."""
+        if samples := point.get(_SAMPLES):
+            return Padded(samples=samples) if samples in self._padded else None
         degrees, last = self._degrees(point), (point["qv"], point["qt"])
         if last not in self._capacities or degrees not in self._of(layout):
             return None
@@ -108,7 +121,13 @@ class Packings:
 
     def point(self, packing: Packing, layout: Layout) -> dict[str, Any] | None:
         """Return the values of the parameters that stand for exactly this packing; None for one outside the space."""
-        if not isinstance(packing, Packed | Levelled) or packing.degrees not in self._of(layout):
+        if isinstance(packing, Padded):
+            if packing.samples not in self._padded:
+                return None
+            # Optuna needs a value for each parameter, also for those of packs.
+            of_packs = [{"qv": qv, "qt": qt, **self._usual} for qv, qt in self._capacities[:1]]
+            return {**(of_packs[0] if of_packs else {}), _SAMPLES: packing.samples}
+        if packing.degrees not in self._of(layout):
             return None
         last = packing.levels[-1]
         pairs = self._capacities
@@ -121,6 +140,7 @@ class Packings:
         if qv_slack is None or qt_slack is None or last.packer not in self._packers:
             return None
         point = {"packer": last.packer, "qv": qv, "qt": qt, "qv_slack": qv_slack, "qt_slack": qt_slack}
+        point |= {_SAMPLES: 0} if self._padded else {}
         if self._ladders is not None:
             point[_SEQUENCE] = ladder_name(packing.degrees)
             # Optuna needs a value for each parameter, also for those of a level that there is not.
@@ -132,6 +152,9 @@ class Packings:
 
     def distance(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         """Return how far two points are apart."""
+        samples = one.get(_SAMPLES, 0), other.get(_SAMPLES, 0)
+        if any(samples):
+            return abs(math.log(samples[0] / samples[1])) if all(samples) else _OTHER_LADDER
         far: float = _OTHER_PACKER * (one["packer"] != other["packer"])
         far += abs(math.log((one["qv"] + 1) / (other["qv"] + 1))) + abs(math.log(one["qt"] / other["qt"]))
         if _SEQUENCE in one:
@@ -143,10 +166,11 @@ class Packings:
 
     # --- where to look ---
 
-    def usual(self) -> Iterator[Packed]:
-        """Yield packs of one level, each on a rank of its own, with the usual packer and slacks."""
+    def usual(self) -> Iterator[Packed | Padded]:
+        """Yield packs of one level on single ranks, with the usual packer and slacks; then unpacked micro-batches."""
         for pair in self._capacities:
             yield self._level(self._usual, pair)
+        yield from (Padded(samples=samples) for samples in self._padded)
 
     def of_ladders(self, layout: Layout) -> Iterator[Iterator[Packing]]:
         """Yield for each ladder some capacities, likely ones first, with the usual packer and slacks."""
@@ -160,10 +184,14 @@ class Packings:
     def others(self, packing: Packing, layout: Layout) -> Iterator[Packing]:
         """Yield packings one step away: another packer or slack, at most one slack that is not usual.
 
-        Ladders have other capacities of a level and other degrees instead of other slacks.
+        Ladders have other capacities of a level and other degrees instead of other slacks. Unpacked micro-batches have
+        other numbers of samples.
         """
         point = self.point(packing, layout)
         if point is None:
+            return
+        if isinstance(packing, Padded):
+            yield from (Padded(samples=samples) for samples in self._padded if samples != packing.samples)
             return
         degrees, slacks = self._degrees(point), [(self._qv_slacks[0], self._qt_slacks[0])]
         if degrees == ALONE:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.dimensions.folds import layout_name
-from autotune.search.solver.rungs import Rungs, has_rungs, rungs_of, with_rungs
+from autotune.search.solver.rungs import TOWER, Rungs, has_rungs, rungs_of, with_rungs
 from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
@@ -22,6 +22,10 @@ Point: TypeAlias = dict[str, Any]
 # A choice: ladders multiply packings, and those of one are alike.
 _OF_LADDER = 4
 """Most starts of one ladder in a layout."""
+_APART = ((-1, 0), (1, 0), (0, -1), (0, 1))
+"""Further rungs of vision and language layers that a neighbour has."""
+_TOGETHER = (*_APART, (-1, -1), (1, 1))
+"""Those where towers are recomputed whole: trainers may have one switch for both."""
 _BOUNDARY, _VISION, _LANGUAGE = "boundary_{}", "recompute_vision_{}", "recompute_language_{}"
 
 
@@ -38,19 +42,23 @@ class Axes:
     """Qv - Q'v, the usual one first."""
     qt_slacks: tuple[int, ...]
     """Qt - Q't, the usual one first."""
+    padded: tuple[int, ...] = ()
+    """Samples of unpacked micro-batches; without any, packs alone are searched."""
     ladders: Ladders | None = None
     """Levels of packs, and packs that ranks share; None where only packs of one level on single ranks are searched."""
     boundaries: tuple[int, ...] | None = None
     """Stage boundaries; None where the split is searched."""
     recompute: Recompute = "fit"
-    """`fit` searches around what the memory requires."""
+    """`fit` searches around what the memory requires, `towers` among those that are recomputed whole."""
     boundary_shift: int = 2
     recompute_shift: int = 2
+    holds: Callable[[Plan], bool] = lambda _: True
+    """Whether the trainer for which is searched can hold a plan; others are not in the space."""
 
 
 def packings_of(axes: Axes) -> Packings:
     """Return the packings of the axes."""
-    return Packings(axes.packers, axes.capacities, (axes.qv_slacks, axes.qt_slacks), axes.ladders)
+    return Packings(axes.packers, axes.capacities, (axes.qv_slacks, axes.qt_slacks), axes.ladders, axes.padded)
 
 
 class Space:
@@ -60,32 +68,32 @@ class Space:
     - `qv_slack`, `qt_slack`: how far below its capacity a pack is full enough (Qv - Q'v, Qt - Q't);
     - `sequence`: the sequence degree of each level, `1-4` for two levels; `qv` and `qt` are those of the last one;
     - `level_1_qv`, `level_1_qt`: capacities of the first of several levels;
+    - `samples`: those of an unpacked micro-batch, 0 for packs;
     - `boundary_i`: layers by which the boundary after stage i is shifted;
     - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed, at every level; where
-      some are recomputed selectively, further rungs (`rungs_of`).
+      some are recomputed selectively or towers whole, further rungs (`rungs_of`).
 
     Shifts are relative to the plans of the first solver, so that a point means the same plan for the whole study. A
     point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
-    stage a layer, and may fit the memory.
+    stage a layer, may fit the memory, and can be held by the trainer.
     """
 
     def __init__(self, axes: Axes, solver: Solver, allows: Callable[[Plan], bool] = lambda _: True) -> None:
-        self._axes = axes
-        self.allows = allows
-        """Return whether a plan, in the space or not, has the values that the job fixes."""
+        self.axes = axes
+        self._allows = allows
         self._layouts = {layout_name(layout): layout for layout in axes.layouts}
         self._packings = packings_of(axes)
         self._stages = max(layout.pipeline for layout in axes.layouts)
         self._layers = solver.layers
         # Shifts stay relative to the first solver, while `renew` replaces the one that decides what can be trained.
-        self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute)
+        self._usual = self._now = Splitting(solver, axes.boundaries, axes.recompute, axes.holds)
         self._pairs: dict[tuple[Packing, Layout], bool] = {}
         """Whether points have this packing and layout."""
 
     @property
     def has_ladders(self) -> bool:
         """Whether levels of packs, or packs that ranks share, are searched."""
-        return self._axes.ladders is not None
+        return self.axes.ladders is not None
 
     @property
     def solver(self) -> Solver:
@@ -94,18 +102,26 @@ class Space:
 
     def widened(self, layouts: Sequence[Layout], solver: Solver) -> "Space":
         """Return the space with further layouts, which keeps what this one has solved by its only `solver`."""
-        other = Space(replace(self._axes, layouts=(*self._axes.layouts, *layouts)), solver, self.allows)
+        other = Space(replace(self.axes, layouts=(*self.axes.layouts, *layouts)), solver, self._allows)
         other._usual = other._now = self._usual
         return other
 
     def renew(self, solver: Solver) -> None:
         """Use another solver to decide which plans can be trained, and for the starts."""
-        self._now = Splitting(solver, self._axes.boundaries, self._axes.recompute)
+        self._now = Splitting(solver, self.axes.boundaries, self.axes.recompute, self.axes.holds)
         # Forgets the cached property, whose plans the earlier solver made.
         self.__dict__.pop("starts", None)
         self._pairs.clear()
 
+    def allows(self, plan: Plan) -> bool:
+        """Return whether a plan, in the space or not, has what the job fixes, and the trainer can hold it."""
+        return self._allows(plan) and self.axes.holds(plan)
+
     # --- the axes ---
+
+    @property
+    def _shifts_recompute(self) -> bool:
+        return self.axes.recompute in ("fit", "towers")
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
@@ -115,11 +131,11 @@ class Space:
     @cached_property
     def near(self) -> dict[str, BaseDistribution]:
         """Distributions with the small shifts of the axes, for samplers that know nothing about plans."""
-        axes = self._axes
+        axes = self.axes
         return self._distributions(min(axes.boundary_shift, self._layers), min(axes.recompute_shift, self._layers))
 
     def _distributions(self, boundary: int, recompute: int) -> dict[str, BaseDistribution]:
-        axes = self._axes
+        axes = self.axes
         found: dict[str, BaseDistribution] = {
             "layout": CategoricalDistribution(tuple(self._layouts)),
             **self._packings.distributions,
@@ -127,7 +143,7 @@ class Space:
         if axes.boundaries is None:
             shift = IntDistribution(-boundary, boundary)
             found |= {_BOUNDARY.format(stage): shift for stage in range(self._stages - 1)}
-        if axes.recompute == "fit":
+        if self._shifts_recompute:
             shift = IntDistribution(-recompute, recompute)
             found |= {name.format(stage): shift for stage in range(self._stages) for name in (_VISION, _LANGUAGE)}
         return found
@@ -163,16 +179,16 @@ class Space:
             self._pairs[packing, layout] = self._has_pair(packing, layout)
         if not self._pairs[packing, layout] or not self._now.admits(plan):
             return False
-        if self._axes.boundaries is not None and plan.boundaries != self._axes.boundaries:
+        if self.axes.boundaries is not None and plan.boundaries != self.axes.boundaries:
             return False
-        if self._axes.recompute != "fit":
+        if not self._shifts_recompute:
             return plan.stages == self._usual.stages(packing, layout, plan.boundaries)
         # The levels of a stage share a shift, and rungs have an order, which not every plan has.
         return self.pointed(plan) == plan
 
     def _has_pair(self, packing: Packing, layout: Layout) -> bool:
         """Return whether there are points of this packing and layout, and they stand for plans with both."""
-        if layout not in self._axes.layouts or self._packings.point(packing, layout) is None:
+        if layout not in self.axes.layouts or self._packings.point(packing, layout) is None:
             return False
         anchor = self._anchor(packing, layout)
         return anchor is not None and self._now.admits(anchor)
@@ -189,7 +205,8 @@ class Space:
 
         None where no packing keeps the global batch.
         """
-        pairs = ((packing, layout) for layout in self._axes.layouts for packing in self._packings.usual())
+        packs = [packing for packing in self._packings.usual() if isinstance(packing, Packed)]
+        pairs = ((packing, layout) for layout in self.axes.layouts for packing in packs)
         found = ((packing, layout, self._now.least(packing, layout)) for packing, layout in pairs)
         needing = ((packing, layout, *least) for packing, layout, least in found if least is not None)
         return min(needing, key=lambda each: each[2], default=None)
@@ -206,7 +223,7 @@ class Space:
         """Where the starts come from, in their order."""
         found: list[Origin] = []
         usual = tuple(self._packings.usual())
-        for layout in self._axes.layouts:
+        for layout in self.axes.layouts:
             found += (Origin(layout=layout, packings=(packing,)) for packing in usual)
             of_ladders = map(tuple, self._packings.of_ladders(layout))
             found += (Origin(layout=layout, packings=packings, usual=usual) for packings in of_ladders)
@@ -241,7 +258,7 @@ class Space:
         Another packing comes with the same stages, and with those of the solver.
         """
         packing = plan.packing
-        if plan.layout not in self._axes.layouts or self._packings.point(packing, plan.layout) is None:
+        if plan.layout not in self.axes.layouts or self._packings.point(packing, plan.layout) is None:
             return
         found: dict[Plan, None] = {}
         for other in self._packings.others(packing, plan.layout):
@@ -249,10 +266,10 @@ class Space:
                 # The stages say what they recompute for each level, so other levels cannot keep them.
                 same = [replace(plan, packing=other)] if other.degrees == packing.degrees else []
                 found |= dict.fromkeys(self._now.admitted((*map(self.pointed, same), anchor)))
-        if self._axes.boundaries is None:
+        if self.axes.boundaries is None:
             fitted = self._now.fitted_each(packing, plan.layout, [*_moved(plan.boundaries)])
             found |= dict.fromkeys(self._now.admitted(each and self.pointed(each) for each in fitted))
-        if self._axes.recompute == "fit":
+        if self._shifts_recompute:
             others = _recomputing_other(plan, self._rungs(plan.packing, plan.layout))
             found |= dict.fromkeys(self._now.admitted(map(self.pointed, others)))
         yield from (each for each in found if each != plan)
@@ -299,7 +316,9 @@ class Space:
         return Plan(packing=packing, layout=layout, stages=tuple(stages))
 
     def _rungs(self, packing: Packing, layout: Layout) -> Rungs:
-        return self._usual.solver.rungs(packing, layout) if self._axes.recompute == "fit" else (1, 1)
+        if self.axes.recompute == "towers":
+            return TOWER
+        return self._usual.solver.rungs(packing, layout) if self.axes.recompute == "fit" else (1, 1)
 
     def _shifts(self, plan: Plan) -> tuple[int, ...]:
         """Return the shifts of a plan in the order of `_shift_names`."""
@@ -347,7 +366,7 @@ def _recomputing_more(stage: Stage, rungs: Rungs, vision: int, language: int) ->
 def _recomputing_other(plan: Plan, rungs: Rungs) -> Iterator[Plan]:
     """Yield the plans of which one stage has one rung more or less."""
     for number, stage in enumerate(plan.stages):
-        steps = (_recomputing_more(stage, rungs, *step) for step in ((-1, 0), (1, 0), (0, -1), (0, 1)))
+        steps = (_recomputing_more(stage, rungs, *step) for step in (_TOGETHER if rungs == TOWER else _APART))
         for changed in (step for step in steps if step != stage):
             yield replace(plan, stages=(*plan.stages[:number], changed, *plan.stages[number + 1 :]))
 

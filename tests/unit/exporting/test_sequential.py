@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from autotune.exporting.sequential import PackOrder, order_of
+from autotune.search.space.sequential import PackOrder, order_of
 from tests.values.data import build, index_of
 from trials.data.epoch import Epoch
 from trials.plan import MOST_UNITS, Packed

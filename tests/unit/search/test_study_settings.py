@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autotune.search.study_settings import TRAINING, is_same_search, study_settings, training_of
+from autotune.search.study_settings import TRAINER, TRAINING, is_same_search, study_settings, training_of
 from tests.values.storage import PADDED_PLAN
 from trials.job import SearchSection, TrainingSection
 
@@ -43,6 +43,18 @@ def test_another_current_plan_or_queue_makes_another_search() -> None:
     assert not is_same_search(settings_of(), with_plan)
     queued = study_settings(SearchSection(), TrainingSection(), None, (PADDED_PLAN,), "org/name", fresh=False)
     assert not is_same_search(settings_of(), queued)
+
+
+def test_a_search_for_a_trainer_is_another_search() -> None:
+    def settings(trainer: str | None) -> dict[str, Any]:
+        return study_settings(SearchSection(), TrainingSection(), None, (), "org/name", fresh=False, trainer=trainer)
+
+    assert is_same_search(settings("ms-swift"), settings("ms-swift"))
+    assert not is_same_search(settings("ms-swift"), settings("qwen-vl"))
+    assert not is_same_search(settings_of(), settings("ms-swift"))
+    before = settings_of()
+    del before[TRAINER]
+    assert is_same_search(before, settings_of())
 
 
 @pytest.mark.parametrize("changed", [{"batch_tolerance": 0.2}, {"step_variance": 3.0}])

@@ -102,6 +102,7 @@ def test_every_plan_of_a_space_may_win(wanted: dict[str, Any]) -> None:
     [
         ({}, True),
         ({"packers": None}, True),
+        ({name: getattr(SpaceSection(), name) for name in ("qv_slack", "qt_slack")}, True),
         ({"layouts": ("p2-d1-z0",), "qv": (9, 12), "qt": (480,), "qv_slack": (0,), "packers": ("isf",)}, True),
         ({"layouts": ("p1-d2-z0",)}, False),
         ({"packers": ("best-fit",)}, False),

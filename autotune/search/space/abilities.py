@@ -1,6 +1,6 @@
 """What a trainer can hold of a plan."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -33,7 +33,7 @@ class Abilities:
             case "vision always":
                 return ((True, False), (True, True))
 
-    def layouts(self, candidates: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    def layouts(self, candidates: Iterable[Layout]) -> tuple[Layout, ...]:
         """Return those of the layouts that the trainer can hold."""
         return tuple(layout for layout in candidates if not any(self._of_layout(layout)))
 
@@ -80,6 +80,17 @@ class Abilities:
                 if (switch := switch_of(stage, level)) not in self.switches:
                     counts = ", ".join(_counts(stage, level))
                     yield f"{counts}{where}" if switch is None else f"checkpointing of {counts}{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A trainer to which plans are exported."""
+
+    name: str
+    """Its module in `autotune.exporting.trainers`, as `--for` and `--to` spell it."""
+    title: str
+    """Its name for messages."""
+    abilities: Abilities
 
 
 def switch_of(stage: Stage, level: Recomputed) -> tuple[bool, bool] | None:

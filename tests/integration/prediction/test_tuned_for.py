@@ -1,0 +1,35 @@
+"""`tune --for TRAINER` finds a plan that `export --to TRAINER` writes as it is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from tests.programs.tuning_user import User
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize("trainer", ["ms-swift", "llama-factory"])
+def test_the_winner_is_exported_as_it_was_measured(
+    shallow: Path, tmp_path: Path, give_profile: Callable[..., None], trainer: str
+) -> None:
+    user = User(shallow, tmp_path, trials=4, final_steps=0)
+    give_profile(user.url, example=shallow)
+    best, _ = user.run("tune", str(user.job), "--for", trainer)
+    assert best["plan"]["layout"]["pipeline"] == 1
+    assert {each["role"] for each in best["baselines"]} >= {"default"}
+    out = str(tmp_path / "exported")
+    document, _ = user.run("export", str(user.job), "--to", trainer, "--out", out)
+    assert (document["plan_id"], document["wanted_id"], document["missing"]) == (best["id"], best["id"], [])
+    assert set(document["price"]["parts"].values()) == {1.0}
+    assert document["price"]["over_wanted"] == 1
+    (settings,) = user.rows("SELECT settings FROM autotune_study")
+    assert f'"trainer":"{trainer}"' in settings[0].replace(" ", "")
+    with user.environment():
+        shown = CliRunner().invoke(main, ["show", best["id"]]).stdout
+    assert f"UTC for {trainer} with torch" in " ".join(shown.split())
+    again, output = user.run("tune", str(user.job), "--for", trainer)
+    assert (again["id"], "trial" in output) == (best["id"], False)

@@ -1,0 +1,138 @@
+"""Spaces of the plans that a trainer can hold."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+
+from autotune.dimensions.folds import layout_name
+from autotune.errors import NoFeasiblePlan
+from autotune.exporting.trainers import EXPORTS
+from autotune.search.space.abilities import Target
+from autotune.search.space.feasible import feasible_space
+from autotune.search.space.held import Holding
+from autotune.search.space.space import Space
+from tests.values.parameters import examples
+from tests.values.search import MEBI, epoch_of, predictor_of, solver_of, workload_of
+from trials import plugins
+from trials.job import SpaceSection
+from trials.plan import Packed, Padded, Plan
+from trials.workload import Workload
+
+PREDICTOR = predictor_of()
+WORKLOAD = workload_of()
+TRAINERS = plugins.names(EXPORTS)
+
+
+def target_of(trainer: str) -> Target:
+    exporter = plugins.load(EXPORTS, trainer)
+    return Target(name=trainer, title=exporter.TITLE, abilities=exporter.ABILITIES)
+
+
+def holding(trainer: str, workload: Workload = WORKLOAD) -> Holding:
+    return Holding(target_of(trainer), workload, epoch_of())
+
+
+def space_for(trainer: str, workload: Workload = WORKLOAD, **wanted: Any) -> Space:
+    solver = solver_of(workload.memory_limit_bytes, PREDICTOR)
+    held = holding(trainer, workload)
+    return feasible_space(workload, solver, remedy="raise it", wanted=SpaceSection(**wanted), held=held)
+
+
+SPACES = {trainer: space_for(trainer) for trainer in TRAINERS}
+HELD = {trainer: holding(trainer) for trainer in TRAINERS}
+
+
+def recomputed(plan: Plan) -> tuple[int, int]:
+    (stage,) = plan.stages
+    return stage.recompute_vision, stage.recompute_language
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_trainer_can_hold_every_start_and_neighbour_and_each_is_a_point(trainer: str) -> None:
+    space, held = SPACES[trainer], HELD[trainer]
+    assert space.starts
+    for start in space.starts[:8]:
+        for plan in (start, *space.neighbours(start)):
+            assert held.missing(plan) == ()
+            assert space.allows(plan)
+            point = space.point(plan)
+            assert point is not None
+            assert space.plan(point) == plan
+
+
+def points(distributions: dict[str, BaseDistribution]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({name: values(distribution) for name, distribution in distributions.items()})
+
+
+def values(distribution: BaseDistribution) -> st.SearchStrategy[Any]:
+    if isinstance(distribution, CategoricalDistribution):
+        return st.sampled_from(distribution.choices)
+    assert isinstance(distribution, IntDistribution)
+    return st.integers(distribution.low, distribution.high)
+
+
+@given(st.sampled_from(TRAINERS).flatmap(lambda name: st.tuples(st.just(name), points(SPACES[name].near))))
+@settings(max_examples=examples(40))
+def test_the_trainer_can_hold_the_plan_of_every_point(drawn: tuple[str, dict[str, Any]]) -> None:
+    trainer, point = drawn
+    plan = SPACES[trainer].plan(point)
+    assert HELD[trainer].holds(plan)
+    assert SPACES[trainer].point(plan) is not None
+
+
+def test_packs_and_padded_micro_batches_are_searched_as_far_as_the_trainer_has_them() -> None:
+    kinds = {name: {type(plan.packing) for plan in space.starts} for name, space in SPACES.items()}
+    assert kinds["llama-factory"] == {Padded}
+    assert kinds["qwen-vl"] == kinds["internvl"] == kinds["ms-swift"] == {Packed, Padded}
+    assert not {"packer", "qv", "qt"} & SPACES["llama-factory"].distributions.keys()
+
+
+def test_towers_are_recomputed_as_the_switches_of_the_trainer_allow() -> None:
+    """Where nothing has to be recomputed the fastest plans recompute nothing, if there is a switch for that."""
+    found = {trainer: set(map(recomputed, space.starts)) for trainer, space in SPACES.items()}
+    assert found["ms-swift"] == found["llama-factory"] == {(0, 0)}
+    assert found["internvl"] == {(5, 0)}
+    around = {recomputed(plan) for plan in SPACES["llama-factory"].neighbours(SPACES["llama-factory"].starts[0])}
+    assert (5, 4) in around
+    assert around <= {(0, 0), (5, 4)}
+    apart = {recomputed(plan) for plan in SPACES["ms-swift"].neighbours(SPACES["ms-swift"].starts[0])}
+    assert apart >= {(5, 0), (0, 4), (5, 4)}
+
+
+def test_where_the_memory_requires_it_whole_towers_are_recomputed() -> None:
+    space = space_for("ms-swift", workload_of(45 * MEBI))
+    assert {recomputed(plan) for plan in space.starts} & {(5, 0), (0, 4), (5, 4)}
+    assert all(map(holding("ms-swift").holds, space.starts))
+
+
+def test_packs_that_ms_swift_rebuilds_stay_long_enough_for_the_longest_sample() -> None:
+    workload = replace(WORKLOAD, oversize="skip")
+    packs = [plan.packing for plan in space_for("ms-swift", workload).starts if isinstance(plan.packing, Packed)]
+    assert packs
+    assert min(each.qt for each in packs) >= workload.data.longest_text_tokens
+
+
+def test_a_job_narrows_the_plans_of_a_trainer_further() -> None:
+    space = space_for("qwen-vl", layouts=("p1-d2-z1",), recompute="all", packers=("isf",))
+    assert {(layout_name(plan.layout), recomputed(plan)) for plan in space.starts} == {("p1-d2-z1", (5, 4))}
+    assert {type(plan.packing) for plan in space.starts} == {Packed}
+    with pytest.raises(NoFeasiblePlan, match="that LLaMA-Factory can hold"):
+        space_for("llama-factory", qv=(9,))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "limit", "wanted"),
+    [
+        ("ms-swift", 1 << 20, {"layouts": ("p2-d1-z0",)}),
+        ("internvl", 1 << 20, {"recompute": "none"}),
+        ("llama-factory", 3, {}),
+    ],
+)
+def test_limits_within_which_nothing_fits_are_refused(trainer: str, limit: int, wanted: dict[str, Any]) -> None:
+    title = target_of(trainer).title
+    with pytest.raises(NoFeasiblePlan, match=f"^no plan of the search space that {title} can hold fits {limit} MiB"):
+        space_for(trainer, workload_of(limit * MEBI), **wanted)
