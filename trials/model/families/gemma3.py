@@ -54,12 +54,8 @@ def takes(config: PretrainedConfig) -> bool:
 
 def check(config: PretrainedConfig) -> None:
     """Raise ModelError for another tower than SigLIP, for attention in both directions, and for sizes that disagree."""
-    vision, text = config.vision_config, config.get_text_config()
-    if vision.model_type != "siglip_vision_model":
-        raise ModelError(
-            f"the vision model is {vision.model_type!r}, but Gemma 3 has 'siglip_vision_model'; correct the "
-            "vision_config of config.json"
-        )
+    text = config.get_text_config()
+    siglip.check_kind(config)
     if text.use_bidirectional_attention:
         raise ModelError(
             "use_bidirectional_attention is set, which is for embedding models; set it to false in the text_config of "
@@ -158,14 +154,8 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its pooling head, where it has one, is not used."""
-    tower = model.model.vision_tower
-    return VisionModules(
-        embedding=(tower.embeddings,),
-        layers=tuple(tower.encoder.layers),
-        projector=(tower.post_layernorm, model.model.multi_modal_projector),
-        unused=(tower.head,) if tower.use_head else (),
-    )
+    """Return the tower in parts."""
+    return siglip.vision_modules(model.model.vision_tower, model.model.multi_modal_projector)
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001

@@ -10,7 +10,6 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
-from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import VisionModules
 from trials.model.inputs.patched_videos import GLM
@@ -18,12 +17,14 @@ from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
+    check_square,
     check_towers,
     embed_patches,
     model_inputs,
     patch_encoder,
     random_images,
     shrink_patches,
+    shrink_square,
     unit_flops,
     vision_runner,
 )
@@ -50,8 +51,6 @@ __all__ = [
 AUTO_MODEL = AutoModelForImageTextToText
 OTHER_FORMS: dict[str, str] = {}
 _USUAL_SECTIONS = [8, 12, 12]
-_LEARNED_SIDE = 4
-"""Learned positions in a row of a shrunk model: a square that is smaller than some images and larger than others."""
 
 
 def takes(config: PretrainedConfig) -> bool:
@@ -61,15 +60,11 @@ def takes(config: PretrainedConfig) -> bool:
 
 def check(config: PretrainedConfig) -> None:
     """Raise ModelError for sizes that do not divide, and for a tower without learned positions."""
-    vision, rope = config.vision_config, config.get_text_config().rope_parameters
+    rope = config.get_text_config().rope_parameters
     check_patches(config)
     check_towers(config)
     check_sections(config, share=rope.get("partial_rotary_factor", 1.0), usual=_USUAL_SECTIONS)
-    if not isinstance(vision.image_size, int) or vision.image_size < vision.patch_size:
-        raise ModelError(
-            f"image_size is {vision.image_size}, of which the square of learned positions is made; correct it in the "
-            f"vision_config of config.json to a number from {vision.patch_size}, the patch_size"
-        )
+    check_square(config)
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
@@ -80,8 +75,7 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     """Leave `layers` layers with two heads, and a small square of learned positions."""
     shrink_patches(settings, layers)
-    vision = settings["vision_config"]
-    vision["image_size"] = min(vision["image_size"], _LEARNED_SIDE * vision["patch_size"])
+    shrink_square(settings)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
+from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.processing_utils import MultiModalData
 
 from trials.errors import ModelError
@@ -19,6 +21,14 @@ class AyaVision(AyaVisionProcessor):  # type: ignore[misc]
         known: dict[str, int] = self.tokenizer.get_vocab()
         named = (self.img_patch_token, self.tile_global_token, self.start_of_img_token, self.end_of_img_token)
         return [known[each] for each in named if each in known]
+
+
+class DeepseekVL(DeepseekVLProcessor):  # type: ignore[misc]
+    """Processor that counts the tokens of an image."""
+
+    def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
+        images = len(image_sizes)
+        return MultiModalData(num_image_tokens=[self.num_image_tokens] * images, num_image_patches=[1] * images)
 
 
 class Gemma3(Gemma3Processor):
@@ -71,8 +81,18 @@ class InternVL(InternVLProcessor):
         return shared_tiles(self.image_processor, images)
 
 
+class PaddleOcrVL(PaddleOCRVLProcessor):  # type: ignore[misc]
+    """Processor that counts the tokens of an image."""
+
+    def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
+        patches = [self.image_processor.get_number_of_image_patches(*size) for size in image_sizes]
+        merged = self.image_processor.merge_size**2
+        return MultiModalData(num_image_tokens=[each // merged for each in patches], num_image_patches=patches)
+
+
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
 CORRECTED = {
-    "aya_vision": AyaVision, "gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3, "smolvlm": Idefics3,
+    "aya_vision": AyaVision, "deepseek_vl": DeepseekVL, "gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3,
+    "paddleocr_vl": PaddleOcrVL, "smolvlm": Idefics3,
 }  # fmt: skip
 """By model type."""

@@ -14,6 +14,7 @@ from transformers import (
 from transformers.image_processing_backends import PilBackend
 from transformers.image_utils import SizeDict
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
 
 from trials.errors import ModelError
 
@@ -27,11 +28,11 @@ _SWITCHES = (
     "do_pan_and_scan", "crop_to_patches",
 )  # fmt: skip
 _SIZES = ("size", "crop_size", "pad_size", "max_image_size")
-_BY_AREA = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil)
+_BY_AREA = (Qwen2VLImageProcessorPil, Glm4vImageProcessorPil, PaddleOCRVLImageProcessorPil)
 _BY_LONGEST = (Idefics3ImageProcessorPil, SmolVLMImageProcessorPil, PixtralImageProcessorPil)
 _NEEDED = ("size", "patch_size", "merge_size", "temporal_patch_size", "min_patches", "max_patches")
 """Settings that are no null in a class that has values for them."""
-_COUNTS = ("patch_size", "merge_size", "temporal_patch_size", "min_patches", "max_patches")
+_COUNTS = ("patch_size", "merge_size", "temporal_patch_size", "min_patches", "max_patches", "min_size")
 
 
 def check_image_settings(images: Any) -> None:

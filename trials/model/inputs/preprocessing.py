@@ -6,7 +6,7 @@ from typing import Any
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from trials.errors import ModelError
-from trials.model.inputs.image_settings import check_image_settings, shown_setting
+from trials.model.inputs.image_settings import FILE, check_image_settings, shown_setting
 from trials.model.refusals.refusal import refusing
 
 _SAVE = "save it there with save_pretrained"
@@ -23,7 +23,7 @@ def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
 
     Raise ModelError where it is missing or damaged, or has settings that cannot be followed.
     """
-    with refusing(f"the image processor of model {path} cannot be loaded", _SAVE):
+    with refusing(f"the image processor of model {path} cannot be loaded", f"correct {FILE}, or {_SAVE}"):
         # The other backend resizes differently, and which one is there would depend on the machine.
         images = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
     check_image_settings(images)

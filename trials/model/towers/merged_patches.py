@@ -32,6 +32,8 @@ from trials.model.towers.patch_videos import PatchVideos
 
 # A choice: published patches have 14 or 16 pixels, and the memory of a unit grows with the square.
 _LARGEST_PATCH = 1_024
+_LEARNED_SIDE = 4
+"""Learned positions in a row of a shrunk model: a square that is smaller than some images and larger than others."""
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
@@ -42,10 +44,13 @@ def patch_encoder(
     max_tokens: int | None,
     *,
     positions: Positions,
-    rules: VideoRules,
+    rules: VideoRules | None,
 ) -> Encoder:
-    """Return the encoder of a model folder with its chat template, tokenizer and processor, and `rules` for videos."""
-    videos = functools.partial(PatchVideos, rules=rules)
+    """Return the encoder of a model folder with its chat template, tokenizer and processor, and `rules` for videos.
+
+    Without `rules`, samples with videos are refused.
+    """
+    videos = functools.partial(PatchVideos, rules=rules) if rules else None
     return chat_encoder(
         model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions, videos=videos
     )
@@ -107,27 +112,28 @@ class PatchInputs:
 
 def unit_shape(config: PretrainedConfig) -> tuple[int, int]:
     """Return (patches, channels x frames x height x width of a patch)."""
-    vision = config.vision_config
-    patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-    return vision.spatial_merge_size**2, patch
+    side, frames, merged = _sizes(config.vision_config, "spatial_merge_size")
+    return merged**2, 3 * frames * side**2
 
 
 def _sizes(settings: Any, merge: str) -> tuple[int, int, int]:
-    return settings.patch_size, settings.temporal_patch_size, getattr(settings, merge)
+    # PaddleOCR-VL takes no videos, and its configuration has no number of frames.
+    return settings.patch_size, getattr(settings, "temporal_patch_size", 1), getattr(settings, merge)
 
 
 def check_patches(config: PretrainedConfig) -> None:
     """Raise ModelError for sizes of patches that make no sense, and for tokens outside the vocabulary."""
     vision = config.vision_config
-    sizes = {name: getattr(vision, name) for name in ("patch_size", "temporal_patch_size", "spatial_merge_size")}
-    for name, size in sizes.items():
+    names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+    for name, size in ((name, getattr(vision, name)) for name in names if hasattr(vision, name)):
         if not 1 <= size <= _LARGEST_PATCH:
             raise ModelError(
                 f"{name} is {size}; correct it in the vision_config of config.json to a number from 1 to "
                 f"{_LARGEST_PATCH}"
             )
-    if vision.in_channels != 3:
-        raise ModelError(f"in_channels is {vision.in_channels}, but images have 3; correct it in config.json")
+    name = "in_channels" if hasattr(vision, "in_channels") else "num_channels"
+    if getattr(vision, name) != 3:
+        raise ModelError(f"{name} is {getattr(vision, name)}, but images have 3; correct it in config.json")
     vocabulary = config.get_text_config().vocab_size
     for name in ("image_token_id", *_marks(config)):
         if not 0 <= getattr(config, name) < vocabulary:
@@ -137,23 +143,31 @@ def check_patches(config: PretrainedConfig) -> None:
             )
 
 
-def check_towers(config: PretrainedConfig, *, width: str = "hidden_size", output: str = "out_hidden_size") -> None:
+def check_towers(
+    config: PretrainedConfig,
+    *,
+    width: str = "hidden_size",
+    output: str | None = "out_hidden_size",
+) -> None:
     """Raise ModelError for heads that do not divide their tower, and for features that the language model cannot take.
 
-    `width` and `output` name the settings of the vision tower's width and of that of its features.
+    `width` and `output` name the settings of the vision tower's width and of that of its features, None where these
+    have the width of the language model.
     """
     vision, text = config.vision_config, config.get_text_config()
     check_heads(text, "language")
+    # Settings of the usual names are checked where the file is read.
+    heads = "num_heads" if hasattr(vision, "num_heads") else "num_attention_heads"
     for name in ("depth", "num_heads"):
-        if getattr(vision, name) < 1:
+        if getattr(vision, name, 1) < 1:
             raise ModelError(f"{name} is {getattr(vision, name)}; correct it in the vision_config of config.json")
     # Rotary embeddings cut a head in four: cosine and sine, of rows and of columns.
-    if getattr(vision, width) % (4 * vision.num_heads):
+    if getattr(vision, width) % (4 * getattr(vision, heads)):
         raise ModelError(
-            f"the vision model has {vision.num_heads} heads for a {width} of {getattr(vision, width)}, which must be a "
-            f"multiple of four times the heads; correct num_heads or {width} in config.json"
+            f"the vision model has {getattr(vision, heads)} heads for a {width} of {getattr(vision, width)}, which "
+            f"must be a multiple of four times the heads; correct {heads} or {width} in config.json"
         )
-    if getattr(vision, output) != text.hidden_size:
+    if output and getattr(vision, output) != text.hidden_size:
         raise ModelError(
             f"{output} of the vision model is {getattr(vision, output)} but the language model's hidden_size is "
             f"{text.hidden_size}; correct one of them in config.json"
@@ -174,6 +188,16 @@ def check_sections(config: PretrainedConfig, *, share: float = 1.0, usual: list[
         raise ModelError(
             f"mrope_section is {sections}, which must be a list of numbers that add up to {half}, half the width of a "
             f"head{of_part}; correct it in config.json"
+        )
+
+
+def check_square(config: PretrainedConfig) -> None:
+    """Raise ModelError for a tower without a square of learned positions."""
+    vision = config.vision_config
+    if not isinstance(vision.image_size, int) or vision.image_size < vision.patch_size:
+        raise ModelError(
+            f"image_size is {vision.image_size}, of which the square of learned positions is made; correct it in the "
+            f"vision_config of config.json to a number from {vision.patch_size}, the patch_size"
         )
 
 
@@ -271,8 +295,19 @@ def shrink_patches(
     vision[output] = settings["text_config"]["hidden_size"]
     if "intermediate_size" in vision:
         vision["intermediate_size"] = min(128, vision["intermediate_size"])
+    shrink_marks(settings)
+
+
+def shrink_marks(settings: dict[str, Any]) -> None:
+    """Give the tokens around images ids of a small vocabulary, in place."""
     names = [name for name in settings if name.endswith("_token_id") and name.startswith(("image", "video", "vision"))]
     settings.update({name: VOCABULARY - 1 - number for number, name in enumerate(names)})
+
+
+def shrink_square(settings: dict[str, Any]) -> None:
+    """Leave a small square of learned positions, in place."""
+    vision = settings["vision_config"]
+    vision["image_size"] = min(vision["image_size"], _LEARNED_SIDE * vision["patch_size"])
 
 
 # --- the model ----------------------------------------------------------------------------------------------------

@@ -13,12 +13,22 @@ from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.family import LayerRunner
+from trials.model.family import LayerRunner, VisionModules
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import narrow, shorten
 
 _LARGEST_TILE = 4_480
 """Five times the tiles of Gemma 3, which are the largest of the published models."""
+
+
+def check_kind(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower."""
+    kind = config.vision_config.model_type
+    if kind != "siglip_vision_model":
+        raise ModelError(
+            f"the vision model is {kind!r}, but models of type {config.model_type!r} have 'siglip_vision_model'; "
+            "correct the vision_config of config.json"
+        )
 
 
 def check_tower(config: PretrainedConfig) -> None:
@@ -66,6 +76,16 @@ def unit_flops(config: PretrainedConfig, tokens: int, *, tower: int, projector: 
     vision, inside = config.vision_config, patches_in_a_row(config) ** 2
     attention = 4 * vision.num_hidden_layers * inside**2 * vision.hidden_size
     return float(2 * tower * inside + attention + 2 * projector * tokens)
+
+
+def vision_modules(tower: Any, projector: nn.Module) -> VisionModules:
+    """Return a tower in parts; its last norm belongs to the projector, and its pooling head, if any, is not used."""
+    return VisionModules(
+        embedding=(tower.embeddings,),
+        layers=tuple(tower.encoder.layers),
+        projector=(tower.post_layernorm, projector),
+        unused=(tower.head,) if tower.use_head else (),
+    )
 
 
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from tests.tiny_models import glm4v, qwen2_5_vl
-from tests.tiny_models.tiles import gemma3, idefics3, smolvlm
+from tests.tiny_models import glm4v, paddleocr_vl, qwen2_5_vl
+from tests.tiny_models.tiles import deepseek_vl, gemma3, idefics3, smolvlm
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family
@@ -20,7 +20,10 @@ from trials.model.inputs.processor import load_processor
 from trials.model.inputs.split_images import SplitImages, split_images
 from trials.model.skeleton import load_config
 
-MODELS = {"gemma3": gemma3, "idefics3": idefics3, "smolvlm": smolvlm, "qwen2_5_vl": qwen2_5_vl, "glm4v": glm4v}
+MODELS = {
+    "gemma3": gemma3, "idefics3": idefics3, "smolvlm": smolvlm, "qwen2_5_vl": qwen2_5_vl, "glm4v": glm4v,
+    "paddleocr_vl": paddleocr_vl, "deepseek_vl": deepseek_vl,
+}  # fmt: skip
 SHAPES = [(40, 90), (54, 54), (18, 18), (10, 300), (300, 11), (1, 1), (37, 35), (54, 19), (640, 480)]
 """(height, width)"""
 
@@ -65,7 +68,7 @@ def processed(folder: Path, sample: Sample) -> Any:
 def test_tokens_pixels_and_grids_are_those_of_the_real_processor(
     folder: Callable[[str], Path], tmp_path: Path, name: str, shapes: list[tuple[int, int]]
 ) -> None:
-    if name in ("qwen2_5_vl", "glm4v"):
+    if name in ("qwen2_5_vl", "glm4v", "paddleocr_vl"):
         shapes = [shape for shape in shapes if max(shape) < 100 * min(shape)]
     sample = conversation(tmp_path, shapes)
     expected, encoder = processed(folder(name), sample), encoder_of(folder(name))

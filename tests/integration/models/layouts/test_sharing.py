@@ -110,6 +110,7 @@ CHANGES = {
 
 FAMILIES = (
     "aya-vision",
+    "deepseek-vl",
     "gemma3",
     "glm4v",
     "glm4v-moe",
@@ -121,6 +122,7 @@ FAMILIES = (
     "lighton-ocr",
     "mistral3",
     "mistral3-inner-features",
+    "paddleocr-vl",
     "pixtral",
     "qwen2-vl",
     "qwen2-5-vl",

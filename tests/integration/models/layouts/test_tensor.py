@@ -62,6 +62,7 @@ CHANGES = {
 }
 FAMILIES = (
     "aya-vision",
+    "deepseek-vl",
     "gemma3",
     "idefics3",
     "llava",
@@ -71,6 +72,7 @@ FAMILIES = (
     "lighton-ocr",
     "mistral3",
     "mistral3-inner-features",
+    "paddleocr-vl",
     "pixtral",
     "qwen2-vl",
     "qwen2-5-vl",

@@ -64,6 +64,19 @@ GLM = {
     ),
     "no positions": (config(vision_config__image_size=6), r"image_size is 6, of which the square of learned positions"),
 }
+PADDLE = {
+    "huge merge": PATCHES["huge merge"],
+    "four channels": (config(vision_config__num_channels=4), r"num_channels is 4, but images have 3"),
+    "heads": (config(vision_config__num_attention_heads=16), r"has 16 heads for a hidden_size of 32, which must be a"),
+    "text heads": PATCHES["text heads"],
+    "token": PATCHES["token"],
+    **SECTIONS,
+    "usual sections": (
+        config(text_config__rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+        r"mrope_section is \[16, 24, 24\], which must be a list of numbers that add up to 4",
+    ),
+    "no positions": GLM["no positions"],
+}
 CASES = {
     "qwen2-vl": {
         **PATCHES,
@@ -80,6 +93,7 @@ CASES = {
     "qwen3-vl-moe": EXPERTS,
     "glm4v": GLM,
     "glm4v-moe": EXPERTS,
+    "paddleocr-vl": PADDLE,
 }
 
 

@@ -1,4 +1,4 @@
-"""Configurations and processors of Gemma 3, Idefics3 and Aya Vision that do not fit are refused with the reason."""
+"""Configurations and processors of models with SigLIP towers that do not fit are refused with the reason."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models.tiles import aya_vision, gemma3, idefics3
+from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, idefics3
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model.inputs.encoders import load_encoder
 from trials.model.skeleton import build_skeleton, load_config
 
-MODELS: dict[str, Any] = {"gemma3": gemma3, "idefics3": idefics3, "aya": aya_vision}
+MODELS: dict[str, Any] = {"gemma3": gemma3, "idefics3": idefics3, "aya": aya_vision, "deepseek": deepseek_vl}
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -45,6 +45,12 @@ def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
         ("aya", config(downsample_factor=0), "in squares of downsample_factor 0; correct it"),
         ("aya", config(vision_feature_select_strategy="default"), "15 patches of a tile cannot be merged in squares"),
         ("aya", config(vision_feature_layer=[-1, -2]), "but the projector takes the states of one layer; correct it"),
+        (
+            "deepseek",
+            config(vision_config__model_type="clip_vision_model"),
+            "models of type 'deepseek_vl' have 'sigli",
+        ),
+        ("deepseek", config(image_token_id=-1), "image_token_id is -1 but the language model has"),
     ],
 )
 def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
@@ -63,6 +69,14 @@ def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
         ("gemma3", settings(IMAGES, size={"height": 9, "width": 18}), r"tiles of \(9, 18\) pixels but the model takes"),
         ("aya", settings(PROCESSOR, downsample_factor=1), "shows 1 tiles as 19 tokens, but the model makes 4 features"),
         ("aya", settings(IMAGES, max_patches=500), "cuts images into 1 to 500 tiles; correct min_patches and max_pat"),
+        (
+            "deepseek",
+            settings(PROCESSOR, num_image_tokens=9),
+            "num_image_tokens is 9 .* the model makes 16 features o",
+        ),
+        ("deepseek", settings(IMAGES, do_pad=False), r"makes \(3, 20, 28\) numbers of an image where the model takes"),
+        ("deepseek", settings(IMAGES, min_size=40), r"makes \(3, 40, 40\) numbers of an image where the model takes"),
+        ("deepseek", settings(IMAGES, image_mean=0.5), "cannot be loaded.*; correct preprocessor_config.json, or save"),
         ("gemma3", settings(IMAGES, do_resize=False), "do_resize of the image processor is False"),
         ("gemma3", config(boi_token_index=7), r"images stand between the tokens \(3, 4\) of the tokenizer, but"),
         ("gemma3", config(image_token_index=7), "the tokenizer's image token is 5, the model's is 7"),

@@ -1,0 +1,133 @@
+"""DeepSeek-VL: one tile for each image, and a feature for each of its patches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model.decoder import language_runner
+from trials.model.family import Images, VisionModules
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
+from trials.model.shrunk import VOCABULARY
+from trials.model.towers import siglip
+from trials.model.towers.siglip import vision_runner
+from trials.model.towers.tiles import model_inputs
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "image_features",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "multi_modality": "it is DeepSeek-VL or Janus in the form of its own code; give the Hugging Face form of "
+    "DeepSeek-VL, of model_type 'deepseek_vl', such as deepseek-community/deepseek-vl-1.3b-chat"
+}
+_SHRUNK_SIDE = 2
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is DeepSeek-VL with one vision tower."""
+    return bool(config.model_type == "deepseek_vl")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than SigLIP, and for sizes that make no sense."""
+    siglip.check_kind(config)
+    siglip.check_tower(config)
+    siglip.check_tokens(config, "image_token_id")
+    check_heads(config.get_text_config(), "language")
+
+
+def _tile_tokens(config: PretrainedConfig) -> int:
+    return siglip.patches_in_a_row(config) ** 2
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Return the operations of one image."""
+    return siglip.unit_flops(config, _tile_tokens(config), tower=tower, projector=projector)
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return images [units, 3, height, width] and their tokens."""
+    return Images(
+        pixels=torch.randn(units, *siglip.unit_shape(config)),
+        grids=torch.from_numpy(NO_GRIDS),
+        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
+    )
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, and images of four patches."""
+    siglip.shrink_tower(settings["vision_config"], layers, _SHRUNK_SIDE)
+    settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)
+
+
+class _ImageTokens(siglip.TileInputs):
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py): an image is one tile."""
+
+    def __init__(self, config: PretrainedConfig, processor: Any) -> None:
+        """Raise ModelError for a processor that prepares images otherwise than the model takes them."""
+        images = processor.image_processor
+        super().__init__(config, images, (images.size.height, images.size.width))
+        self._image_token: int = config.image_token_id
+        self._features = _tile_tokens(config)
+        if processor.num_image_tokens != self._features:
+            raise ModelError(
+                f"num_image_tokens is {processor.num_image_tokens} in processor_config.json but the model makes "
+                f"{self._features} features of an image; correct it"
+            )
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+        """Return `count` image tokens."""
+        return [self._image_token] * count
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return the tokens of `units` images, and no grids."""
+        return [self._image_token] * (units * self._features), NO_GRIDS
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_ImageTokens, positions=positions)
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; its last norm belongs to the projector."""
+    return siglip.vision_modules(model.model.vision_model, model.model.aligner)
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return vision states [images, patches, hidden] of pixels [images, 3, height, width]."""
+    states: torch.Tensor = model.model.vision_model.embeddings(pixels.to(model.dtype))
+    return states
+
+
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [images x patches, hidden]."""
+    features = model.model.aligner(model.model.vision_model.post_layernorm(states[0]))
+    return (features.flatten(0, 1),)
