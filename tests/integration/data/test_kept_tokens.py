@@ -34,7 +34,7 @@ from trials.model.inputs.encoders import load_encoder
 from trials.sharing.share import ALONE
 
 FAMILIES = [name for name in plugins.names(plugins.Plugins(tiny_models.__name__)) if name != "mistral3-inner-features"]
-FILMED = ("glm4v", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "llava-onevision")
+FILMED = ("glm4v", "qwen2-vl", "qwen2-5-vl", "qwen3-vl", "llava-onevision", "llava-next-video")
 ASKED, SAID = {"role": "user", "content": "What is it?"}, {"role": "assistant", "content": " A red circle.\n\nBoth. "}
 SHOWN = {"role": "user", "content": "<image>\nWhat is it?<image>"}
 PICTURES = {"images": ["a.png", "b.png"]}

@@ -197,7 +197,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_videos_are_those_of_the_families_that_take_them(case: Case) -> None:
-    takes = case.config.model_type.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llava_onevision"))
+    kinds = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "llava_onevision", "llava_next_video")
+    takes = case.config.model_type.startswith(kinds)
     assert (case.encoder.no_videos is None) == takes
     if not takes:
         sample = sample_of(case.folder, ("film",), shows=True)

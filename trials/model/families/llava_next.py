@@ -1,5 +1,9 @@
-"""LLaVA-NeXT (LLaVA-1.6): each image whole and in crops, with a learned feature behind each row of patches."""
+"""LLaVA-NeXT (LLaVA-1.6): each image whole and in crops, with a learned feature behind each row of patches.
 
+LLaVA-NeXT-Video pools the states of a frame before they are projected.
+"""
+
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,19 +12,23 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
+from trials.errors import ModelError
 from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
+from trials.model.skeleton import load_config
 from trials.model.towers import crops
 from trials.model.towers.clip_towers import (
     embed_vision,
     project,
+    projected_states,
     shrink_tower,
     unit_flops,
     vision_modules,
     vision_runner,
 )
+from trials.model.towers.tile_videos import NEXT, VIDEO_SIZE, TileVideos
 
 __all__ = [
     "AUTO_MODEL",
@@ -45,18 +53,35 @@ OTHER_FORMS = {
     "llava_mistral": "it is LLaVA-NeXT in the form of its own code; give the Hugging Face form, of model_type "
     "'llava_next', which is published under names that begin with llava-hf, such as llava-hf/llava-v1.6-mistral-7b-hf"
 }
+_POOLED = ("average", "max")
 _SIDE = 4
 """Patches in a row of a crop of the shrunk model: with fewer, no row of padding is taken off."""
 
 
 def takes(config: PretrainedConfig) -> bool:
-    """Return whether this is LLaVA-NeXT."""
-    return bool(config.model_type == "llava_next")
+    """Return whether this is LLaVA-NeXT or LLaVA-NeXT-Video."""
+    return config.model_type == "llava_next" or _takes_videos(config)
+
+
+def _takes_videos(config: PretrainedConfig) -> bool:
+    return bool(config.model_type == "llava_next_video")
 
 
 def check(config: PretrainedConfig) -> None:
-    """Raise ModelError for another tower than CLIP's and SigLIP's, and for crops that cannot be joined."""
+    """Raise ModelError for another tower than CLIP's and SigLIP's, crops that cannot be joined, and learned pooling."""
     crops.check_crops(config)
+    if not _takes_videos(config):
+        return
+    if config.spatial_pool_mode not in _POOLED:
+        raise ModelError(
+            f"spatial_pool_mode is {config.spatial_pool_mode[:40]!r}, but frames are pooled without weights of their "
+            f"own; use a model with one of {', '.join(_POOLED)}"
+        )
+    if not 1 <= config.spatial_pool_stride <= crops.patches_per_side(config):
+        raise ModelError(
+            f"spatial_pool_stride is {config.spatial_pool_stride}, but a frame has {crops.patches_per_side(config)} "
+            "patches in a row; correct it in config.json"
+        )
 
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
@@ -84,12 +109,31 @@ def image_features(
 ) -> Sequence[torch.Tensor]:
     """Return features and ends of rows [tokens, hidden]."""
     newline = model.model.image_newline
-    return (crops.shown_features(crops.in_rows, model.config, project(model, states), newline, tokens.grids),)
+    if not _takes_videos(model.config):
+        return (crops.shown_features(crops.in_rows, model.config, project(model, states), newline, tokens.grids),)
+    pack = functools.partial(_packed, model)
+    return (crops.shown_features(pack, model.config, projected_states(model, states), newline, tokens.grids),)
+
+
+def _packed(
+    model: PreTrainedModel, config: PretrainedConfig, states: torch.Tensor, size: crops.Size, newline: torch.Tensor
+) -> torch.Tensor:
+    """Implement `crops.Packer` for states that are not yet projected: those of frames are pooled before."""
+    project_states = model.model.multi_modal_projector
+    if VIDEO_SIZE not in size:
+        return crops.in_rows(config, project_states(states), size, newline)
+    frames = project_states(model.model.vision_resampler(states)).flatten(0, 1)
+    # No row of it has an end, but each rank has every gradient.
+    return torch.cat([frames, newline[None, :].to(frames.dtype)[:0]])
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions)
+    has_videos = _takes_videos(load_config(model_path, trust_remote_code=trust_remote_code))
+    videos = functools.partial(TileVideos, rules=NEXT) if has_videos else None
+    return chat_encoder(
+        model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions, videos=videos
+    )
 
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:

@@ -1,5 +1,6 @@
 """LLaVA-OneVision: a single image whole and in crops, several images whole, with a learned feature as line end."""
 
+import functools
 import re
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from trials.model.towers.clip_towers import (
     vision_modules,
     vision_runner,
 )
-from trials.model.towers.tile_videos import VIDEO_SIZE, TileVideos
+from trials.model.towers.tile_videos import ONEVISION, VIDEO_SIZE, TileVideos
 
 __all__ = [
     "AUTO_MODEL",
@@ -132,8 +133,9 @@ def image_features(
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    videos = functools.partial(TileVideos, rules=ONEVISION)
     return chat_encoder(
-        model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions, videos=TileVideos
+        model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions, videos=videos
     )
 
 

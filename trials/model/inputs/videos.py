@@ -96,11 +96,11 @@ def check_volume(clip: Clip, frames: int, size: tuple[int, int]) -> None:
 class FramePreparation:
     """Frames resized and normalised with the same functions of torch that transformers' video processors call."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, may_crop: bool = False) -> None:
         """Raise ModelError for steps that are left out, added, or done in another way."""
         faults = [f"{name} is false" for name in _STEPS if not settings[name]]
         mode = _MODES.get(settings["resample"])
-        if settings["do_center_crop"]:
+        if settings["do_center_crop"] and not may_crop:
             faults.append("do_center_crop is true")
         if mode is None:
             faults.append(f"resample is {str(settings['resample'])[:40]}")
@@ -118,9 +118,15 @@ class FramePreparation:
                 f"videos are not 3, 3 and 1 numbers of which none divides by 0; correct {FILE}"
             )
 
-    def prepared(self, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int]) -> torch.Tensor:
-        """Return pixels float32 [frames, 3, height, width] of frames [height, width, 3] in the `size` given."""
-        resized = torch.cat([self._resized(frame, size) for frame in frames])
+    def prepared(
+        self, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], middle: tuple[int, int] | None = None
+    ) -> torch.Tensor:
+        """Return pixels float32 [frames, 3, height, width] of frames [height, width, 3] in the `size` given.
+
+        Of these, `middle` is the (height, width) that is kept, where it is given.
+        """
+        kept = tuple(_middle(*each) for each in zip(size, middle or size, strict=True))
+        resized = torch.cat([self._resized(frame, size)[..., kept[0], kept[1]] for frame in frames])
         return resized.float().sub_(self._mean).div_(self._std)
 
     def _resized(self, frame: NDArray[np.uint8], size: tuple[int, int]) -> torch.Tensor:
@@ -128,3 +134,9 @@ class FramePreparation:
         if pixels.shape[-2:] == size:
             return pixels
         return interpolate(pixels, size=size, mode=self._mode, align_corners=False, antialias=True)
+
+
+def _middle(length: int, kept: int) -> slice:
+    """Return the `kept` places in the middle of `length`."""
+    start = (length - kept) // 2
+    return slice(start, start + kept)

@@ -143,12 +143,17 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
 
 def project(model: PreTrainedModel, states: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return features [tiles, features, language hidden] of the states that `Family.image_features` takes."""
+    features: torch.Tensor = model.model.multi_modal_projector(projected_states(model, states))
+    return features
+
+
+def projected_states(model: PreTrainedModel, states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what the projector takes, [tiles, features, width], of the states that `Family.image_features` takes."""
     numbers = feature_layers(model.config)
     last = max(numbers)
     state_of = dict(zip((last, *sorted(set(numbers) - {last})), states, strict=True))
     taken = torch.cat([state_of[number] for number in numbers], dim=-1)
-    features: torch.Tensor = model.model.multi_modal_projector(taken[:, int(_leaves_first_out(model.config)) :])
-    return features
+    return taken[:, int(_leaves_first_out(model.config)) :]
 
 
 def shrink_tower(settings: dict[str, Any], layers: int, side: int) -> None:

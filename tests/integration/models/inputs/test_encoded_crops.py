@@ -17,7 +17,7 @@ from trials.model.inputs import chat
 from trials.model.inputs.processor import load_processor
 from trials.model.skeleton import load_config
 
-NAMES = ("llava", "llava-siglip", "vipllava", "llava-next", "llava-onevision")
+NAMES = ("llava", "llava-siglip", "vipllava", "llava-next", "llava-next-video", "llava-onevision")
 SIZES = ((1, 1), (1, 100), (100, 1), (28, 28), (30, 61), (90, 31), (200, 333), (57, 29), (500, 20))
 
 

@@ -29,13 +29,14 @@ from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.skeleton import load_config
 
 KNOWN = Path(__file__).parents[3] / "assets" / "videos.json"
-"""What `own` returned with torchvision 0.28 and transformers 5.23, by model and case."""
+"""What `own` returned with torchvision 0.28 and transformers 5.23 or 5.24, by model and case."""
 PROCESSORS = {
     "qwen2-vl": ("Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen2-5-vl": ("Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
     "qwen3-vl": ("Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
     "glm4v": ("Glm4vProcessor", "Glm4vVideoProcessor"),
     "llava-onevision": ("LlavaOnevisionProcessor", "LlavaOnevisionVideoProcessor"),
+    "llava-next-video": ("LlavaNextVideoProcessor", "LlavaNextVideoVideoProcessor"),
 }
 CASES: dict[str, tuple[tuple[int, ...], ...]] = {
     "one": ((4, 30, 40),),
@@ -109,20 +110,21 @@ def own(folder: Path, name: str, case: str) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
     settings = json.loads((folder / "processor_config.json").read_text())
-    processor = parts[0](images, tokenizer, parts[1].from_pretrained(folder), **settings)
+    films = parts[1].from_pretrained(folder)
+    processor = parts[0](image_processor=images, tokenizer=tokenizer, video_processor=films, **settings)
     videos = [(pixels, fps) for pixels, fps in shown(case) if fps]
     pictures = [Image.fromarray(pixels) for pixels, fps in shown(case) if not fps]
     measurer = load_family(load_config(str(folder))).encoder(str(folder))
     assert isinstance(measurer, ChatEncoder)
     text = measurer.measurer.template.rendered(sample_of(folder, case).turns, videos=True)
-    of_llava = name == "llava-onevision"
+    of_llava = name.startswith("llava")
     facts = [VideoMetadata(len(pixels), fps=fps, frames_indices=list(range(len(pixels)))) for pixels, fps in videos]
     made = processor(
         text=[text],
         images=[pictures] if pictures else None,
         videos=[pixels for pixels, _ in videos],
         do_sample_frames=False,
-        **({} if of_llava else {"video_metadata": facts, "return_tensors": "pt"}),
+        **({"return_tensors": None} if of_llava else {"video_metadata": facts, "return_tensors": "pt"}),
     )
     ids = np.asarray(made["input_ids"])[0]
     if of_llava:
@@ -199,6 +201,7 @@ def test_frames_of_a_file_are_chosen_as_the_settings_say(name: str, encoder: Enc
         "qwen3-vl": [0, 14, 28, 42, 57, 71, 85, 99],
         "glm4v": [0, 13, 25, 38, 50, 63, 75, 88],
         "llava-onevision": [number * 100 // 32 for number in range(32)],
+        "llava-next-video": [number * 100 // 32 for number in range(32)],
     }
     assert encoder.measurer.videos.chosen(clip).tolist() == expected[name]
 
@@ -250,6 +253,9 @@ def test_videos_that_the_processor_refuses_are_errors_of_the_data(encoder: Encod
         ("qwen2-vl", {"do_normalize": False}, "do_normalize is false for videos, which is not supported"),
         ("qwen2-vl", {"image_std": [1, 0, 1]}, "are not 3, 3 and 1 numbers of which none divides by 0"),
         ("llava-onevision", {"size": {"height": 384, "width": 384}}, "but the model takes {'height': 30, 'width': 30}"),
+        ("llava-next-video", {"crop_size": {"height": 30, "width": 28}}, "but the model takes {'height': 28, 'width'"),
+        ("llava-next-video", {"size": {"shortest_edge": 20}}, "or a height and width, of at least 28"),
+        ("llava-next-video", {"size": {"longest_edge": 28}}, "to a shortest_edge, or a height and width, of at least"),
     ],
 )
 def test_wrong_settings_refuse_samples_with_videos_alone(

@@ -117,6 +117,7 @@ FAMILIES = (
     "idefics3",
     "llava",
     "llava-next",
+    "llava-next-video",
     "llava-onevision",
     "llava-siglip",
     "lighton-ocr",

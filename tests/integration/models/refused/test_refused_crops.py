@@ -69,6 +69,8 @@ CONFIGURATIONS: dict[str, tuple[str, Spoil, str]] = {
     "uneven": ("llava-next", config(image_grid_pinpoints=[[28, 30]]), r"in multiples of image_size 28; correct it in"),
     "none": ("llava-next", config(image_grid_pinpoints=[[0, 28]]), r"\[0, 28\] in image_grid_pinpoints is no \(height"),
     "many crops": ("llava-next", config(image_grid_pinpoints=[[28 * 401, 28]]), r"into more than 400 crops of 28"),
+    "learned pooling": ("llava-next-video", config(spatial_pool_mode="conv"), "spatial_pool_mode is 'conv', but fr"),
+    "no pooling": ("llava-next-video", config(spatial_pool_stride=0), "spatial_pool_stride is 0, but a frame has 4 pa"),
     "aspect": ("llava-onevision", config(vision_aspect_ratio="square"), r"vision_aspect_ratio is 'square', which must"),
     "no crops": ("llava-onevision", config(vision_aspect_ratio="anyres_max_0"), r"such as anyres_max_9; correct it in"),
     "long": (

@@ -39,7 +39,7 @@ REASONS = {
     "evolla": "it is made for proteins",
     "chameleon": "its images become tokens of a VQ model (vq_config)",
     "deepseek_vl_hybrid": "it has a second vision tower (high_res_vision_config)",
-    "llava_next_video": "it is made for videos (video_seq_length)",
+    "video_llava": "it is made for videos (video_seq_length)",
     "qwen3_5": "layers of type 'linear_attention' carry a state over the tokens",
     "fast_vlm": "its vision tower is one of timm (timm_wrapper)",
     "fuyu": "it has no norm next to its word embedding",
