@@ -2,6 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from trials.channels.folder import FolderChannel
+from trials.run import serving
 
 _PROGRAM = """
 import psutil, resource, torch
@@ -41,3 +47,11 @@ def test_memory_that_is_kept_is_not_cleared_again_and_is_returned_when_asked() -
 def test_without_keeping_it_the_system_clears_it_again() -> None:
     faults, _ = faults_and_returned(keeps=False)
     assert faults > _PAGES / 2
+
+
+def test_a_rank_keeps_it_from_the_first_request_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+    monkeypatch.setattr(serving, "keep_freed_memory", lambda: kept.append(True))
+    monkeypatch.setenv("RANK", "0")
+    assert not serving.serve(FolderChannel(tmp_path))  # there is no request
+    assert kept
