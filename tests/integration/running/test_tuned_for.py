@@ -28,6 +28,9 @@ def test_the_winner_is_exported_as_it_was_measured(
     assert document["price"]["over_wanted"] == 1
     (settings,) = user.rows("SELECT settings FROM autotune_study")
     assert f'"trainer":"{trainer}"' in settings[0].replace(" ", "")
+    page = tmp_path / "report.html"
+    user.run("report", "--out", str(page))
+    assert f"--fresh --for {trainer}" in page.read_text()
     with user.environment():
         shown = CliRunner().invoke(main, ["show", best["id"]]).stdout
     assert f"UTC for {trainer} with torch" in " ".join(shown.split())
