@@ -88,6 +88,9 @@ def assemble(
     )
     limits = Limits.of(workload)
     solver = Solver(calibrated.profiled, limits)
+    if held is not None:
+        title = held.target.title
+        listener(Note(text=f"Besides the baselines, plans are tried that {title} can hold; one of them wins"))
     space = feasible_space(
         workload,
         solver,

@@ -18,7 +18,8 @@ def test_the_winner_is_exported_as_it_was_measured(
 ) -> None:
     user = User(shallow, tmp_path, trials=4, final_steps=0)
     give_profile(user.url, example=shallow)
-    best, _ = user.run("tune", str(user.job), "--for", trainer)
+    best, said = user.run("tune", str(user.job), "--for", trainer)
+    assert f"plans are tried that {'LLaMA-Factory' if trainer == 'llama-factory' else trainer} can hold" in said
     assert best["plan"]["layout"]["pipeline"] == 1
     assert {each["role"] for each in best["baselines"]} >= {"default"}
     out = str(tmp_path / "exported")
