@@ -19,6 +19,7 @@ from tests.machines.reference_convolutions import roundings_allowed
 from trials import plugins
 from trials.engine.memory import SavedTensorMeter
 from trials.model.ends.patches import embed_by_matrix
+from trials.model.paths import parameters_at
 from trials.model.plain.small_copy import relative_difference
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
@@ -115,12 +116,10 @@ def test_the_embedding_of_every_family_runs_no_convolution_and_gives_what_it_wou
     images = family.random_images(model.config, UNITS)
     tokens = tokens_of(family, model.config, images)
     leaves = {
-        f"{path}.{weight}": parameter
-        for path, part in zip(
-            skeleton.chain.vision_embedding, skeleton.modules(skeleton.chain.vision_embedding), strict=True
-        )
-        for weight, parameter in part.named_parameters()
-        if "mask_token" not in weight
+        name: parameter
+        for path in skeleton.chain.vision_embedding
+        for name, parameter in parameters_at(skeleton.model, path)
+        if "mask_token" not in name
     }
 
     def embed() -> torch.Tensor:

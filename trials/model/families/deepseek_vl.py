@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
@@ -83,33 +82,20 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)
 
 
-class _ImageTokens(siglip.TileInputs):
-    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py): an image is one tile."""
-
-    def __init__(self, config: PretrainedConfig, processor: Any) -> None:
-        """Raise ModelError for a processor that prepares images otherwise than the model takes them."""
-        images = processor.image_processor
-        super().__init__(config, images, (images.size.height, images.size.width))
-        self._image_token: int = config.image_token_id
-        self._features = _tile_tokens(config)
-        if processor.num_image_tokens != self._features:
-            raise ModelError(
-                f"num_image_tokens is {processor.num_image_tokens} in processor_config.json but the model makes "
-                f"{self._features} features of an image; correct it"
-            )
-
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
-        """Return `count` image tokens."""
-        return [self._image_token] * count
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the tokens of `units` images, and no grids."""
-        return [self._image_token] * (units * self._features), NO_GRIDS
+def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
+    """Raise ModelError for a processor that prepares images otherwise than the model takes them."""
+    features = _tile_tokens(config)
+    if processor.num_image_tokens != features:
+        raise ModelError(
+            f"num_image_tokens is {processor.num_image_tokens} in processor_config.json but the model makes "
+            f"{features} features of an image; correct it"
+        )
+    return siglip.OneTileInputs(config, processor.image_processor, features)
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_ImageTokens, positions=positions)
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

@@ -3,14 +3,25 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor
+from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor, PretrainedConfig
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
+from transformers.models.got_ocr2.processing_got_ocr2 import GotOcr2Processor
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
-from transformers.processing_utils import MultiModalData
+from transformers.processing_utils import MultiModalData, ProcessorMixin
 
 from trials.errors import ModelError
+from trials.model.inputs.chat_template import default_template
 from trials.model.inputs.split_images import split_images
+
+_GOT_CHAT = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>SYSTEM<|im_end|>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "<img><imgpad></img>{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The prompt that the processor of GOT-OCR2 writes where it gets no text."""
 
 
 class AyaVision(AyaVisionProcessor):  # type: ignore[misc]
@@ -37,6 +48,35 @@ class Gemma3(Gemma3Processor):
     def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
         images = len(image_sizes)
         return MultiModalData(num_image_tokens=[self.image_seq_length + 2] * images, num_image_patches=[1] * images)
+
+
+def convolved_features(config: PretrainedConfig) -> int:
+    """Return the features of one tile of GOT-OCR2: two convolutions halve its rows and columns, rounded up."""
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    return int((-(-side // 4)) ** 2)
+
+
+class GotOcr2(GotOcr2Processor):
+    """Processor that counts the tokens of an image, and takes images of samples and text alone, as others do."""
+
+    def complete(self, config: PretrainedConfig) -> None:
+        """Set what published folders leave out: the tokens of an image, and the chat template."""
+        self.num_image_tokens = convolved_features(config)
+        # As the processor itself calls it, whatever the settings say.
+        self.image_processor.crop_to_patches = False
+        if default_template(self.chat_template, self.tokenizer.chat_template) is None:
+            self.chat_template = _GOT_CHAT.replace("SYSTEM", self.system_query)
+
+    def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
+        images = len(image_sizes)
+        return MultiModalData(num_image_tokens=[self.num_image_tokens] * images, num_image_patches=[1] * images)
+
+    def prepare_inputs_layout(self, images: Any = None, text: Any = None, *others: Any, **options: Any) -> Any:
+        if images is None and text is not None:
+            return ProcessorMixin.prepare_inputs_layout(self, text=text)
+        if images and isinstance(images[0], list | tuple) and not options.get("multi_page"):
+            images = [each for sample in images for each in sample]
+        return super().prepare_inputs_layout(images, text, *others, **options)  # type: ignore[no-untyped-call]
 
 
 class Idefics3(Idefics3Processor):
@@ -92,7 +132,7 @@ class PaddleOcrVL(PaddleOCRVLProcessor):  # type: ignore[misc]
 
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
 CORRECTED = {
-    "aya_vision": AyaVision, "deepseek_vl": DeepseekVL, "gemma3": Gemma3, "internvl": InternVL, "idefics3": Idefics3,
-    "paddleocr_vl": PaddleOcrVL, "smolvlm": Idefics3,
+    "aya_vision": AyaVision, "deepseek_vl": DeepseekVL, "gemma3": Gemma3, "got_ocr2": GotOcr2,
+    "internvl": InternVL, "idefics3": Idefics3, "paddleocr_vl": PaddleOcrVL, "smolvlm": Idefics3,
 }  # fmt: skip
 """By model type."""

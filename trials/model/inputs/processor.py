@@ -64,6 +64,8 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
             settings, _ = kind.get_processor_dict(path)
         processor = kind.from_args_and_dict([parts.get(name) for name in kind.get_attributes()], settings)
         _check_stated(processor, path, config)
+        if hasattr(processor, "complete"):
+            processor.complete(config)
     with preparing(processor.image_processor):
         count_images(processor, (_PROBE,))
     return processor

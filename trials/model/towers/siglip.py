@@ -144,3 +144,21 @@ class TileInputs:
     def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
         """Return a piece for each tile."""
         return np.ones(units, dtype=np.int64)
+
+
+class OneTileInputs(TileInputs):
+    """Implementation of `ImageInputs` where an image is one tile, shown as its image tokens alone."""
+
+    def __init__(self, config: PretrainedConfig, images: Any, features: int) -> None:
+        """`features` are those that the model makes of a tile. Raise ModelError as `TileInputs` does."""
+        super().__init__(config, images, (images.size.height, images.size.width))
+        self._image_token: int = config.image_token_id
+        self._features = features
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+        """Return `count` image tokens."""
+        return [self._image_token] * count
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return the tokens of `units` images, and no grids."""
+        return [self._image_token] * (units * self._features), NO_GRIDS

@@ -1,7 +1,9 @@
 """A family's encoder gives the tokens and pixels that the model's own processor makes of the same images."""
 
 import pickle
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from tests.tiny_models import glm4v, paddleocr_vl, qwen2_5_vl
-from tests.tiny_models.tiles import deepseek_vl, gemma3, idefics3, smolvlm
-from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
+from tests.tiny_models.tiles import deepseek_vl, gemma3, got_ocr2, idefics3, smolvlm
+from trials.data.records.sample import IGNORED, IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family
 from trials.model.inputs import chat_template
@@ -22,7 +24,7 @@ from trials.model.skeleton import load_config
 
 MODELS = {
     "gemma3": gemma3, "idefics3": idefics3, "smolvlm": smolvlm, "qwen2_5_vl": qwen2_5_vl, "glm4v": glm4v,
-    "paddleocr_vl": paddleocr_vl, "deepseek_vl": deepseek_vl,
+    "paddleocr_vl": paddleocr_vl, "deepseek_vl": deepseek_vl, "got_ocr2": got_ocr2,
 }  # fmt: skip
 SHAPES = [(40, 90), (54, 54), (18, 18), (10, 300), (300, 11), (1, 1), (37, 35), (54, 19), (640, 480)]
 """(height, width)"""
@@ -96,6 +98,21 @@ def test_transparent_images_are_those_of_the_real_processor(
     encoded = encoder_of(folder(name)).encode(sample, pixels=True)
     assert encoded.pixel_values is not None
     assert np.array_equal(encoded.pixel_values.ravel(), expected.ravel())
+
+
+def test_a_folder_without_a_template_gets_the_prompt_of_the_processor_of_got(
+    folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = shutil.copytree(folder("got_ocr2"), tmp_path / "model")
+    (model / "chat_template.jinja").unlink()
+    turns = (Turn(role="user", text=f"{IMAGE}\n OCR: "), Turn(role="assistant", text="A red circle."))
+    sample = replace(conversation(tmp_path, [(40, 90)]), turns=turns)
+    encoded = encoder_of(model).encode(sample, pixels=False)
+    processor = load_processor(str(model), load_config(str(model)), trust_remote_code=False)
+    (prompt,) = processor(images=[[Image.open(str(path)) for path in sample.images]])["input_ids"]
+    assert encoded.input_ids[: len(prompt)].tolist() == prompt
+    answer = processor.tokenizer.decode(encoded.labels[encoded.labels != IGNORED])
+    assert answer == "A red circle.<|im_end|>"
 
 
 def test_counts_are_those_of_really_split_images(folder: Callable[[str], Path]) -> None:

@@ -26,7 +26,10 @@ TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 MODELS = plugins.names(TINY)
 MIXED = {"gemma3": "the samples of a pack are not kept apart by 'gemma3' with .*, logits by"}
 """Models whose attention inside images does not know of samples, in transformers 5.23."""
-WITHOUT_KERNEL = {("text-capped", "sdpa"): "packs cannot be run by 'gemma2' with attention 'sdpa': Gemma2"}
+WITHOUT_KERNEL = {
+    ("text-capped", "sdpa"): "packs cannot be run by 'gemma2' with attention 'sdpa': Gemma2",
+    ("got-ocr2", "sdpa"): "packs cannot be run by 'got_ocr2' with attention 'sdpa': GotOcr2",
+}
 """Models that transformers runs with explicit scores alone."""
 
 

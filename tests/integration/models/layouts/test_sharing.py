@@ -114,6 +114,7 @@ FAMILIES = (
     "gemma3",
     "glm4v",
     "glm4v-moe",
+    "got-ocr2",
     "idefics3",
     "llava",
     "llava-next",

@@ -64,6 +64,7 @@ FAMILIES = (
     "aya-vision",
     "deepseek-vl",
     "gemma3",
+    "got-ocr2",
     "idefics3",
     "llava",
     "llava-next",

@@ -6,14 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, idefics3
+from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, got_ocr2, idefics3
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model.inputs.encoders import load_encoder
 from trials.model.skeleton import build_skeleton, load_config
 
-MODELS: dict[str, Any] = {"gemma3": gemma3, "idefics3": idefics3, "aya": aya_vision, "deepseek": deepseek_vl}
+MODELS: dict[str, Any] = {
+    "gemma3": gemma3,
+    "idefics3": idefics3,
+    "aya": aya_vision,
+    "deepseek": deepseek_vl,
+    "got": got_ocr2,
+}
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
 
@@ -50,6 +56,13 @@ def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
             config(vision_config__model_type="clip_vision_model"),
             "models of type 'deepseek_vl' have 'sigli",
         ),
+        (
+            "got",
+            config(vision_config__window_size=-1),
+            "window_size is -1; correct it in the vision_config of config.js",
+        ),
+        ("got", config(vision_config__image_size=[35, 35]), r"tiles of \[35, 35\] pixels cannot be cut into patches"),
+        ("got", config(image_token_index=10**6), "image_token_id is 1000000 but the language model has"),
         ("deepseek", config(image_token_id=-1), "image_token_id is -1 but the language model has"),
     ],
 )
@@ -69,6 +82,7 @@ def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
         ("gemma3", settings(IMAGES, size={"height": 9, "width": 18}), r"tiles of \(9, 18\) pixels but the model takes"),
         ("aya", settings(PROCESSOR, downsample_factor=1), "shows 1 tiles as 19 tokens, but the model makes 4 features"),
         ("aya", settings(IMAGES, max_patches=500), "cuts images into 1 to 500 tiles; correct min_patches and max_pat"),
+        ("got", settings(IMAGES, size={"height": 28, "width": 28}), r"makes tiles of \(28, 28\) pixels but the model"),
         (
             "deepseek",
             settings(PROCESSOR, num_image_tokens=9),

@@ -1,0 +1,132 @@
+"""GOT-OCR2: one large tile for each image, a tower with windows in most layers (SAM), and convolutions behind it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model.decoder import language_runner
+from trials.model.family import Images, VisionModules
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.corrected import convolved_features as _tile_tokens
+from trials.model.inputs.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
+from trials.model.shrunk import VOCABULARY
+from trials.model.towers import siglip
+from trials.model.towers.tiles import model_inputs, vision_runner
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "image_features",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS = {
+    "GOT": "it is GOT-OCR2 in the form of its own code; give the Hugging Face form, of model_type 'got_ocr2', such as "
+    "stepfun-ai/GOT-OCR-2.0-hf"
+}
+_SHRUNK_SIDE, _SHRUNK_WINDOW = 5, 3
+"""Patches in a row of a shrunk tile and of its windows, of which the last is padded."""
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is GOT-OCR2."""
+    return bool(config.model_type == "got_ocr2")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for sizes that make no sense."""
+    vision = config.vision_config
+    siglip.check_tower(config)
+    siglip.check_tokens(config, "image_token_id")
+    check_heads(config.get_text_config(), "language")
+    if vision.window_size < 0:
+        raise ModelError(
+            f"window_size is {vision.window_size}; correct it in the vision_config of config.json, to 0 for none"
+        )
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Count 2 operations for each parameter and token, and those of attention (Megatron-LM, appendix).
+
+    Weights of the convolutions see as many tokens on the average as the tower has features.
+    """
+    vision, inside = config.vision_config, siglip.patches_in_a_row(config) ** 2
+    layers = range(vision.num_hidden_layers)
+    whole = len(set(layers) & set(vision.global_attn_indexes)) if vision.window_size else len(layers)
+    attended = whole * inside + (len(layers) - whole) * vision.window_size**2
+    attention = 4 * inside * attended * vision.hidden_size
+    return float(2 * tower * inside + attention + 2 * projector * 3 * _tile_tokens(config))
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return images [units, 3, height, width] and their tokens."""
+    return Images(
+        pixels=torch.randn(units, *siglip.unit_shape(config)),
+        grids=torch.from_numpy(NO_GRIDS),
+        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
+    )
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, and tiles that are larger than small windows."""
+    vision = settings["vision_config"]
+    whole = [number for number in vision["global_attn_indexes"] if number < layers]
+    siglip.shrink_tower(vision, layers, _SHRUNK_SIDE)
+    vision["global_attn_indexes"] = whole
+    vision["window_size"] = min(vision["window_size"], _SHRUNK_WINDOW)
+    settings["image_token_index"] = min(settings["image_token_index"], VOCABULARY - 1)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions)
+
+
+def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
+    return siglip.OneTileInputs(config, processor.image_processor, _tile_tokens(config))
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; the convolutions behind its layers belong to the projector."""
+    tower = model.model.vision_tower
+    learned = [] if tower.pos_embed is None else [tower.pos_embed]
+    return VisionModules(
+        embedding=(tower.patch_embed, *learned),
+        layers=tuple(tower.layers),
+        projector=(tower.neck, model.model.multi_modal_projector),
+    )
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return vision states [images, rows, columns, hidden] of pixels [images, 3, height, width]."""
+    tower = model.model.vision_tower
+    states: torch.Tensor = tower.patch_embed(pixels.to(model.dtype))
+    return states if tower.pos_embed is None else states + tower.pos_embed
+
+
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [images x features, hidden]."""
+    features = model.model.multi_modal_projector(model.model.vision_tower.neck(states[0]))
+    return (features.flatten(0, 1),)
