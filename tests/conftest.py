@@ -146,6 +146,23 @@ def example(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def study_url(
+    made_once: Callable[[str, Callable[[Path], object]], Path], tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """URL of a database with one finished study; read it, do not change it."""
+
+    def search(folder: Path) -> None:
+        from storage.store import open_store  # noqa: PLC0415
+        from tests.values.report_studies import searched  # noqa: PLC0415
+
+        with open_store(f"sqlite:///{folder}/study.db") as store:
+            searched(folder, store)
+
+    # A copy for each worker, since a database that is open may be more than its file.
+    return f"sqlite:///{shutil.copy(made_once('study', search) / 'study.db', tmp_path_factory.mktemp('study'))}"
+
+
+@pytest.fixture(scope="session")
 def shallow(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example with 4 vision and 2 language layers, for what does not depend on their number."""
     return _with_few_layers(example, tmp_path_factory.mktemp("shallow"))

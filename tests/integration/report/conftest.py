@@ -1,4 +1,4 @@
-"""A stored study with its report, and a browser."""
+"""The report of a stored study, and a browser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,19 +8,7 @@ from click.testing import CliRunner
 from playwright.sync_api import Browser
 
 from autotune.cli import main
-from storage.store import open_store
 from tests.programs.browser import CHROMIUM, NEEDED, chromium
-from tests.values.report_studies import searched
-
-
-@pytest.fixture(scope="package")
-def study_url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """URL of a database with one finished study; read it, do not change it."""
-    folder = tmp_path_factory.mktemp("study")
-    url = f"sqlite:///{folder}/study.db"
-    with open_store(url) as store:
-        searched(folder, store)
-    return url
 
 
 @pytest.fixture(scope="package")

@@ -12,16 +12,14 @@ from autotune.report.source import StudySource, read_source
 from storage.explanation import BEST
 from storage.store import open_store
 from tests.machines.search_bench import PREDICTOR
-from tests.values.report_studies import searched
 from tests.values.search import completed, padded_plan
 from tests.values.storage import plan_time
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> StudySource:
-    folder = tmp_path_factory.mktemp("study")
-    with open_store(f"sqlite:///{folder}/study.db") as store:
-        study, _ = searched(folder, store)
+def source(study_url: str) -> StudySource:
+    with open_store(study_url) as store:
+        (study,) = store.studies()
         return read_source(store, study)
 
 
