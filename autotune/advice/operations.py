@@ -1,6 +1,6 @@
 """Layers without values: the operations of their passes, the bytes that they move and keep, and the time of both."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,13 @@ class SheetProfiler(Profiler):
         super().__init__(stage, takes_gradient, META, repeats=1)
         self._stopwatch: _SheetStopwatch = _SheetStopwatch(sheet)
 
+    def warm_up(self, probes: Iterable[Probe]) -> None:
+        """Run one probe of each kind of layer, which allocates gradients: later ones are added to these."""
+        of_kinds: dict[LayerKind, Probe] = {}
+        for probe in probes:
+            if of_kinds.setdefault(probe.layer, probe) is probe:
+                self._pass(probe, probe.run, None)
+
     def sizes(self, probe: Probe) -> ProbeBytes:
         with _fused_attention(self._stopwatch.clock):
             return super().sizes(probe)
@@ -49,10 +56,10 @@ class _SheetStopwatch(Stopwatch):
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        before = self.clock.seconds
+        self.clock.seconds = 0.0  # a difference of two times would be rounded by what ran before
         with self.clock, _fused_attention(self.clock):
             yield
-        self._seconds[name] += self.clock.seconds - before
+        self._seconds[name] += self.clock.seconds
 
 
 class _Clock(TorchDispatchMode):
