@@ -96,10 +96,9 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
     derivatives times the factors sum to it (Euler).
     """
     around = np.array(factors)
-    sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
 
     def seconds(at: Floats) -> float:
-        return float(predictor.with_costs(scaled(predictor.costs, at)).plans_step_seconds((plan,), sizes)[0].mean())
+        return float(predictor.with_costs(scaled(predictor.costs, at)).step_seconds(plan, steps).mean())
 
     base = seconds(around)
     # Finite differences do not sum to the step exactly, so they are scaled to do so.

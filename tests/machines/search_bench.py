@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from autotune.events import Event, Note, TrialEnded
 from autotune.machine.agent import Agent
-from autotune.prediction.predictor import Predictor
 from autotune.search.baselines import BaselinePlan, baselines
 from autotune.search.execution.ledger import Ledger, StudyLedger
 from autotune.search.execution.runner import Runner
@@ -37,8 +36,6 @@ from trials.outcome import Completed, Outcome
 from trials.plan import Layout, Plan
 
 MEMORY = 1 << 40
-TRIALS = 6
-"""Enough for a sampled plan besides the predicted ones and the baselines."""
 PREDICTOR = predictor_of()
 AXES = axes_of(packers=("isf", "best-fit"), qv_slacks=(0, 1), qt_slacks=(64, 0))
 NOTHING = Posterior(mean=np.zeros(0), covariance=np.zeros((0, 0)))
@@ -57,12 +54,6 @@ ONE_PLAN = axes_of(
     recompute="none",
 )
 """Axes of a single plan."""
-
-
-@cache
-def solver_of(predictor: Predictor, memory: int) -> Solver:
-    """Return a solver, which all searches share: it keeps what it has solved."""
-    return Solver(predictor, limits_of(memory))
 
 
 @dataclass
@@ -118,11 +109,12 @@ class Bench:
         axes: Axes | None,
         settings: Mapping[str, object],
     ) -> Iterator[Search]:
-        usual = {"trials": TRIALS, "time_limit": "60s", "step_error": 0.0, "final_steps": 0}
-        prepared = prepared_of(self.folder, memory, **{**usual, **settings})
+        prepared = prepared_of(
+            self.folder, memory, **{"trials": 10, "time_limit": "60s", "step_error": 0.0, "final_steps": 0, **settings}
+        )
         limits, calibrated, found = limits_of(memory), CalibratedPredictor(PREDICTOR), prepared.job.search
-        solver = solver_of(PREDICTOR, memory)
-        space = Space(axes or AXES, solver_of(PREDICTOR, MEMORY), partial(allows, found.space))
+        solver = Solver(PREDICTOR, limits)
+        space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)), partial(allows, found.space))
         advisor = Advisor(space, calibrated, limits, found)
         context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
         known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
@@ -162,7 +154,7 @@ class Bench:
     def record(self, study: StudyRecord, outcome: Outcome, seconds: float) -> TrialResult:
         """The default plan's trial in an earlier run, whose result is in the spool."""
         workload, limits = prepared_of(self.folder, MEMORY).workload, limits_of(MEMORY)
-        found = baselines(workload, PREDICTOR, solver_of(PREDICTOR, MEMORY), limits, hold_all=False)
+        found = baselines(workload, PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
         default = next(each for each in found if each.role == Role.DEFAULT)
         running = self.store.start_trial(study.id, default.plan, default.role)
         result = TrialResult(

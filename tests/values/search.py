@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,16 +163,8 @@ def epoch_of(index: DatasetIndex = INDEX, batch: int = BATCH) -> EpochOf:
     return epoch
 
 
-@cache
-def _with_packs(batch: int) -> Predictor:
-    return Predictor(COSTS, epoch_of(INDEX, batch), 4)
-
-
 def predictor_of(costs: LayerCosts = COSTS, index: DatasetIndex = INDEX, batch: int = BATCH) -> Predictor:
-    """Return a predictor; those of INDEX share the packs that were built."""
-    if index is not INDEX:
-        return Predictor(costs, epoch_of(index, batch), 4)
-    return _with_packs(batch).with_costs(costs)
+    return Predictor(costs, epoch_of(index, batch), 4)
 
 
 def limits_of(memory_limit_bytes: int, vision: int = VISION_LAYERS, language: int = LANGUAGE_LAYERS) -> Limits:

@@ -43,7 +43,7 @@ def test_several_crashes_in_a_row_end_the_search_with_the_common_cause(bench: Be
 @pytest.mark.usefixtures("unsatisfied")
 def test_crashes_between_other_outcomes_do_not_end_the_search(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH if len(pool.asked) % 4 else None)
-    assert len(bench.search(bench.study(), pool, trials=10).trials) > 9
+    assert len(bench.search(bench.study(), pool).trials) > 9
 
 
 def test_where_nothing_completes_there_is_no_feasible_plan(bench: Bench) -> None:
@@ -71,9 +71,9 @@ def test_where_all_of_few_trials_crash_memory_is_not_blamed(bench: Bench) -> Non
 def test_after_a_transient_failure_of_all_plans_a_search_that_goes_on_tries_them_again(bench: Bench) -> None:
     study, broken = bench.study(), SimulatedLauncher(PREDICTOR, cause_of=lambda _: CRASH)
     with pytest.raises(TrialsKeepFailing):
-        bench.search(study, broken, trials=10)
+        bench.search(study, broken)
     mended = SimulatedLauncher(PREDICTOR)
-    ledger = bench.search(study, mended, trials=10)
+    ledger = bench.search(study, mended)
     assert set(broken.asked) <= set(mended.asked)
     completed = {trial.role for trial in ledger.trials if isinstance(trial.result.outcome, Completed)}
     assert completed >= {Role.PREDICTED, Role.PACKED, Role.DEFAULT, Role.OMNIBAL}

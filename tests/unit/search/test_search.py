@@ -218,11 +218,11 @@ class Dying(SimulatedLauncher):
 def test_a_killed_search_goes_on_and_loses_nothing(bench: Bench, last: int) -> None:
     study, pool = bench.study(), SimulatedLauncher(PREDICTOR)
     with pytest.raises(Killed):
-        bench.search(study, Dying(last), trials=10)
+        bench.search(study, Dying(last))
     before = bench.stored(study)
     assert len([trial for trial in before if ran(trial)]) == last - 1
     assert len(bench.store.running_trials()) == 1
-    ledger = bench.search(study, pool, trials=10)
+    ledger = bench.search(study, pool)
     assert ledger.trials == bench.stored(study)
     assert ledger.trials[: len(before)] == before
     assert bench.store.running_trials() == ()
