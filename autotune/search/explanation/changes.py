@@ -141,17 +141,20 @@ def repacked(usual: Plan, packing: Packing) -> Plan:
 
 
 def resplit(usual: Plan, winner: Plan) -> Plan:
-    """Return the baseline with the winner's layout and boundaries, and as large a share of layers recomputed."""
+    """Return the baseline with the winner's layout and boundaries, and as large a share of layers recomputed.
+
+    Its stages defer as many weight gradients as those of the winner.
+    """
     shares = [_shares(usual, level) for level in range(len(usual.packing.degrees))]
     counts = layer_counts(winner.boundaries, sum(stage.vision for stage in usual.stages))
     stages = (
-        Stage(vision=vision, language=language).recomputing(
+        Stage(vision=vision, language=language, most_deferred=stage.most_deferred).recomputing(
             [
                 Recomputed(vision=round(of_vision * vision), language=round(of_language * language))
                 for of_vision, of_language in shares
             ]
         )
-        for vision, language in counts
+        for (vision, language), stage in zip(counts, winner.stages, strict=True)
     )
     return replace(usual, layout=winner.layout, stages=tuple(stages))
 

@@ -30,6 +30,8 @@ RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
+_OTHER = WantedSplits(count=256, within=4.0)
+"""Solutions that are compared where the best one lacks memory to defer all weight gradients."""
 _DIGITS = 9
 """Digits of times that are compared; further ones are rounding."""
 
@@ -149,13 +151,14 @@ class Solver:
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
 
-        With deferred weight gradients they are the best ones of 1F1B, and those with as much memory less as the first
-        lacks to defer all that it may. Each stage defers as many packs as fit.
+        With deferred weight gradients they are the best ones of 1F1B, each stage of which defers as many packs as fit.
+        Where the first lacks memory to defer all, they are those of further splits, and those with as much memory less.
         """
-        plans = self._problem(packing, layout).best(wanted)
+        problem = self._problem(packing, layout)
+        plans = problem.best(wanted)
         if layout.zero_bubble and plans:
             if (lacking := self._lacking(plans[0])) > 0:
-                plans = [*plans, *self._lowered(lacking)._problem(packing, layout).best(wanted)]
+                plans = [*self._lowered(lacking)._problem(packing, layout).best(wanted), *problem.best(_OTHER)]
             plans = [plan for plan in self._deferring(dict.fromkeys(plans)) if plan is not None]
         if not plans:
             return ()

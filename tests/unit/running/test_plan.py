@@ -89,7 +89,7 @@ def test_bfloat16_weights_need_the_float32_copies_of_zero_1() -> None:
 
 
 def deferring(*most: int | None) -> Plan:
-    """Return a plan with zero bubble whose stages defer at most so many packs."""
+    """Return a plan with zero bubble; `most` are the packs that each stage may defer, None for all."""
     stages = tuple(Stage(vision=0, language=1, most_deferred=each) for each in most)
     return Plan(packing=PACKED, layout=Layout(pipeline=len(most), data=1, zero=0, zero_bubble=True), stages=stages)
 

@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from autotune.dimensions.zero_bubble import ZeroBubbleDimension
 from autotune.prediction.predictor import Predictor
+from autotune.search.explanation.changes import resplit
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.offers import LayoutOffer, offered_layouts
 from tests.values.parameters import examples
 from tests.values.search import COSTS, deferring, limits_of, predictor_of, workload_of
 from tests.values.solver import problems
+from tests.values.training import plan_of
 from trials.costs.layer_costs import LayerCosts
 from trials.plan import Layout, Packed, Packing
 
@@ -89,3 +91,11 @@ def test_pipelines_with_few_micro_batches_are_offered_it_and_the_reason_says_the
 def test_nothing_is_offered_where_the_profile_has_not_timed_it() -> None:
     solver = Solver(predictor_of(COSTS), limits_of(AMPLE))
     assert ZeroBubbleDimension().further(workload_of(AMPLE, devices=4), solver) is None
+
+
+def test_a_baseline_with_the_split_of_a_plan_defers_as_many_packs() -> None:
+    usual = plan_of("5+1", "0+1", "0+1")
+    first, second, third = usual.stages
+    layout = replace(usual.layout, zero_bubble=True)
+    winner = replace(usual, layout=layout, stages=(first, second, replace(third, most_deferred=1)))
+    assert resplit(usual, winner) == winner
