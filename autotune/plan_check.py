@@ -16,7 +16,8 @@ from trials.errors import InvalidPlan
 from trials.model.cut import check_layers
 from trials.model.refusals.heads import check_degrees
 from trials.model.skeleton import load_config
-from trials.plan import TOWERS, Levelled, Plan
+from trials.plan import Levelled, Plan
+from trials.stage import TOWERS
 from trials.tasks.training.course import curriculum_of, set_course
 from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, read_record
 from trials.units import number_of

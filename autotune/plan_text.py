@@ -3,7 +3,8 @@
 from autotune.dimensions.folds import layout_text
 from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
-from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan, Recomputed
+from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan
+from trials.stage import Recomputed
 from trials.units import number_of
 
 _MEBI = 1 << 20
@@ -26,9 +27,11 @@ def plan_parts(plan: Plan) -> dict[str, str]:
     """Return the text of each part of a plan, by its name."""
     fewer = any(stage.most_deferred is not None for stage in plan.stages)
     deferring = f" deferring {' | '.join(map(str, plan.most_deferred))} packs" if fewer else ""
+    once = sum(stage.gathered_once for stage in plan.stages)  # of the one stage that ZeRO 3 has
+    gathering = f" gathering {number_of(once, 'layer')} once" if once else ""
     return {
         "packing": packing_text(plan.packing),
-        "layout": layout_text(plan.layout) + deferring,
+        "layout": layout_text(plan.layout) + deferring + gathering,
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
         "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }

@@ -41,8 +41,9 @@ from tests.machines.nodes import cable, two_nodes
 from trials import wire
 from trials.launchers.node_ranks import NodeLauncher
 from trials.outcome import Completed, Measurement
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
 from trials.run.pool import WarmPool
+from trials.stage import Stage
 
 LINKS: Mapping[str, str | None] = {"as it is": None, "100 Mbit/s": "100mbit"}
 """Rates of the cable in the notation of `tc`."""

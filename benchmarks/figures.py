@@ -24,7 +24,8 @@ from benchmarks.cases.solver import INTERN_LM2_7B, INTERN_VIT_300M, Case, length
 from benchmarks.output.chart import write_svg
 from benchmarks.packing import WEIGHTS
 from trials.data.epoch import EpochSettings, build_epoch
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.stage import Stage
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 FIGURES = ("data", "model", "memory")

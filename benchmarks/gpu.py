@@ -54,9 +54,10 @@ from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import plugins
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Failed, Measurement
-from trials.plan import Layout, Offload, Packed, Plan, Stage, ZeroStage
+from trials.plan import Layout, Offload, Packed, Plan, ZeroStage
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
+from trials.stage import Stage
 
 Row: TypeAlias = dict[str, Any]
 PARTS = ("parity", "kernels", "predictions", "tuning", "large", "compiled", "rivals")

@@ -43,8 +43,9 @@ from trials import wire
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement, Outcome
-from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, ZeroStage
+from trials.plan import Layout, Levelled, Packed, Packing, Plan, ZeroStage
 from trials.run.pool import WarmPool
+from trials.stage import Recomputed, Stage
 
 PLANS = {2: 10, 4: 25}
 """Plans for each number of ranks."""

@@ -30,8 +30,9 @@ from benchmarks.output.result import at_least, finish
 from benchmarks.planted.jobs import PLANTED, Planted, PlantedJob
 from storage.explanation import Explanation, PlanTime
 from tests.machines.simulated import Clock, SimulatedLedger, Undisturbed
-from trials.plan import Plan, Stage
+from trials.plan import Plan
 from trials.run.pool import Pool
+from trials.stage import Stage
 
 _MEASURED = (Role.DEFAULT, Role.OMNIBAL)
 """The first plan of each of these kinds is measured. Causes are planted in the default's time."""

@@ -40,8 +40,9 @@ from trials.arrays import Floats
 from trials.costs.layer_costs import LayerCosts
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Completed, Measurement, Outcome
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Packing, Padded, Plan, ZeroStage
 from trials.run.pool import WarmPool
+from trials.stage import Stage
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-internvl"
 CALIBRATING = 10

@@ -166,12 +166,7 @@ def _closed_form(predictor: Predictor, plan: Plan) -> float:
 def _balanced(predictor: Predictor, solver: Solver, case: Case) -> Plan | None:
     """Return DeepSpeed's split by times of layers; embedding, projector and head count with a neighbouring layer."""
     mean = predictor.sizes(case.packing, case.layout).mean
-    each = Parts(
-        layers=np.eye(5),
-        recomputed=np.zeros((5, 5)),
-        selective=np.zeros((5, 5)),
-        most_deferred=np.zeros(5, dtype=np.int64),
-    )
+    each = Parts.of_layers(np.eye(5), *np.zeros((2, 5, 5)))
     forward, backward = predictor.times.pass_seconds(each, case.layout, mean)
     embedding, vision, projector, language, head = (forward + backward)[0].tolist()
     times = [vision] * case.vision.layers + [language] * case.language.layers

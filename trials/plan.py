@@ -1,15 +1,15 @@
 """Plans: packing, layout, split and recomputation as one immutable value."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Annotated, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from trials import wire
 from trials.errors import InvalidPlan
 from trials.grid import Grid
+from trials.stage import TOWERS, Stage, Tower
 from trials.units import number_of
 
 OMNIBAL_PACKER = "isf"
@@ -109,8 +109,6 @@ class Levelled:
 
 
 ZeroStage: TypeAlias = Literal[0, 1, 2, 3]
-Tower: TypeAlias = Literal["vision", "language"]
-TOWERS: tuple[Tower, ...] = get_args(Tower)
 Offload: TypeAlias = Literal["none", "vision", "language", "both"]
 
 _ALWAYS = frozenset({"kind", "packer", "recompute_vision", "recompute_language"})
@@ -218,83 +216,6 @@ class Layout:
         return self.zero == 3 and self.data > 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputed:
-    """Layers of a stage, the first ones of each kind, that are recomputed in the backward pass.
-
-    The `selective` layers behind them keep outputs of matrix products and attention, and recompute the rest from these.
-    """
-
-    vision: int
-    language: int
-    selective_vision: int = 0
-    selective_language: int = 0
-
-    def whole(self, tower: Tower) -> int:
-        """Return the layers of this kind that are recomputed as a whole."""
-        return self.vision if tower == "vision" else self.language
-
-    def selective(self, tower: Tower) -> int:
-        """Return the layers of this kind that are recomputed selectively."""
-        return self.selective_vision if tower == "vision" else self.selective_language
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One pipeline stage: its layers of each kind, and how many of them, the first ones, are recomputed.
-
-    Where the layout offloads a kind of layers, what these keep is offloaded instead, and nothing is recomputed.
-    """
-
-    vision: int
-    language: int
-    recompute_vision: int = 0
-    recompute_language: int = 0
-    selective_vision: int = 0
-    """Further layers that are recomputed selectively."""
-    selective_language: int = 0
-    further_levels: tuple[Recomputed, ...] = ()
-    """Recomputed layers for packs of the second level, the third, and so on."""
-    most_deferred: int | None = None
-    """Most packs whose weight gradients wait, with `zero_bubble`; None: as many as there are stages before."""
-
-    def __post_init__(self) -> None:
-        if self.vision < 0 or self.language < 0 or self.vision + self.language == 0:
-            raise InvalidPlan(f"a stage needs at least one layer, not {self.vision} vision + {self.language} language")
-        for level in self.recomputed:
-            for tower, layers in zip(TOWERS, (self.vision, self.language), strict=True):
-                whole, selective = level.whole(tower), level.selective(tower)
-                if min(whole, selective) < 0 or whole + selective > layers:
-                    also = f" and {selective} selectively" if selective else ""
-                    raise InvalidPlan(
-                        f"a stage of {self.vision} vision and {self.language} language layers cannot recompute "
-                        f"{whole} {tower} layers{also}"
-                    )
-
-    @property
-    def recomputed(self) -> tuple[Recomputed, ...]:
-        """Recomputed layers for packs of each level."""
-        first = Recomputed(
-            vision=self.recompute_vision,
-            language=self.recompute_language,
-            selective_vision=self.selective_vision,
-            selective_language=self.selective_language,
-        )
-        return (first, *self.further_levels)
-
-    def recomputing(self, of_levels: Sequence[Recomputed]) -> "Stage":
-        """Return the stage with these recomputed layers for packs of each level."""
-        first, *further = of_levels
-        return replace(
-            self,
-            recompute_vision=first.vision,
-            recompute_language=first.language,
-            selective_vision=first.selective_vision,
-            selective_language=first.selective_language,
-            further_levels=tuple(further),
-        )
-
-
 class _Remembered:
     """Room for the hash and the id, which take long for a plan of many stages."""
 
@@ -353,11 +274,16 @@ class Plan(_Remembered):
                 raise InvalidPlan(f"{why} takes away what selective recomputation needs; use {other}, or selective 0")
 
     def _check_deferred(self) -> None:
-        """Raise InvalidPlan where a stage cannot defer as many packs as it says, or a zero bubble defers none."""
+        """Raise InvalidPlan where the layout does not let a stage defer packs, or keep weights, as the stage says."""
         for number, stage in enumerate(self.stages):
             if (given := stage.most_deferred) is not None and not (self.layout.zero_bubble and 0 <= given < number):
                 raise InvalidPlan(
                     f"most_deferred {given} lowers nothing on stage {number} of this layout; leave it out"
+                )
+            if stage.gathered_once and not self.layout.shards_weights:
+                raise InvalidPlan(
+                    f"gathered_once {stage.gathered_once} needs weights in shards, and only ZeRO 3 with several data "
+                    "ranks has them; leave it out"
                 )
         if self.layout.zero_bubble and not any(self.most_deferred):
             raise InvalidPlan("zero_bubble defers nothing with most_deferred 0 in each stage; leave both out")

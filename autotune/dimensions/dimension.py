@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import Layout, Packing, Plan, Tower
+from trials.plan import Layout, Packing, Plan
+from trials.stage import Tower
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from autotune.dimensions.dimension import Dimension, FurtherLayouts, PlanSolver
 from autotune.dimensions.usual import layouts
 from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
-from trials.plan import TOWERS, Layout, Offload, Packing
+from trials.plan import Layout, Offload, Packing
+from trials.stage import TOWERS
 from trials.workload import Hardware, Workload
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from trials.costs.coefficients import KINDS
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
 from trials.errors import InvalidPlan
-from trials.plan import TOWERS, Layout, Packing, ZeroStage
+from trials.plan import Layout, Packing, ZeroStage
+from trials.stage import TOWERS
 from trials.workload import Workload
 
 # ZeRO stages by what they exchange: 2 is compared with 1, and 3 with 2, each of which is cheaper where it fits.
@@ -81,18 +82,21 @@ class ZeroDimension(Dimension):
 
 
 def whole_weights(costs: LayerCosts, layout: Layout) -> list[int]:
-    """Return how many weights ZeRO 3 holds whole in the backward pass of a layer of each kind, in the order of KINDS.
+    """Return how many weights ZeRO 3 holds whole in any case in the backward pass of a layer of each kind.
 
     These are the weights of the layer and of a neighbour: of the next layer of its kind or, where the kind has one
     layer, of the larger neighbour.
     """
-    if not layout.shards_weights:
-        return [0] * len(KINDS)
-    counts = [costs[kind].parameters if costs[kind].has_backward else 0 for kind in KINDS]
+    counts = gathered_weights(costs, layout)
     larger = [max(before, after) for before, after in zip([0, *counts], [*counts[1:], 0], strict=False)]
     return [
         count + (count if kind in TOWERS else other) for kind, count, other in zip(KINDS, counts, larger, strict=True)
     ]
+
+
+def gathered_weights(costs: LayerCosts, layout: Layout) -> list[int]:
+    """Return how many weights ZeRO 3 gathers for the backward pass of a layer of each kind, in the order of KINDS."""
+    return [costs[kind].parameters if layout.shards_weights and costs[kind].has_backward else 0 for kind in KINDS]
 
 
 def whole_gradients(costs: LayerCosts, layout: Layout) -> list[int]:
@@ -124,4 +128,5 @@ def _saves_recomputation(solver: PlanSolver, packing: Packing, layout: Layout) -
         return False
     before = Layout(pipeline=1, data=layout.data, zero=_BEFORE[layout.zero])
     plan, other = solver.solve(packing, layout), solver.solve(packing, before)
-    return plan is not None and (other is None or other.stages != plan.stages)
+    recomputed = [each and [stage.recomputed for stage in each.stages] for each in (plan, other)]
+    return plan is not None and recomputed[0] != recomputed[1]

@@ -10,7 +10,8 @@ from trials.data.packs import build_packs
 from trials.errors import DataError
 from trials.job import Job
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Plan, ZeroStage
+from trials.stage import Stage
 
 
 def plan_of(present: Present, model: str, dtype: str, devices: int) -> tuple[Plan, tuple[str, ...]]:

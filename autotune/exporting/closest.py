@@ -18,7 +18,8 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.space.held import LENGTHS, Holding
 from autotune.search.space.sequential import PackOrder
 from trials.job import SpaceSection
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,13 +7,14 @@ import numpy as np
 
 from autotune.dimensions.zero import trained_parameters
 from autotune.prediction.columns import WITHOUT_TARGETS
-from autotune.prediction.parts import HEAD, Parts
+from autotune.prediction.parts import HEAD, LANGUAGE, Parts
 from trials.arrays import Bools, Floats
 from trials.costs.coefficients import KINDS
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import GRADIENT_BYTES
-from trials.plan import TOWERS, Layout
+from trials.plan import Layout
+from trials.stage import TOWERS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,8 +79,8 @@ class PassesOfLayers:
     """What recomputation adds."""
 
 
-class HiddenExchanges:
-    """What passes hide of the exchanges of weights and gradients in shards, layer by layer (ZeRO 2 and 3)."""
+class ShardExchanges:
+    """What passes hide, and leave out, of exchanges of weights and gradients in shards, by layer (ZeRO 2 and 3)."""
 
     def __init__(self, costs: LayerCosts, layout: Layout) -> None:
         gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
@@ -92,7 +93,17 @@ class HiddenExchanges:
         per_byte = scatter.seconds_per_byte[1] if scatter else 0.0
         self._scatters = per_byte * GRADIENT_BYTES * np.array(trained_parameters(costs))
 
-    def forward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
+    def left_out(self, parts: Parts) -> Floats:
+        """Return the seconds of gathers that backward passes leave out, since the weights are still there, [stages].
+
+        These are the weights of layers that are gathered once, and always those of the layer before the head.
+        """
+        once = parts.gathered_once.copy()
+        once[:, LANGUAGE] = np.maximum(once[:, LANGUAGE], parts.layers[:, [LANGUAGE, HEAD]].min(axis=1) > 0)
+        seconds: Floats = once @ self._gathers_back
+        return seconds
+
+    def hidden_forward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
         """Return the seconds that forward passes hide, [packs, stages]: each layer those of the next one's weights."""
         several = np.maximum(parts.layers - 1, 0)
         follows = (parts.layers > 0) & (_before(parts.layers) > 0)
@@ -100,23 +111,29 @@ class HiddenExchanges:
         hidden: Floats = self.share * (of_same_kind + np.minimum(self._gathers, _before(passes.forward)) @ follows.T)
         return hidden
 
-    def backward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
+    def hidden_backward(self, parts: Parts, passes: PassesOfLayers) -> Floats:
         """Return the seconds that backward passes hide, [packs, stages].
 
-        Each layer hides gathering the weights of the one before it, and scattering the gradients of the one behind it.
-        The weights of the layer before the head stay from the forward pass.
+        Each layer hides gathering the weights of the one before it, unless they are still there, and scattering the
+        gradients of the one behind it. The weights of the layer before the head are still there.
         """
         recomputed = parts.recomputed / np.maximum(parts.layers, 1)
         seconds = passes.backward[:, None, :] + passes.again[:, None, :] * recomputed
         gather, scatter = self._gathers_back, self._scatters
-        gather_before, scatter_behind = _before(gather), np.append(scatter[1:], 0.0)
-        gather_before[HEAD] = 0.0
+        gather_before = _before(gather) * (_before(parts.gathered_once) == 0)
+        gather_before[:, HEAD] = 0.0
+        scatter_behind = np.append(scatter[1:], 0.0)
         one, two = parts.layers == 1, parts.layers > 1
+        # Of the layers between the first and the last of a kind.
+        between = np.maximum(parts.layers - 2, 0)
+        staying = np.clip(parts.gathered_once - 2, 0, between)
+        gather_last = gather * (parts.gathered_once < 2)
         hidden = (
             one * np.minimum(gather_before + scatter_behind, seconds)
             + two * np.minimum(gather_before + scatter, seconds)
-            + two * np.minimum(gather + scatter_behind, seconds)
-            + np.maximum(parts.layers - 2, 0) * np.minimum(gather + scatter, seconds)
+            + two * np.minimum(gather_last + scatter_behind, seconds)
+            + (between - staying) * np.minimum(gather + scatter, seconds)
+            + staying * np.minimum(scatter, seconds)
         )
         found: Floats = self.share * hidden.sum(axis=2)
         return found

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.dimensions.folds import exchanges
-from autotune.dimensions.zero import whole_gradients, whole_weights
+from autotune.dimensions.zero import gathered_weights, whole_gradients, whole_weights
 from autotune.prediction.columns import CONSTANT, EVERY, in_columns
-from autotune.prediction.parts import LANGUAGE, VISION, Parts
+from autotune.prediction.parts import HEAD, LANGUAGE, VISION, Parts
 from autotune.prediction.recompute_times import offloaded_kinds
 from trials.arrays import Bools, Floats, Ints
 from trials.costs.coefficients import KINDS
@@ -38,6 +38,8 @@ class LayerBytes:
     """Most bytes of such a layer, with those that are shared, during its backward pass."""
     weights: Floats
     """Bytes that layers keep until their deferred weight gradients are computed; 0 with 1F1B."""
+    gathered: Floats
+    """Bytes of the weights of a layer that stay gathered for its backward pass; 0 but with ZeRO 3."""
     offloaded: NDArray[np.bool_]
     """Whether layers of each kind offload instead of being recomputed, [kinds]."""
 
@@ -68,6 +70,8 @@ class LayerBytes:
         of_engine[:, CONSTANT] = element_bytes * np.array(whole_weights(costs, layout))
         of_engine[:, CONSTANT] += GRADIENT_BYTES * np.array(whole_gradients(costs, layout))
         of_engine[:, CONSTANT] += is_counted * buffer_bytes(layout, element_bytes)
+        gathered = np.zeros_like(of_engine)
+        gathered[:, CONSTANT] = element_bytes * np.array(gathered_weights(costs, layout))
         offloaded = np.isin(range(len(KINDS)), offloaded_kinds(layout))
         return cls(
             kept=kept,
@@ -79,6 +83,7 @@ class LayerBytes:
             # layer keeps and its peak add up to at least what a whole layer keeps, as in all measured layers.
             weights=layout.zero_bubble * factor * in_columns(layer.weight_bytes for layer in alone),
             peak=np.clip(peak, np.maximum(selective, kept + shared - selective), kept + shared),
+            gathered=gathered,
             offloaded=offloaded,
         )
 
@@ -137,7 +142,7 @@ class LayerBytes:
         """Return the transient bytes as the backward pass of a pack begins: those of the last layer, [stages, 5]."""
         last = len(KINDS) - 1 - np.argmax(parts.layers[:, ::-1] > 0, axis=1)
         transient: Floats = self.transient[last] + self._on_their_way(parts, len(KINDS))
-        return transient
+        return transient + self._staying(parts, HEAD)
 
     def on_host(self, parts: Parts) -> Floats:
         """Return the bytes that a pack keeps in the host's memory, [stages, 5]."""
@@ -183,7 +188,20 @@ class LayerBytes:
             kept = np.where(again, before, kept)
             inputs = np.where(again, inputs_before + others + self.kept[kind] + self.shared[kind], inputs)
         transient = np.broadcast_to(self.transient[kind], kept.shape) + self._on_their_way(parts, kind + 1)
-        return kept, inputs, transient
+        return kept, inputs, transient + self._staying(parts, kind)
+
+    def _staying(self, parts: Parts, kind: int) -> Floats:
+        """Return the bytes of weights that stay gathered as the last layer of a kind runs backward, [stages, 5].
+
+        Those of this layer and of the one before it are not among them: they are transient, whether they stay or not.
+        """
+        layers = parts.gathered_once[:, : kind + 1].copy()
+        if kind in (VISION, LANGUAGE):
+            layers[:, kind] -= 2
+        elif kind == HEAD:
+            layers[:, LANGUAGE] -= 1
+        staying: Floats = np.maximum(layers, 0) @ self.gathered[: kind + 1]
+        return staying
 
 
 def _frees_all(parts: Parts, place: Place) -> Bools:

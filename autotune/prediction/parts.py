@@ -9,7 +9,8 @@ import numpy as np
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.model.cut import Cut, cut
-from trials.plan import TOWERS, Plan
+from trials.plan import Plan
+from trials.stage import TOWERS
 
 VISION, LANGUAGE = KINDS.index("vision"), KINDS.index("language")
 """Columns of the kinds of layers that can be recomputed."""
@@ -25,6 +26,8 @@ class Parts:
     """Number of `layers`, the first ones, that are recomputed."""
     selective: Floats
     """Number of those after them that are recomputed selectively."""
+    gathered_once: Floats
+    """Number of `layers`, the last ones, whose weights stay from the forward to the backward pass (ZeRO 3)."""
     most_deferred: Ints
     """Most packs whose weight gradients wait, [stages]."""
 
@@ -49,14 +52,28 @@ class Parts:
         return cls._of(different), np.array([[number[counts] for counts in of_plan] for of_plan in stages])
 
     @classmethod
+    def of_layers(cls, layers: Floats, recomputed: Floats, selective: Floats) -> "Parts":
+        """Return stages that neither defer weight gradients nor gather weights once; counts are [stages, kinds]."""
+        nothing = np.zeros_like(layers)
+        return cls(
+            layers=layers,
+            recomputed=recomputed,
+            selective=selective,
+            gathered_once=nothing,
+            most_deferred=nothing[:, 0].astype(np.int64),
+        )
+
+    @classmethod
     def _of(cls, stages: Iterable[tuple[int, ...]]) -> "Parts":
-        ends = len(KINDS), len(KINDS) + 2, len(KINDS) + 4
-        layers, *freed, deferred = np.split(np.array([*stages], dtype=np.float64), ends, axis=1)
-        recomputed, selective = np.zeros((2, *layers.shape))
-        for of_kinds, of_towers in zip((recomputed, selective), freed, strict=True):
-            of_kinds[:, [VISION, LANGUAGE]] = of_towers
-        most_deferred = deferred[:, 0].astype(np.int64)
-        return cls(layers=layers, recomputed=recomputed, selective=selective, most_deferred=most_deferred)
+        ends = (len(KINDS) + each for each in (0, 2, 4, 6))
+        layers, *of_towers, deferred = np.split(np.array([*stages], dtype=np.float64), [*ends], axis=1)
+        of_kinds = np.zeros((3, *layers.shape))
+        of_kinds[..., [VISION, LANGUAGE]] = of_towers
+        return cls(
+            **dict(zip(("recomputed", "selective", "gathered_once"), of_kinds, strict=True)),
+            layers=layers,
+            most_deferred=deferred[:, 0].astype(np.int64),
+        )
 
     @property
     def before_head(self) -> "Parts":
@@ -71,14 +88,16 @@ class Parts:
 
 
 def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
-    """Return the layers of each kind, those of vision and language that are recomputed, and selectively.
+    """Return the layers of each kind, then of vision and language the recomputed, selective and gathered ones.
 
     The last count is that of `most_deferred`.
     """
     freed = stage.levels[level]
+    gathered_language = min(stage.gathered_once, len(stage.language))
     return (
         *(stage.embeds, len(stage.vision), stage.projects, len(stage.language), stage.heads),
         *(*map(freed.whole, TOWERS), *map(freed.selective, TOWERS)),
+        *(stage.gathered_once - gathered_language, gathered_language),
         stage.most_deferred,
     )
 

@@ -7,7 +7,8 @@ from autotune.prediction.parts import Parts
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import TOWERS, Layout
+from trials.plan import Layout
+from trials.stage import TOWERS
 
 
 def offloaded_kinds(layout: Layout) -> list[int]:

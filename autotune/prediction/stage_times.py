@@ -6,7 +6,7 @@ import numpy as np
 
 from autotune.dimensions.folds import exchanges
 from autotune.dimensions.overlap import hidden_share
-from autotune.prediction.charges import Charges, HiddenExchanges, PassesOfLayers
+from autotune.prediction.charges import Charges, PassesOfLayers, ShardExchanges
 from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
 from autotune.prediction.parameters import Parameters
@@ -48,7 +48,7 @@ class StageTimes:
         self._charges = cache(
             lambda layout, sequence: Charges.of(exchanges(costs, layout, sequence), layout, has_backward)
         )
-        self._hidden = cache(lambda layout: HiddenExchanges(costs, layout))
+        self._of_shards = cache(lambda layout: ShardExchanges(costs, layout))
 
     def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
         """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
@@ -104,7 +104,7 @@ class StageTimes:
 
         `sizes` are those of a rank's part, `degrees` [packs] the numbers of data ranks that compute it, each with the
         tensor ranks of the layout. A layer that is recomputed for its backward pass is gathered once for both. What
-        passes hide is left out.
+        passes hide is left out, and so are gathers of weights that are still there.
         """
         forward, backward = np.zeros((2, len(sizes), len(parts)))
         gradient_bytes = GRADIENT_BYTES * self._parameters.trained(parts, layout.tensor)
@@ -113,11 +113,13 @@ class StageTimes:
             if charges.are_in_passes:
                 packs = np.flatnonzero(degrees == degree)
                 forward[packs], backward[packs] = charges.seconds(parts, sizes[packs], gradient_bytes)
-        hidden = self._hidden(layout)
-        if hidden.share:
+        of_shards = self._of_shards(layout)
+        if layout.shards_weights:
+            backward -= of_shards.left_out(parts)
+        if of_shards.share:
             passes = self._of_layers(sizes, layout)
-            forward -= hidden.forward(parts, passes)
-            backward -= hidden.backward(parts, passes)
+            forward -= of_shards.hidden_forward(parts, passes)
+            backward -= of_shards.hidden_backward(parts, passes)
         return forward, backward
 
     def _of_layers(self, sizes: Floats, layout: Layout) -> PassesOfLayers:

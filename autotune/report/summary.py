@@ -14,7 +14,8 @@ from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED
 from autotune.results.headline import headline_of, is_sure
 from storage.records import BestPlan, FinishedTrial
-from trials.plan import TOWERS, Plan
+from trials.plan import Plan
+from trials.stage import TOWERS
 from trials.units import probability_text
 
 

@@ -15,7 +15,8 @@ from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import layer_counts
 from autotune.search.space.capacities import omnibal_capacities
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 from trials.workload import Workload
 
 DEFAULT_SAMPLES = 4

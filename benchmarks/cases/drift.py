@@ -10,8 +10,9 @@ from autotune.workload import Prepared
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
 from trials.outcome import Measurement
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Padded, Plan
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Stage
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.request import ProbeSizes, Profile
 

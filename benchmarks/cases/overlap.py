@@ -21,8 +21,9 @@ from benchmarks.output.result import Check, at_least, finish, show
 from benchmarks.prediction import example
 from tests.machines.nodes import cable, two_nodes
 from trials.launchers.node_ranks import NodeLauncher
-from trials.plan import Layout, Packed, Plan, Stage, ZeroStage
+from trials.plan import Layout, Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Stage
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 

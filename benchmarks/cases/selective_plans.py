@@ -35,7 +35,8 @@ from benchmarks.machines.occupancy import most_of_epoch
 from benchmarks.output.result import at_least, at_most, finish, show
 from trials.costs.coefficients import NOTHING
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import TOWERS, Packed, Plan, Stage
+from trials.plan import Packed, Plan
+from trials.stage import TOWERS, Stage
 from trials.workload import Workload
 
 MODELS: Mapping[str, tuple[VisionShape, LanguageShape]] = {

@@ -22,7 +22,8 @@ from benchmarks.full_training.rival import drawn
 from benchmarks.full_training.turns import Command, Timed, in_turns
 from trials import wire
 from trials.data.epoch import EpochSettings, build_epoch
-from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Packed, Stage
+from trials.plan import SIMPLE_PACKER, Layout, Packed
+from trials.stage import TOWERS, Stage
 
 BATCH, RANKS = 16, 2
 _PACKS = (1, 2, 4)

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.full_training.following import autotune, run
 from benchmarks.full_training.jobs import make_example, write_job
 from trials import wire
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.stage import Stage
 
 BATCH = 16
 EVALUATIONS = 10

@@ -22,7 +22,8 @@ from trials.costs.coefficients import KINDS, LayerKind
 from trials.data.epoch import Epoch
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.cut import Cut, cut
-from trials.plan import TOWERS, Layout, Packing, Plan
+from trials.plan import Layout, Packing, Plan
+from trials.stage import TOWERS
 
 _ADAM_BYTES = 30
 """Bytes that Adam moves per parameter: float32 weight and two moments both ways, gradient in, 16-bit weight out."""

@@ -12,7 +12,8 @@ from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Epoch
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.cut import Cut, cut
-from trials.plan import Plan, Tower
+from trials.plan import Plan
+from trials.stage import Tower
 
 Size: TypeAlias = tuple[float, float, float, float]
 """Units, tokens, squares and targets of a pack."""

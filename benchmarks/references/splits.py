@@ -11,7 +11,8 @@ from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
 from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import static_bytes
-from trials.plan import Layout, Stage
+from trials.plan import Layout
+from trials.stage import Stage
 
 _GIB = float(1 << 30)
 Variable = tuple[str, int]

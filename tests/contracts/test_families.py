@@ -28,8 +28,8 @@ from trials.model.shrunk import VOCABULARY, shrunk
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
-from trials.plan import Recomputed
 from trials.sharing.group import SharingGroup
+from trials.stage import Recomputed
 from trials.tasks.profiling import slow_calls
 from trials.tasks.profiling.layer_profile import one_of_each, quick_slow_calls
 from trials.tasks.profiling.probes import probes

@@ -13,7 +13,7 @@ from trials.model.cut import Cut
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
-from trials.plan import Recomputed
+from trials.stage import Recomputed
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 TRAINING = TrainingSection.model_validate(

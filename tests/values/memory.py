@@ -7,7 +7,7 @@ from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, LayerKind
 from trials.costs.layer import LayerCost
 from trials.model.cut import Cut
-from trials.plan import TOWERS
+from trials.stage import TOWERS
 
 
 def stored_bytes(

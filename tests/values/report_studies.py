@@ -17,7 +17,8 @@ from tests.values.storage import OUTCOMES, WORKLOAD, best_of, concluded
 from trials import wire
 from trials.data.index import profile
 from trials.outcome import Completed, Crash, Failed, Measurement, Outcome, StageMeasurement
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 from trials.workload import Workload
 
 STAGES = 16

@@ -29,7 +29,8 @@ from trials.costs.layer_costs import LayerCosts, LinkCost, LoadCost, UpdateCost
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.outcome import Outcome
-from trials.plan import TOWERS, Packing, Padded, Plan
+from trials.plan import Packing, Padded, Plan
+from trials.stage import TOWERS
 from trials.workload import Workload
 
 VISION_LAYERS, LANGUAGE_LAYERS = 5, 4

@@ -12,7 +12,8 @@ from tests.values.exchanges import copies, exchanging
 from tests.values.search import layer_costs, limits_of, predictor_of
 from trials.costs.coefficients import times
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import TOWERS, Layout, Offload, Packed, Packing, Padded
+from trials.plan import Layout, Offload, Packed, Packing, Padded
+from trials.stage import TOWERS
 
 packings: st.SearchStrategy[Packing] = st.sampled_from(
     [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]

@@ -32,7 +32,8 @@ from trials.outcome import (
     StageMeasurement,
     Timeout,
 )
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 from trials.tasks.training.spread import Spread
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 

@@ -28,7 +28,8 @@ from trials.outcome import (
     StageMeasurement,
     Timeout,
 )
-from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage
+from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan
+from trials.stage import Recomputed, Stage
 from trials.units import size_setting, time_setting
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload
 

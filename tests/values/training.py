@@ -10,8 +10,9 @@ from typing import Any
 
 from autotune.workload import Prepared, prepare
 from trials.job import Job
-from trials.plan import TOWERS, Layout, Offload, Packed, Packing, Plan, Stage, ZeroStage
+from trials.plan import Layout, Offload, Packed, Packing, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
+from trials.stage import TOWERS, Stage
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 
@@ -49,10 +50,11 @@ def prepared_of(example: Path, folder: Path, **changes: dict[str, Any]) -> Prepa
 
 
 def stage(text: str) -> Stage:
-    """`10+2r4,1s6,0`: 10 vision and 2 language layers, of which 4 and 1 are recomputed, and 6 and 0 selectively."""
-    found = re.fullmatch(r"(\d+)\+(\d+)(?:r(\d+),(\d+))?(?:s(\d+),(\d+))?", text)
+    """`10+2r4,1s6,0g5`: 10 + 2 layers, of which 4 + 1 are recomputed, 6 + 0 selectively, and 5 gathered once."""
+    found = re.fullmatch(r"(\d+)\+(\d+)(?:r(\d+),(\d+))?(?:s(\d+),(\d+))?(?:g(\d+))?", text)
     assert found, text
-    counts = ("vision", "language", *(f"{how}_{tower}" for how in ("recompute", "selective") for tower in TOWERS))
+    freed = (f"{how}_{tower}" for how in ("recompute", "selective") for tower in TOWERS)
+    counts = ("vision", "language", *freed, "gathered_once")
     values: dict[str, Any] = {name: int(count or 0) for name, count in zip(counts, found.groups(), strict=True)}
     return Stage(**values)
 

@@ -1,5 +1,7 @@
 """Weights and gradients in shards: gathered before a part of the chain runs, and scattered behind it.
 
+Weights are freed behind each pass. A plan may let those of the last layers stay until their backward pass.
+
 The parts of the chain have places in it. Each pass visits all places in order, the backward pass in reverse, and what a
 rank sends follows from its place alone: at each, the weights of the next place are gathered and the gradients of the
 one before are scattered, while this one computes. A rank that finds no gradient at some places sends all the same for
@@ -165,15 +167,25 @@ class Gathering:
             seen.update(needed)
         self._first = next(place for place, owned in enumerate(self._owned) if owned)
         """The first place that trains, at which backward passes end."""
+        self._staying = self._gathered_once(stage)
+        """Weights that stay for the backward pass, by their place."""
         self._scattered: list[GatheredWeights] = []
         """Those whose gradients are on their way."""
         self._at = -1
         """The place at which the pass is."""
+        self._trains = False
+        """Whether a backward pass follows the forward pass."""
         stage.reached = self._reach
+
+    def _gathered_once(self, stage: StageModule) -> dict[GatheredWeights, int]:
+        layers, once = set(stage.cut.layers(stage.chain)), stage.cut.gathered_once
+        of_layers = [place for place, paths in enumerate(stage.cut.places(stage.chain)) if layers.issuperset(paths)]
+        staying = [place for place in of_layers[len(of_layers) - once :] if place >= self._first]
+        return {each: place for place in staying for each in self._needed[place]}
 
     def begin_pass(self) -> None:
         """Call it before each forward pass."""
-        self._at = -1
+        self._at, self._trains = -1, torch.is_grad_enabled()
 
     def begin_backward(self) -> None:
         """Call it before each backward pass."""
@@ -199,14 +211,14 @@ class Gathering:
     def _reach(self, states: Iterable[torch.Tensor]) -> None:
         """Enter the next place in a forward pass, with states at whose gradients the backward pass has left it."""
         self._at += 1
-        place, trains = self._at, torch.is_grad_enabled()
+        place = self._at
         if place + 1 < len(self._needed):
             following: int | None = place + 1
         else:  # where a pass that goes on turns around
-            following = place - 1 if trains and place > self._first else None
+            following = place - 1 if self._trains and place > self._first else None
         self._gather(place, following)
         self._wait(place)
-        if trains:
+        if self._trains:
             for each in states:
                 if each.requires_grad:
                     each.register_hook(partial(self._returned, place - 1))
@@ -241,10 +253,11 @@ class Gathering:
         self._scattered = []
 
     def _gather(self, place: int, following: int | None) -> None:
-        """Begin to gather the weights of a place and of the following one, and free all others."""
+        """Begin to gather the weights of a place and of the following one, and free all others that need not stay."""
         wanted = [*self._needed[place], *(() if following is None else self._needed[following])]
         for each in self._shards:
-            if each not in wanted:
+            stays = self._trains and self._staying.get(each, place) < place
+            if each not in wanted and not stays:
                 each.release()
         for each in wanted:
             each.gather()

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trials.errors import InvalidPlan
-from trials.plan import Plan, Recomputed, Tower
+from trials.plan import Plan
+from trials.stage import Recomputed, Tower
 from trials.units import number_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Cut:
     offload_language: bool = False
     most_deferred: int = 0
     """Most packs whose weight gradients wait; 0: they are computed in the backward passes."""
+    gathered_once: int = 0
+    """Vision and language layers, the last ones, whose weights stay from the forward to the backward pass."""
 
     def offloads(self, tower: Tower) -> bool:
         """Return whether layers of this kind offload what would be recomputed."""
@@ -79,6 +82,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 offload_vision=plan.layout.offloads("vision"),
                 offload_language=plan.layout.offloads("language"),
                 most_deferred=plan.most_deferred[number],
+                gathered_once=stage.gathered_once,
             )
         )
         vision_start, language_start = vision.stop, language.stop

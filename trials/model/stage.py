@@ -19,9 +19,9 @@ from trials.model.slices import cut_layer, layer_plan
 from trials.model.trained import trains
 from trials.model.weight_gradients import WeightGradients
 from trials.offload.offloading import Offloading
-from trials.plan import Tower
 from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
+from trials.stage import Tower
 
 RunLayer: TypeAlias = Callable[[nn.Module, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
 """Function of a layer, of what runs it on states, and of the states, that returns the states after the layer."""

@@ -17,8 +17,9 @@ from trials import wire
 from trials.costs.layer import NOISE_LIMIT
 from trials.costs.layer_costs import LayerCosts
 from trials.errors import WireError
-from trials.plan import Layout, Padded, Plan, Stage, ZeroStage
+from trials.plan import Layout, Padded, Plan, ZeroStage
 from trials.run.pool import Answers, Pool
+from trials.stage import Stage
 from trials.tasks.answer import ProfileReport
 from trials.tasks.request import ProbeSizes, Profile
 from trials.workload import DataProfile, Hardware, ModelShape, Software, Workload

@@ -14,7 +14,8 @@ from storage.explanation import Change, ChangeEffect, PlanTime
 from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Layout, Packing, Plan, Recomputed, Stage
+from trials.plan import Layout, Packing, Plan
+from trials.stage import Recomputed, Stage
 
 
 class Changes:

@@ -11,7 +11,8 @@ from autotune.search.solver.rungs import rungs_of
 from trials import plugins
 from trials.arrays import Floats
 from trials.data.packers import PACKERS
-from trials.plan import TOWERS, Layout, Packed, Packing, Padded, Plan
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.stage import TOWERS
 
 _PACKER_NAMES = plugins.names(PACKERS)
 _PACKER = 0.3 / math.sqrt(2)

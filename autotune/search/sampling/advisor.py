@@ -28,7 +28,8 @@ from trials.arrays import Floats
 from trials.job import SearchSection
 from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import TOWERS, Layout, Packed, Packing, Plan
+from trials.plan import Layout, Packed, Packing, Plan
+from trials.stage import TOWERS
 
 # A choice: each of these plans needs the derivatives of its step by all factors.
 _COMPARED = 32

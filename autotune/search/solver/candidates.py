@@ -11,7 +11,7 @@ from autotune.search.solver.rungs import Counts, Rungs
 from autotune.search.solver.splits import Choices
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
-from trials.plan import Recomputed, Stage
+from trials.stage import Recomputed, Stage
 
 _EMBEDDING, _PROJECTOR, _HEAD = (KINDS.index(kind) for kind in ("vision_embedding", "projector", "head"))
 
@@ -92,8 +92,7 @@ class CandidateStages:
         ):
             recomputed[:, kind] = of_kind if rungs == 1 else np.maximum(of_kind - count, 0)
             selective[:, kind] = 0 if rungs == 1 else np.minimum(of_kind, count) - recomputed[:, kind]
-        nothing = np.zeros(len(self), dtype=np.int64)
-        return Parts(layers=layers, recomputed=recomputed, selective=selective, most_deferred=nothing)
+        return Parts.of_layers(layers, recomputed, selective)
 
     def stage(self, row: int, of_levels: Counts) -> Stage:
         """Return one part as the stage of a plan, with these rungs for packs of each level."""

@@ -12,7 +12,7 @@ from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.candidates import CandidateStages
-from autotune.search.solver.recompute import LayerSeconds
+from autotune.search.solver.layer_seconds import LayerSeconds
 from autotune.search.solver.rungs import Counts, Rungs
 from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS

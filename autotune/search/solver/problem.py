@@ -1,7 +1,7 @@
 """The splitting problem of one packing and layout: what fits each stage, in what time, and the best plans."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from autotune.prediction.sizes import EpochSizes
 from autotune.search.solver.candidates import CandidateStages, Cuts, cuts
+from autotune.search.solver.layer_seconds import LayerSeconds, layer_seconds, least_seconds, mean_seconds
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.mixtures import Mixtures
-from autotune.search.solver.recompute import LayerSeconds, Level, Recomputes, least_recomputes, mean_seconds
+from autotune.search.solver.recompute import Level, Recomputes, least_recomputes
 from autotune.search.solver.rungs import Counts, Rungs
 from autotune.search.solver.splits import (
     Choices,
@@ -25,9 +25,9 @@ from autotune.search.solver.splits import (
     rows_within,
 )
 from trials.arrays import Floats, Ints
-from trials.costs.coefficients import KINDS
 from trials.errors import InvalidPlan
-from trials.plan import TOWERS, Layout, Packing, Plan, Stage
+from trials.plan import Layout, Packing, Plan
+from trials.stage import TOWERS, Stage
 
 # Choices: a bound that is too low repeats the pruned problem, one that is too high keeps stages of no best split.
 _FIRST_BOUND = 1.15
@@ -41,14 +41,6 @@ _ROUNDING = 1 + 1e-9
 # A choice: 128 KiB for each column of float64.
 _ROWS_AT_ONCE = 1 << 14
 """Parts whose memory is predicted at once, few enough for their table to stay in the cache."""
-_EACH_LAYER = Parts(
-    **{
-        name: np.eye(3 * len(KINDS), len(KINDS), k=-place * len(KINDS))
-        for place, name in enumerate(("layers", "recomputed", "selective"))
-    },
-    most_deferred=np.zeros(3 * len(KINDS), dtype=np.int64),
-)
-"""A layer of each kind alone, then only what recomputing one adds, and then what doing so selectively adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +71,9 @@ class Problem:
 
     @cached_property
     def _of_levels(self) -> tuple[LayerSeconds, ...]:
-        return tuple(_layer_seconds(self._predictor, self._layout, sizes) for sizes in self.sizes.of_levels)
+        return tuple(
+            layer_seconds(self._predictor, self._layout, sizes, self._everything) for sizes in self.sizes.of_levels
+        )
 
     @cached_property
     def _seconds(self) -> LayerSeconds:
@@ -181,14 +175,18 @@ class Problem:
         """Return the epoch seconds of the best split by the closed form of `splits`, with unlimited memory.
 
         Each step ends with the update of a mean stage. Packs that pass other stages alone are smaller than the mean.
-        Deferred weight gradients shorten that by twice their share (Qi et al. 2023). No packs are arranged for it.
+        Deferred weight gradients shorten that by twice their share (Qi et al. 2023). With ZeRO 3 all weights stay
+        gathered for the backward pass. No packs are arranged for it.
         """
-        layout, epoch, every = self._layout, self.sizes.epoch, self._everything
-        parts = every.parts(*np.zeros((2, len(every)), dtype=np.int64))
+        layout, epoch, parts = self._layout, self.sizes.epoch, self._everything
         slowest = least_slowest(self._kept(), self._limits.layers)
         shorter = 1 - 2 * self._predictor.times.deferred_share(parts, layout, self.sizes)
         alone = shorter * _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
         update = self._predictor.times.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
+        if layout.shards_weights:
+            slowest = sum(
+                each.row_share * least_seconds(self._predictor, layout, each, parts) for each in self.sizes.of_levels
+            )
         return float(epoch.height * slowest + self.sizes.epoch_steps * (alone + update))
 
     def best(self, wanted: WantedSplits) -> list[Plan]:
@@ -199,7 +197,7 @@ class Problem:
         no less than the times that were found.
         """
         others, every = self.sizes.epoch.micro_batches - 1, self._everything
-        most = self._seconds.of(every.parts(every.vision_rungs, every.language_rungs))[0]
+        most = self._seconds.of(replace(every, recomputed=every.layers))[0]
         kept = self._kept()
         fastest = min_max_split(kept, self._limits.layers)
         assert fastest is not None  # no stage time is infinite
@@ -221,11 +219,11 @@ class Problem:
             bound = raised if raised < most else np.inf  # no stage takes longer than all layers recomputed
 
     @property
-    def _everything(self) -> CandidateStages:
-        """The whole chain as one stage."""
+    def _everything(self) -> Parts:
+        """The whole chain as one stage, with nothing recomputed."""
         nothing = np.array([0])
-        held = CandidateStages.of(nothing, nothing, np.array([self._limits.layers]), self._limits.vision_layers, 1)
-        return held.with_rungs(self.rungs)
+        ends = np.array([self._limits.layers])
+        return CandidateStages.of(nothing, nothing, ends, self._limits.vision_layers, 1).parts(nothing, nothing)
 
     def _joined(self, fitting: list[_Fitting], split: Split) -> Plan:
         return self._plan(tuple(stage.stage(row) for stage, row in zip(fitting, split.rows, strict=True)))
@@ -388,13 +386,3 @@ def _check(limits: Limits, layout: Layout, micro_batches: int) -> None:
         )
     if micro_batches < 1:
         raise InvalidPlan(f"a step needs at least 1 micro-batch, not {micro_batches}; give data to every step")
-
-
-def _layer_seconds(predictor: Predictor, layout: Layout, sizes: EpochSizes) -> LayerSeconds:
-    """Return the time of one layer of each kind for the mean pack; a stage takes the sum over its layers."""
-    mean, whole = sizes.mean, sizes.whole.mean(axis=0, keepdims=True)
-    forward, backward = predictor.times.pass_seconds(_EACH_LAYER, layout, mean)
-    exchange, exchange_back = predictor.times.exchange_seconds(_EACH_LAYER, layout, mean, np.array([sizes.degree]))
-    seconds = predictor.times.load_seconds(_EACH_LAYER, whole) + forward + backward + exchange + exchange_back
-    kept, recomputed, selective = seconds.reshape(3, len(KINDS))
-    return LayerSeconds(kept=kept, recomputed=recomputed, selective=selective)

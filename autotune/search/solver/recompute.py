@@ -1,15 +1,14 @@
 """Numbers of layers that stages recompute to fit the memory, for many stages at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TypeAlias
 
 import numpy as np
 
-from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.search.solver.candidates import CandidateStages
-from autotune.search.solver.rungs import Rungs
+from autotune.search.solver.layer_seconds import LayerSeconds
 from trials.arrays import Bools, Floats, Ints
 
 Excess: TypeAlias = Callable[[CandidateStages, Ints, Ints], Floats]
@@ -26,34 +25,6 @@ _ROUNDING = 1e-6
 _ROUNDED = 1 + 1e-9
 _ROUNDS = 2
 """Rounds in which the likeliest number of vision layers of each candidate is tried alone; then the rest is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerSeconds:
-    """Seconds of the mean pack by kind of layer, in the order of KINDS."""
-
-    kept: Floats
-    """Forward and backward."""
-    recomputed: Floats
-    """Seconds that recomputing the layer adds."""
-    selective: Floats
-    """Seconds that recomputing the layer selectively adds."""
-
-    def of(self, parts: Parts) -> Floats:
-        """Return the seconds of each stage, [stages]."""
-        seconds: Floats = (
-            parts.layers @ self.kept + parts.recomputed @ self.recomputed + parts.selective @ self.selective
-        )
-        return seconds
-
-    def of_rungs(self, rungs: Rungs) -> Floats:
-        """Return the seconds that the first rung of (vision, language) layers adds, then the later one, [4].
-
-        A kind with one rung has the same seconds for both.
-        """
-        both, two = [VISION, LANGUAGE], np.array(rungs) > 1
-        whole, selective = self.recomputed[both], self.selective[both]
-        return np.concatenate([np.where(two, selective, whole), np.where(two, np.maximum(whole - selective, 0), whole)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,15 +55,6 @@ class Level:
         enough = left <= _sum(every, candidates.language, first, later) + all_language
         # The last layer of a kind frees more than the others, so all may be enough where the division asks for more.
         return np.where((fewest >= every) & enough, every, fewest)
-
-
-def mean_seconds(levels: Sequence[LayerSeconds], shares: Sequence[float]) -> LayerSeconds:
-    """Return the seconds of the mean row, with these shares of the rows of the epoch for each level."""
-    kept, recomputed, selective = (
-        np.sum([share * getattr(level, side) for level, share in zip(levels, shares, strict=True)], axis=0)
-        for side in ("kept", "recomputed", "selective")
-    )
-    return LayerSeconds(kept=kept, recomputed=recomputed, selective=selective)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeAlias
 
-from trials.plan import TOWERS, Recomputed, Stage, Tower
+from trials.stage import TOWERS, Recomputed, Stage, Tower
 
 Rungs: TypeAlias = tuple[int, int]
 """Rungs of a vision layer and of a language layer. With one it is recomputed, or offloads. With two it is recomputed

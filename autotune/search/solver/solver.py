@@ -1,10 +1,10 @@
 """Splits and recompute counts of least predicted time that fit the memory, for a packing and a layout."""
 
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
+from itertools import chain
 
 import numpy as np
 
@@ -14,24 +14,24 @@ from autotune.dimensions.overlap import overlapped
 from autotune.dimensions.tensor import tensor_degrees
 from autotune.epoch_balance import step_sums
 from autotune.prediction.comparison import cautious_seconds
-from autotune.prediction.memory import StageBytes
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.candidates import CandidateStages
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.problem import Problem
 from autotune.search.solver.rungs import Rungs
+from autotune.search.solver.spare_memory import SpareMemory
 from autotune.search.solver.splits import WantedSplits, layer_counts, min_max_split
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS
-from trials.plan import TOWERS, Layout, Packing, Plan, Recomputed, Stage, Tower
+from trials.plan import Layout, Packing, Plan
+from trials.stage import TOWERS, Recomputed, Stage, Tower
 
 RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
 _OTHER = WantedSplits(count=256, within=4.0)
-"""Solutions that are compared where the best one lacks memory to defer all weight gradients."""
+"""Solutions that are compared where the best one lacks memory for all that stages may use it for."""
 _DIGITS = 9
 """Digits of times that are compared; further ones are rounding."""
 
@@ -45,6 +45,7 @@ class Solver:
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self._predictor = predictor
         self._limits = limits
+        self._spare = SpareMemory(predictor, limits.usable_bytes)
         # Kept, since several parts of a search ask for the same.
         self.solve: Callable[[Packing, Layout], Plan | None] = cache(self._solved)
         """Return the fastest plan on real packs of the best ones by the closed form; None when no split fits."""
@@ -151,54 +152,22 @@ class Solver:
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
 
-        With deferred weight gradients they are the best ones of 1F1B, each stage of which defers as many packs as fit.
-        Where the first lacks memory to defer all, they are those of further splits, and those with as much memory less.
+        Zero-bubble schedules have the best ones of 1F1B, each stage of which defers as many packs as fit. With ZeRO 3,
+        as many layers keep their weights gathered as fit. Where the first lacks memory for all, they are those of
+        further splits, and those with as much memory less.
         """
         problem = self._problem(packing, layout)
         plans = problem.best(wanted)
-        if layout.zero_bubble and plans:
-            if (lacking := self._lacking(plans[0])) > 0:
-                plans = [*self._lowered(lacking)._problem(packing, layout).best(wanted), *problem.best(_OTHER)]
-            plans = [plan for plan in self._deferring(dict.fromkeys(plans)) if plan is not None]
+        if self._spare.has_use(layout) and plans:
+            if lacking := self._spare.lacking(plans[0]):
+                lowered = (self._lowered(each)._problem(packing, layout) for each in lacking)
+                plans = [*chain.from_iterable(each.best(wanted) for each in lowered), *problem.best(_OTHER)]
+            plans = [plan for plan in self._spare.used(dict.fromkeys(plans)) if plan is not None]
         if not plans:
             return ()
         # The closed form takes all packs for the mean one; real packs are uneven.
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
-
-    def _lacking(self, plan: Plan) -> float:
-        """Return the bytes that the fullest stage is expected to need above those that a solved plan may use."""
-        return self.fullest(plan)[0] - self._limits.usable_bytes
-
-    def _deferring(self, plans: Iterable[Plan | None]) -> list[Plan | None]:
-        """Let each stage of these plans defer the most packs that fit; None for a plan in which none can defer any.
-
-        The problem knows nothing of the bytes of deferred weight gradients.
-        """
-        given = [plan for plan in plans if plan is not None]
-        memory = dict(zip(given, self._predictor.plans_memory(given), strict=True))
-        return [plan and self._lowered_to_fit(plan, memory[plan]) for plan in plans]
-
-    def _lowered_to_fit(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
-        usable, sizes = self._limits.usable_bytes, self._predictor.sizes(plan.packing, plan.layout)
-        of_levels, stages = Parts.of_levels(plan), list(plan.stages)
-
-        def lacks_memory(number: int, most_deferred: int) -> bool:
-            stage = [parts[number : number + 1] for parts in of_levels]
-            deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in stage]
-            (needed,) = self._predictor.memory.intervals(deferring, plan.layout, np.array([number]), sizes)
-            return needed.expected > usable
-
-        for number, needed in enumerate(memory):
-            if needed.expected > usable:
-                if lacks_memory(number, 0):
-                    return None
-                # Of 1, 2 and so on, as many as there is memory for.
-                most = bisect_left(range(1, number), True, key=partial(lacks_memory, number))
-                stages[number] = replace(stages[number], most_deferred=most)
-        if all(stage.most_deferred == 0 for stage in stages[1:]):
-            return None
-        return replace(plan, stages=tuple(stages))
 
     def _lowered(self, lacking: float) -> "Solver":
         limit = self._limits.memory_limit_bytes - math.ceil(lacking / self._limits.usable_share)
@@ -218,7 +187,7 @@ class Solver:
     def fit_several(self, packing: Packing, layout: Layout, several: Sequence[tuple[int, ...]]) -> list[Plan | None]:
         """Return what `fit` does for each of these boundaries, in less time."""
         found = self._problem(packing, layout).fit(several) if several else []
-        return self._deferring(found) if layout.zero_bubble else found
+        return self._spare.used(found) if self._spare.has_use(layout) else found
 
     def fit_fewest(self, packing: Packing, layout: Layout, boundaries: tuple[int, ...]) -> Plan | None:
         """Return the plan with these stage boundaries and the fewest recomputed layers, vision first; None if no fit.
@@ -226,7 +195,7 @@ class Solver:
         The costs of recomputing layers of either kind are ignored, as in OmniBal.
         """
         plan = self._problem(packing, layout).fit_fewest(boundaries)
-        return self._deferring([plan])[0] if layout.zero_bubble else plan
+        return self._spare.used([plan])[0] if layout.zero_bubble else plan
 
     def forward_boundaries(self, packing: Packing, layout: Layout) -> tuple[int, ...]:
         """Return the stage boundaries with the least slowest forward time on the mean pack, regardless of memory."""

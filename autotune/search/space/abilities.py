@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trials.job import SpaceSection
-from trials.plan import TOWERS, Layout, Padded, Plan, Recomputed, Stage, ZeroStage
+from trials.plan import Layout, Padded, Plan, ZeroStage
+from trials.stage import TOWERS, Recomputed, Stage
 from trials.units import number_of
 
 Packs: TypeAlias = Literal["in order", "in any order", "by length", "none"]
@@ -46,7 +47,9 @@ class Abilities:
 
     def missing(self, plan: Plan) -> tuple[str, ...]:
         """Return what of the plan the trainer does not have, in words; empty where it can hold the plan."""
-        return (*self._of_layout(plan.layout), *self._of_packing(plan), *self._of_recomputation(plan))
+        counts = (stage.gathered_once for stage in plan.stages)
+        once = (f"{number_of(count, 'layer')} whose weights are gathered once" for count in counts if count)
+        return (*self._of_layout(plan.layout), *once, *self._of_packing(plan), *self._of_recomputation(plan))
 
     def splits_alike(self, plan: Plan) -> bool:
         """Return whether the trainer can spread the model over the devices as the plan does."""

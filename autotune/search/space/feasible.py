@@ -24,7 +24,8 @@ from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
 from trials.job import SpaceSection
-from trials.plan import SIMPLE_PACKER, TOWERS, Layout, Levelled, Packed, Packing, Padded, Plan
+from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Packing, Padded, Plan
+from trials.stage import TOWERS
 from trials.units import number_of
 from trials.workload import Workload
 

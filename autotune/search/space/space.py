@@ -15,7 +15,8 @@ from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
 from autotune.search.space.splitting import Recompute, Splitting
-from trials.plan import Layout, Levelled, Packed, Packing, Plan, Recomputed, Stage, Tower
+from trials.plan import Layout, Levelled, Packed, Packing, Plan
+from trials.stage import Recomputed, Stage, Tower
 
 Point: TypeAlias = dict[str, Any]
 

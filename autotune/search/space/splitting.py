@@ -7,7 +7,8 @@ from itertools import product
 from typing import Literal, TypeAlias
 
 from autotune.search.solver.solver import Solver
-from trials.plan import Layout, Packing, Plan, Recomputed, Stage
+from trials.plan import Layout, Packing, Plan
+from trials.stage import Recomputed, Stage
 
 Recompute: TypeAlias = Literal["fit", "towers", "all", "none"] | tuple[tuple[int, int], ...]
 """As many layers as the memory requires, the towers for which plans are fastest, all, none, or the given (vision,
@@ -131,9 +132,14 @@ def _with_all(plan: Plan) -> Plan:
 
 
 def _with_counts(plan: Plan, counts: Sequence[tuple[int, int]]) -> Plan:
-    """Return the plan with these (vision, language) layers of each stage recomputed, for packs of each level."""
+    """Return the plan with these (vision, language) layers of each stage recomputed, for packs of each level.
+
+    No weights are gathered once: as many would be as fit beside the recomputation of the given plan.
+    """
     stages = (
-        stage.recomputing([Recomputed(vision=vision, language=language)] * len(stage.recomputed))
+        replace(stage, gathered_once=0).recomputing(
+            [Recomputed(vision=vision, language=language)] * len(stage.recomputed)
+        )
         for stage, (vision, language) in zip(plan.stages, counts, strict=True)
     )
     return replace(plan, stages=tuple(stages))

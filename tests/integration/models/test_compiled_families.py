@@ -20,7 +20,7 @@ from trials.model.family import join_samples
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
-from trials.plan import Recomputed
+from trials.stage import Recomputed
 
 PACKS = ((3, (5, 2)), (1, (11,)), (4, (7, 1, 30, 2)), (2, (4, 4, 4)))
 """Vision units, and text tokens of the samples behind the one that has them."""

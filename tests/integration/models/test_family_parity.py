@@ -31,7 +31,8 @@ from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Padded, Plan
+from trials.stage import Stage
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 CPU = torch.device("cpu")

@@ -27,8 +27,9 @@ from trials.launchers.local import LocalLauncher
 from trials.model.family import Images, load_family
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
-from trials.plan import Levelled, Packed, Padded, Plan, Recomputed
+from trials.plan import Levelled, Packed, Padded, Plan
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Recomputed
 from trials.tasks.request import Training
 from trials.tasks.training.progress import PROGRESS_FILE
 

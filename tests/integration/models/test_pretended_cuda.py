@@ -29,7 +29,8 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.offload.offloading import Offloading
 from trials.offload.transfers import Transfers
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
+from trials.stage import Stage
 from trials.tasks.profiling.links import time_host
 
 PACKING = Packed(qv=10, qt=10_000, qv_min=0, qt_min=0)

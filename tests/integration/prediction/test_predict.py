@@ -29,7 +29,8 @@ from tests.values.training import PACKED, offloading, plan_of
 from trials import wire
 from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.layer_costs import LayerCosts, LinkCost
-from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
+from trials.plan import Layout, Levelled, Packed, Plan
+from trials.stage import Recomputed, Stage
 
 OTHERS = (
     plan_of("9+0", "3+8", packing=PACKED),

@@ -14,7 +14,8 @@ from tests.tiny_models import qwen2_5_vl
 from tests.values.forecast import PLAN, store_profile
 from tests.values.training import PACKED, plan_of
 from trials.costs.layer_costs import LayerCosts, UpdateCost
-from trials.plan import Levelled, Packed, Plan, Recomputed
+from trials.plan import Levelled, Packed, Plan
+from trials.stage import Recomputed
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -16,7 +16,8 @@ from autotune.loop.samples import SampleDataset
 from tests.programs.users import JobFile, refusal
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of
-from trials.plan import Levelled, Plan, Recomputed
+from trials.plan import Levelled, Plan
+from trials.stage import Recomputed
 from trials.tasks.training.output import RECORD_FILE
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -21,8 +21,9 @@ from tests.machines.truths import PredictedTruth
 from trials.costs.coefficients import LayerKind
 from trials.costs.layer_costs import LayerCosts
 from trials.grid import Grid
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
 from trials.run.pool import Answers
+from trials.stage import Stage
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 

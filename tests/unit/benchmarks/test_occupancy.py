@@ -8,7 +8,8 @@ from benchmarks.cases.solver import INTERN_LM2_2B, INTERN_VIT_300M
 from benchmarks.cases.workloads import SimulatedWorkload
 from benchmarks.machines.analytic import A100, analytic_costs
 from benchmarks.machines.occupancy import Size, most_bytes, most_of_epoch
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
+from trials.stage import Stage
 
 VISION, LANGUAGE = replace(INTERN_VIT_300M, layers=6), replace(INTERN_LM2_2B, layers=6)
 COSTS = analytic_costs(VISION, LANGUAGE, A100)

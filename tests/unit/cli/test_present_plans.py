@@ -11,7 +11,8 @@ from autotune.job_file import load_job
 from autotune.plan_file import read_plan
 from tests.programs.users import refusal
 from tests.tiny_models import qwen2_5_vl
-from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded, Plan, Stage
+from trials.plan import SIMPLE_PACKER, Layout, Packed, Padded, Plan
+from trials.stage import Stage
 
 UNITS = (1 << 31) - 1
 LENGTH_ALONE = Packed(qv=UNITS, qt=4096, qv_min=UNITS, qt_min=4096, packer=SIMPLE_PACKER)

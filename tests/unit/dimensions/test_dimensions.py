@@ -22,7 +22,8 @@ from tests.values.golden_predictions import WORKLOADS
 from tests.values.search import COSTS, limits_of, workload_of
 from tests.values.training import PACKED
 from trials.costs.exchange import ExchangeName
-from trials.plan import Layout, Plan, Stage
+from trials.plan import Layout, Plan
+from trials.stage import Stage
 
 PLAIN = Layout(pipeline=1, data=8, zero=1)
 OTHER: dict[str, Layout] = {

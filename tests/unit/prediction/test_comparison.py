@@ -13,7 +13,8 @@ from tests.values.data import index_of
 from tests.values.parameters import examples
 from tests.values.search import COSTS, predictor_of, random_rows
 from trials.costs.layer_costs import LinkCost
-from trials.plan import Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.stage import Stage
 
 LINK = LinkCost(latency_seconds=1e-3, seconds_per_byte=1e-9)
 PREDICTOR = predictor_of(replace(COSTS, link=LINK), index_of(random_rows(2400)))

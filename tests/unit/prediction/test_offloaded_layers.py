@@ -19,7 +19,8 @@ from tests.values.training import offloading, plan_of
 from trials import wire
 from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
-from trials.plan import Layout, Levelled, Offload, Packed, Plan, Recomputed
+from trials.plan import Layout, Levelled, Offload, Packed, Plan
+from trials.stage import Recomputed
 from trials.tasks.answer import ExchangeTiming
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)

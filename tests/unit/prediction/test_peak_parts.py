@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from autotune.prediction.predictor import Predictor
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, layer_costs, predictor_of
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
+from trials.stage import Stage
 
 PACKING = Packed(qv=6, qt=320, qv_min=6, qt_min=256)
 

@@ -17,7 +17,8 @@ from tests.values.training import plan_of
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.model.cut import cut
-from trials.plan import Layout, Levelled, Plan, Recomputed
+from trials.plan import Layout, Levelled, Plan
+from trials.stage import Recomputed
 
 
 def sharing_costs(degree: int, seconds: float) -> tuple[Exchange, Exchange]:

@@ -14,7 +14,8 @@ from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
-from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, Recomputed, Stage, ZeroStage
+from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, ZeroStage
+from trials.stage import Recomputed, Stage
 from trials.tasks.training.course import Curriculum, follow_pace, set_course
 from trials.tasks.training.output import PlanChange
 from trials.tasks.training.schedule import Schedule

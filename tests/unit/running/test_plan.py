@@ -18,7 +18,8 @@ from tests.values.training import plan_of
 from trials.errors import InvalidPlan
 from trials.model.cut import check_layers, cut
 from trials.model.refusals.heads import check_degrees
-from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage, ZeroStage
+from trials.plan import Layout, Levelled, Packed, Padded, Plan, ZeroStage
+from trials.stage import Recomputed, Stage
 from trials.units import number_of
 
 PACKED = Packed(qv=8, qt=512, qv_min=8, qt_min=384)

@@ -21,8 +21,9 @@ from tests.values.data import index_of
 from tests.values.search import MEBI, predictor_of, prepared_of, runner_of
 from tests.values.training import plan_of
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, Timeout
-from trials.plan import Levelled, Packed, Padded, Plan, Recomputed
+from trials.plan import Levelled, Packed, Padded, Plan
 from trials.run.pool import Answers
+from trials.stage import Recomputed
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Request, Trial
 

@@ -9,7 +9,8 @@ from trials import wire
 from trials.errors import InvalidPlan, WireError
 from trials.job import Job
 from trials.outcome import Outcome, Rejected
-from trials.plan import Layout, Packing, Padded, Plan, Stage
+from trials.plan import Layout, Packing, Padded, Plan
+from trials.stage import Stage
 from trials.workload import Workload
 
 PLAN = Plan(

@@ -19,7 +19,8 @@ from tests.machines.search_bench import ALWAYS, MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import LANGUAGE_LAYERS, VISION_LAYERS, limits_of, workload_of
 from trials.outcome import Completed, Rejected
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
+from trials.stage import Stage
 
 
 @pytest.mark.usefixtures("unsatisfied")

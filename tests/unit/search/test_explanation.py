@@ -25,7 +25,8 @@ from tests.values.search import COSTS, deferring, finished, limits_of, predictor
 from tests.values.training import plan_of
 from trials.costs.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
-from trials.plan import Layout, Packed, Padded, Plan, Recomputed
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Recomputed
 
 PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)

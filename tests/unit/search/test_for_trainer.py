@@ -24,8 +24,9 @@ from tests.machines.simulated import SimulatedLauncher
 from tests.values.search import epoch_of, prepared_of, solver_of, workload_of
 from trials import plugins, wire
 from trials.outcome import OutOfMemory
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
 from trials.sites.local import LocalSite
+from trials.stage import Stage
 
 SWIFT, FACTORY = (
     Target(name=name, title=module.TITLE, abilities=module.ABILITIES)

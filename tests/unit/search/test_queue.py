@@ -25,9 +25,10 @@ from tests.machines.simulated import SimulatedLauncher
 from tests.values.search import COSTS, prepared_of, solver_of
 from trials import wire
 from trials.launchers.local import LocalLauncher
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
+from trials.stage import Stage
 
 LEAST_MEMORY = 30 << 20
 PACKED = Packed(qv=11, qt=555, qv_min=10, qt_min=500, packer="cutting-stock")

@@ -20,7 +20,8 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import axes_of, limits_of
 from tests.values.storage import completed as measured
 from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 
 TOO_LARGE = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
 

@@ -32,7 +32,8 @@ from trials.model.shrunk import shrunk
 from trials.model.skeleton import Chain, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.weights import draw_buffers, draw_weights
-from trials.plan import Layout, Packed, Plan, Stage
+from trials.plan import Layout, Packed, Plan
+from trials.stage import Stage
 
 _TOLERANCES = {"logits": 1e-4, "loss": 1e-4, "gradients": 5e-4}
 """Rounding in float32 grows through layers with such large weights; faults are above 0.1 %."""

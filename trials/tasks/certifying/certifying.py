@@ -22,7 +22,8 @@ from trials.engine.state import WEIGHT
 from trials.errors import DataError
 from trials.job import LoraSection
 from trials.model.plain.dropout import active_dropouts, without_dropout
-from trials.plan import Padded, Stage
+from trials.plan import Padded
+from trials.stage import Stage
 from trials.tasks.answer import CertificationReport
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.tasks.certifying.norms import distance, norm_of, product

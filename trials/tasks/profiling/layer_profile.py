@@ -26,7 +26,7 @@ from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
 from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import draw_buffers, draw_weights, zero_weights
-from trials.plan import TOWERS, Recomputed
+from trials.stage import TOWERS, Recomputed
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import time_gathers, time_scatter

@@ -16,9 +16,9 @@ from trials.model.family import join_samples
 from trials.model.features import join_text
 from trials.model.stage import StageModule, run_again, run_layer
 from trials.model.weight_gradients import WeightGradients
-from trials.plan import Recomputed
 from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
+from trials.stage import Recomputed
 from trials.tasks.request import ProbeSizes
 
 Run = Callable[[torch.Tensor], torch.Tensor]

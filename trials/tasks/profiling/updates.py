@@ -17,7 +17,7 @@ from trials.job import TrainingSection
 from trials.model.family import join_samples
 from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
-from trials.plan import Stage as PlanStage
+from trials.stage import Stage as PlanStage
 from trials.tasks.answer import UpdateTiming
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.request import Profile, Request

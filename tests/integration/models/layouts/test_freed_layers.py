@@ -24,7 +24,8 @@ from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_buffers, draw_weights
 from trials.offload.offloading import Offloading
 from trials.offload.transfers import Transfers
-from trials.plan import Layout, Offload, Packed, Plan, Stage
+from trials.plan import Layout, Offload, Packed, Plan
+from trials.stage import Stage
 
 CPU = torch.device("cpu")
 GARBAGE = 0x7F

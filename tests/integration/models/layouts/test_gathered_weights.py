@@ -20,9 +20,11 @@ from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, stage
 from trials import plugins, wire
 from trials.channels.folder import FolderChannel
+from trials.engine.gathering import GatheredWeights
 from trials.engine.group import process_group
-from trials.plan import Levelled, Packed, Plan, Recomputed
+from trials.plan import Levelled, Packed, Plan
 from trials.run.pool import WarmPool
+from trials.stage import Recomputed
 from trials.tasks.request import Certification, Request, Training, write_request
 from trials.tasks.session import open_session
 
@@ -53,6 +55,22 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
     "adapters": (plan_of("4+2r1,1", data=2, zero=3, packing=TIGHT), {"training": {"lora": {"rank": 4}}}),
     "shared packs": (plan_of("4+2", data=2, zero=3, packing=SHARED), {}),
     "levels": (LEVELLED, {}),
+    "some layers gathered once": (plan_of("4+2r2,1g3", data=2, zero=3, packing=TIGHT), {}),
+    "all layers gathered once": (plan_of("4+2r0,1g6", data=2, zero=3, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
+    "a frozen vision tower, gathered once": (
+        plan_of("4+2g5", data=2, zero=3, packing=TIGHT),
+        {"training": {"freeze": ["vision"]}},
+    ),
+    "only the vision tower, gathered once": (
+        plan_of("4+2r4,2g4", data=2, zero=3, packing=TIGHT),
+        {"training": {"freeze": ["projector", "language"]}},
+    ),
+    "adapters, gathered once": (
+        plan_of("4+2r1,1g6", data=2, zero=3, packing=TIGHT),
+        {"training": {"lora": {"rank": 4}}},
+    ),
+    "levels, gathered once": (replace(LEVELLED, stages=(replace(LEVELLED.stages[0], gathered_once=4),)), {}),
+    "four ranks, gathered once": (plan_of("4+2r1,1g4", data=4, zero=3, packing=TIGHT), {}),
     "four ranks, ZeRO 2": (plan_of("4+2r4,2", data=4, zero=2, packing=TIGHT), {}),
     "four ranks, ZeRO 3": (plan_of("4+2r1,1", data=4, zero=3, packing=TIGHT), {}),
 }
@@ -69,12 +87,55 @@ def test_every_family_gathers_its_weights_by_layer(family: str, example: Path, p
     check(plan, job, pool, WITHIN)
 
 
-@pytest.mark.parametrize(("plan", "changes"), parameters(CASES, short=("ZeRO 2", "bfloat16, ZeRO 3")))
+@pytest.mark.parametrize(
+    ("plan", "changes"), parameters(CASES, short=("ZeRO 2", "bfloat16, ZeRO 3", "some layers gathered once"))
+)
 def test_steps_are_those_of_whole_weights_and_gradients(
     plan: Plan, changes: dict[str, Any], tied: Path, pools: Mapping[int, WarmPool], tmp_path: Path
 ) -> None:
-    whole = replace(plan, layout=replace(plan.layout, zero=1))
+    stages = tuple(replace(each, gathered_once=0) for each in plan.stages)
+    whole = replace(plan, layout=replace(plan.layout, zero=1), stages=stages)
     check_same_steps((whole, plan), changes, tied, pools[plan.layout.data], tmp_path)
+
+
+@pytest.mark.parametrize("frozen", parameters({"none": [], "vision": ["vision"]}, short=("none",)))
+def test_weights_that_stay_are_gathered_once_in_a_pack(frozen: list[str], shallow: Path, tmp_path: Path) -> None:
+    counts = 0, 1, 3, 6
+    plans = [plan_of(f"4+2r2,1g{once}", data=2, zero=3, packing=TIGHT) for once in counts]
+    files = [request_of(plan, shallow, tmp_path / plan.id, training={"freeze": frozen}) for plan in plans]
+    for of_rank in on_ranks(gathers_in_a_pack, files):
+        for once, found in zip(counts, of_rank, strict=True):
+            # Frozen layers have no backward pass, and the layer before the head never waits for its weights.
+            vision = [1 if frozen or 6 - number <= once else 2 for number in range(4)]
+            language = [2 if once < 2 else 1, 1]
+            # The projector comes with the word embedding, the head with its norm: two messages each.
+            assert found == [1 if frozen else 2, *vision, 2, 2, *language, 1, 1]
+
+
+def gathers_in_a_pack(files: list[Path]) -> list[list[float]]:
+    """Return how often this rank gathers the weights of each place of the chain for a pack of each training."""
+    rank, gather, gathered = int(os.environ["RANK"]), GatheredWeights.gather, list[GatheredWeights]()
+
+    def counted(each: GatheredWeights) -> None:
+        gathered.extend(() if each.is_here else (each,))
+        gather(each)
+
+    found = []
+    for file in files:
+        request = wire.decode(Request, file.read_text())
+        with (
+            process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
+            open_session(request, rank, device) as session,
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            epoch, shards = session.epoch(0), session.engine.stage.shards
+            gathered.clear()
+            patch.setattr(GatheredWeights, "gather", counted)
+            with closing(session.batches(epoch, [0])) as batches:
+                session.step(batches, epoch.step(0))
+            assert not any(each.is_here for each in shards)
+            found.append([gathered.count(each) / len(epoch.rows(0)) for each in shards])
+    return found
 
 
 def test_ranks_whose_passes_leave_other_gradients_out_send_the_same(shallow: Path, tmp_path: Path) -> None:
@@ -93,10 +154,11 @@ def test_a_gradient_that_grows_after_it_was_scattered_ends_the_step(shallow: Pat
         assert "a parameter got a further gradient after its gradient was scattered" in message
 
 
-def request_of(plan: Plan, shallow: Path, folder: Path) -> Path:
+def request_of(plan: Plan, shallow: Path, folder: Path, **changes: dict[str, Any]) -> Path:
     """Return the file of a training with a plan."""
+    folder.mkdir(exist_ok=True)
     file = folder / f"{plan.layout.zero}.json"
-    prepared = prepared_of(shallow, folder / str(plan.layout.zero))
+    prepared = prepared_of(shallow, folder / str(plan.layout.zero), **changes)
     file.write_text(wire.encode(prepared.request(plan, Training(output=folder))))
     return file
 

@@ -25,8 +25,9 @@ from tests.values.training import PACKED, plan_of, prepared_of, train, variant_o
 from trials import plugins
 from trials.channels.folder import FolderChannel
 from trials.launchers.local import LocalLauncher
-from trials.plan import Levelled, Packed, Plan, Recomputed, ZeroStage
+from trials.plan import Levelled, Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Recomputed
 from trials.tasks.answer import CertificationReport, read_report
 from trials.tasks.request import Certification, write_request
 

@@ -24,8 +24,9 @@ from trials.engine.zero_bubble import ComputeWeightGradients, ZeroBubbleSchedule
 from trials.launchers.local import LocalLauncher
 from trials.model.skeleton import load_config
 from trials.model.weight_gradients import WeightGradients
-from trials.plan import Layout, Levelled, Packed, Plan, Recomputed
+from trials.plan import Layout, Levelled, Packed, Plan
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Recomputed
 from trials.tasks.request import Request, Training
 from trials.tasks.session import open_session
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines

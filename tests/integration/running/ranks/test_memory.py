@@ -20,8 +20,9 @@ from trials.launchers.local import LocalLauncher
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.outcome import StageMeasurement
-from trials.plan import Layout, Levelled, Padded, Plan, Recomputed
+from trials.plan import Layout, Levelled, Padded, Plan
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Recomputed
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
 
@@ -123,6 +124,8 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "ZeRO 3": plan_of("12+8", data=2, zero=3),
             "ZeRO 3, some recomputed": plan_of("12+8r12,3", data=2, zero=3),
             "ZeRO 3, all recomputed, padded": plan_of("12+8r12,8", data=2, zero=3, packing=Padded(samples=1)),
+            "ZeRO 3, some gathered once": plan_of("12+8r12,3g6", data=2, zero=3),
+            "ZeRO 3, all gathered once": plan_of("12+8r2,8g20", data=2, zero=3),
             "ZeRO 3, levels": replace(BY_LEVEL, layout=Layout(pipeline=1, data=2, zero=3)),
             "levels": BY_LEVEL,
             "levels of a pipeline": BY_LEVEL_AND_STAGE,

@@ -22,8 +22,9 @@ from trials.engine.group import process_group
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 from trials.outcome import Crash
-from trials.plan import Levelled, Padded, Plan, Recomputed
+from trials.plan import Levelled, Padded, Plan
 from trials.run.pool import Answers, WarmPool
+from trials.stage import Recomputed
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import open_session

@@ -10,7 +10,8 @@ from autotune.search.space.given_plans import current_plan, warn_of_batch
 from autotune.workload import Prepared
 from tests.values.search import prepared_of
 from trials import wire
-from trials.plan import Layout, Levelled, Packed, Plan, Recomputed, Stage
+from trials.plan import Layout, Levelled, Packed, Plan
+from trials.stage import Recomputed, Stage
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416, packer="isf")
 PLAN = Plan(

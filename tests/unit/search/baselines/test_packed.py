@@ -11,7 +11,8 @@ from autotune.search.packed import packed_plan
 from autotune.search.solver.solver import Solver
 from tests.unit.search.space.test_sharded_layouts import AMPLE, predictor
 from tests.values.search import BATCH, INDEX, LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
-from trials.plan import Packed, Plan, Stage, ZeroStage
+from trials.plan import Packed, Plan, ZeroStage
+from trials.stage import Stage
 
 PREDICTOR = predictor_of()
 KEPT = Stage(vision=VISION_LAYERS, language=LANGUAGE_LAYERS)

@@ -6,7 +6,8 @@ from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from tests.unit.search.space.test_sharded_layouts import AMPLE, heavy, predictor
 from tests.values.search import BATCH, LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Padded, Plan
+from trials.stage import Stage
 
 ALL_RECOMPUTED = Stage(
     vision=VISION_LAYERS,

@@ -30,7 +30,8 @@ from tests.values.storage import OUTCOMES
 from trials.costs.coefficients import KINDS, times
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 
 AMPLE = 1 << 50
 PREDICTOR = predictor_of()

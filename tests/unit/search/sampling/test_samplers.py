@@ -15,7 +15,8 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import axes_of, finished, limits_of, predictor_of, runner_of, solver_of
 from trials import plugins
 from trials.job import SearchSection
-from trials.plan import Layout, Padded, Plan, Stage
+from trials.plan import Layout, Padded, Plan
+from trials.stage import Stage
 
 PREDICTOR = predictor_of()
 LIMIT = round(1.4 * solver_of(1, PREDICTOR).least_bytes(Padded(samples=2), Layout(pipeline=2, data=1, zero=0)))

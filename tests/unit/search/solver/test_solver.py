@@ -34,7 +34,8 @@ from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
 from trials.errors import InvalidPlan
 from trials.model.cut import cut
-from trials.plan import TOWERS, Layout, Packed, Packing, Padded, Plan, Recomputed, Stage, Tower
+from trials.plan import Layout, Packed, Packing, Padded, Plan
+from trials.stage import TOWERS, Recomputed, Stage, Tower
 
 HEADROOM = 0.97
 Ends = tuple[int, ...]
@@ -94,12 +95,7 @@ class BruteForce:
             recomputed[:, kind] = [option.recomputed[0].whole(tower) for option in options]
             selective[:, kind] = [option.recomputed[0].selective(tower) for option in options]
         layers = np.repeat(part.layers, len(options), axis=0)
-        parts = Parts(
-            layers=layers,
-            recomputed=recomputed,
-            selective=selective,
-            most_deferred=np.zeros(len(layers), dtype=np.int64),
-        )
+        parts = Parts.of_layers(layers, recomputed, selective)
         seconds = mean_seconds(self._predictor, parts, self._layout, self._sizes.mean)
         needed = self._predictor.memory.expected(parts, self._layout, number, self._sizes)
         return seconds.tolist(), (needed <= self._limits.memory_limit_bytes * HEADROOM).tolist()

@@ -22,7 +22,8 @@ from trials.arrays import Floats, Ints
 from trials.costs.coefficients import KINDS
 from trials.engine.static_memory import static_bytes
 from trials.model.cut import Cut, cut
-from trials.plan import Layout, Packed, Packing, Plan, Recomputed, Stage
+from trials.plan import Layout, Packed, Packing, Plan
+from trials.stage import Recomputed, Stage
 
 LAYERS = 2, 2
 SHARED: Packing = replace(PACKED, sequence=2)

@@ -15,7 +15,8 @@ from autotune.search.space.feasible import allows, feasible_space
 from autotune.search.space.space import Space
 from tests.values.search import BATCH, MEBI, axes_of, predictor_of, solver_of, workload_of
 from trials.job import SpaceSection
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 from trials.workload import Workload
 
 PREDICTOR = predictor_of()

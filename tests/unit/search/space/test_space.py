@@ -15,7 +15,8 @@ from tests.values.search import COSTS, LANGUAGE_LAYERS, VISION_LAYERS, axes_of, 
 from tests.values.solver import selecting
 from trials.costs.coefficients import KINDS
 from trials.model.cut import check_layers
-from trials.plan import Layout, Packed, Padded, Plan, Stage
+from trials.plan import Layout, Packed, Padded, Plan
+from trials.stage import Stage
 
 PREDICTOR = predictor_of()
 TWO, FOUR = Layout(pipeline=2, data=2, zero=0), Layout(pipeline=4, data=1, zero=0)

@@ -1,0 +1,92 @@
+"""Uses of the memory that a split and its recomputation leave: deferred weight gradients, and weights that stay."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from autotune.prediction.memory import StageBytes
+from autotune.prediction.parts import Parts
+from autotune.prediction.predictor import Predictor
+from trials.plan import Layout, Plan
+
+# A choice: the best plan recomputes nothing for weights, or about as much as all of them or some need.
+_SHARES = (1.25, 1.0, 0.75, 0.5, 0.25)
+"""Shares of the bytes that all weights need, for which plans recompute more."""
+
+
+class SpareMemory:
+    """Plans that use the memory that is left on their stages, of which the splitting problem knows nothing."""
+
+    def __init__(self, predictor: Predictor, usable_bytes: float) -> None:
+        """`usable_bytes` are those that a stage of a solved plan may be expected to need."""
+        self._predictor, self._usable = predictor, usable_bytes
+
+    @staticmethod
+    def has_use(layout: Layout) -> bool:
+        """Return whether stages of the layout may defer weight gradients, or keep weights gathered."""
+        return layout.zero_bubble or layout.shards_weights
+
+    def lacking(self, plan: Plan) -> list[float]:
+        """Return how many bytes less plans should take that use more memory than this one leaves; the most first.
+
+        With them the fullest stage can defer all weight gradients, or keep all weights or some. Empty where it can.
+        """
+        whole = plan if plan.layout.zero_bubble else _gathering_once(plan, _layers(plan))
+        more = max(stage.expected for stage in self._predictor.plans_memory([whole])[0]) - self._usable
+        if more <= 0:
+            return []
+        return [more] if plan.layout.zero_bubble else [share * more for share in _SHARES]
+
+    def used(self, plans: Iterable[Plan | None]) -> list[Plan | None]:
+        """Let each stage of these plans defer the most packs that fit; None for a plan in which none can defer any.
+
+        With ZeRO 3 let it gather weights once for both passes, of as many layers as fit, where that takes less time.
+        """
+        given = [plan for plan in plans if plan is not None]
+        memory = dict(zip(given, self._predictor.plans_memory(given), strict=True))
+        return [plan and self._using(plan, memory[plan]) for plan in plans]
+
+    def _using(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
+        if plan.layout.zero_bubble:
+            return self._deferring(plan, memory)
+        return self._gathering(plan) if plan.layout.shards_weights else plan
+
+    def _gathering(self, plan: Plan) -> Plan:
+        options = [_gathering_once(plan, layers) for layers in range(_layers(plan) + 1)]
+        needed = [max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(options)]
+        most = options[max(0, bisect_right(needed, self._usable) - 1)]
+        before, after = self._predictor.plans_epoch_seconds((plan, most))
+        return most if after < before else plan
+
+    def _deferring(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
+        sizes = self._predictor.sizes(plan.packing, plan.layout)
+        of_levels, stages = Parts.of_levels(plan), list(plan.stages)
+
+        def lacks_memory(number: int, most_deferred: int) -> bool:
+            stage = [parts[number : number + 1] for parts in of_levels]
+            deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in stage]
+            (needed,) = self._predictor.memory.intervals(deferring, plan.layout, np.array([number]), sizes)
+            return needed.expected > self._usable
+
+        for number, needed in enumerate(memory):
+            if needed.expected > self._usable:
+                if lacks_memory(number, 0):
+                    return None
+                # Of 1, 2 and so on, as many as there is memory for.
+                most = bisect_left(range(1, number), True, key=partial(lacks_memory, number))
+                stages[number] = replace(stages[number], most_deferred=most)
+        if all(stage.most_deferred == 0 for stage in stages[1:]):
+            return None
+        return replace(plan, stages=tuple(stages))
+
+
+def _layers(plan: Plan) -> int:
+    return plan.stages[0].vision + plan.stages[0].language
+
+
+def _gathering_once(plan: Plan, layers: int) -> Plan:
+    """Return the plan of one stage with the weights of so many layers gathered once for both passes."""
+    return replace(plan, stages=(replace(plan.stages[0], gathered_once=layers),))
