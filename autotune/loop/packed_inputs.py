@@ -8,7 +8,7 @@ from transformers import PretrainedConfig
 from trials.data.loader import MicroBatch
 from trials.data.records.sample import IGNORED, Encoded
 from trials.data.tokens import PackTokens
-from trials.model.family import Images, load_family
+from trials.model.family import Images, load_family, prompt_types
 
 _MOST_UNITS = 64
 """More than an image has that is cut into the fewest crops."""
@@ -24,7 +24,7 @@ def packed_inputs(config: PretrainedConfig, batch: MicroBatch) -> dict[str, Any]
     images = None
     if batch.pixel_values is not None:
         images = Images(pixels=batch.pixel_values, grids=tokens.grids, input_ids=tokens.input_ids)
-    inputs = load_family(config).model_inputs(config, tokens.input_ids, images)
+    inputs = load_family(config).model_inputs(config, tokens.input_ids, images) | prompt_types(tokens.positions)
     # The last token of a sample has no target, so that the labels of the pack can be shifted by transformers.
     labels = torch.cat([torch.tensor([IGNORED]), batch.labels[:-1]])
     given = {name: value for name, value in inputs.items() if value is not None}
@@ -33,8 +33,8 @@ def packed_inputs(config: PretrainedConfig, batch: MicroBatch) -> dict[str, Any]
 
 def _positions(tokens: PackTokens) -> torch.Tensor:
     """Return int64 [1, T]; or [4, 1, T], the place in the sample before time, height and width."""
-    if len(tokens.positions) == 1:
-        return tokens.positions
+    if len(tokens.positions) < 3:
+        return tokens.positions[:1]
     places = torch.cat([torch.arange(length) for length in tokens.lengths])
     return torch.cat([places[None], tokens.positions])[:, None]
 

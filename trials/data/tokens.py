@@ -22,7 +22,9 @@ class PackTokens:
     input_ids: torch.Tensor
     """int64 [T]"""
     positions: torch.Tensor
-    """int64 [P, T]. P is 1, or 3 where positions are (time, height, width); from 0 in each sample."""
+    """int64 [P, T], from 0 or 1 in each sample. P is 1, or 3 where positions are (time, height, width).
+
+    It is 2 where the tokens of a prompt see each other: the second row is 0 for them, and 1 for those behind it."""
     lengths: tuple[int, ...]
     """Tokens of each sample, its padding included; their sum is T."""
     grids: torch.Tensor

@@ -166,6 +166,11 @@ def join_samples(
     )
 
 
+def prompt_types(positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what transformers takes of `positions` [P, tokens] that say which tokens are a prompt; else nothing."""
+    return {"token_type_ids": positions[1:]} if len(positions) == 2 else {}
+
+
 FAMILIES: plugins.Plugins[Family] = plugins.Plugins("trials.model.families")
 
 

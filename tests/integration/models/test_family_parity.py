@@ -25,7 +25,7 @@ from trials.data.tokens import pack
 from trials.errors import DataError
 from trials.model.cut import cut
 from trials.model.ends.head_loss import targets_of
-from trials.model.family import Family, load_family
+from trials.model.family import Family, load_family, prompt_types
 from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
@@ -120,7 +120,7 @@ class Case:
                 warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy, of how GLM's processor reads a tensor
                 made = processor(images=[pictures] if pictures else None, text=[text], return_tensors="pt", **shared)
         assert made["input_ids"][0].tolist() == encoded.input_ids.tolist()
-        return dict(made)
+        return dict(made) | prompt_types(torch.from_numpy(encoded.positions))
 
 
 def filmed_inputs(config: PretrainedConfig, sample: Sample, encoded: Encoded) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from trials.data.loader import encode
 from trials.data.records.sample import IGNORED
 from trials.job import ModelSection
 from trials.launchers.local import LocalLauncher
-from trials.model.family import Images, load_family
+from trials.model.family import Images, load_family, prompt_types
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_buffers, draw_weights
 from trials.plan import Levelled, Packed, Padded, Plan
@@ -265,7 +265,8 @@ def reference(
         images = None
         if sample.pixel_values is not None:
             images = Images(pixels=torch.from_numpy(sample.pixel_values), grids=grids, input_ids=input_ids)
-        logits = model(**family.model_inputs(config, input_ids, images)).logits[0]
+        types = prompt_types(torch.from_numpy(sample.positions))
+        logits = model(**family.model_inputs(config, input_ids, images) | types).logits[0]
         targets = torch.from_numpy(sample.labels)[1:]
         loss = cross_entropy(logits[:-1], targets) * of_sample / math.fsum(shares)
         loss.backward()

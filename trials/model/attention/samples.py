@@ -11,15 +11,24 @@ class PackedSamples:
     Lengths and blocks are known to the host, so that no layer waits for the device.
     """
 
-    def __init__(self, lengths: tuple[int, ...], blocks: torch.Tensor | None = None, *, causal: bool = True) -> None:
+    def __init__(
+        self,
+        lengths: tuple[int, ...],
+        blocks: torch.Tensor | None = None,
+        *,
+        causal: bool = True,
+        beyond_window: bool = False,
+    ) -> None:
         """`lengths` are those of the samples. Tokens of one of `blocks` see each other, too, inside the window.
 
-        `blocks` [T], on the CPU, holds the number of a token's block, or -1 for a token that only sees what is before
-        it. Where attention is not `causal`, tokens see all of their sample.
+        `blocks` [T], on the CPU, holds the number of a token's block in its sample, or -1 for a token that only sees
+        what is before it. Where they see `beyond_window`, no window is between the tokens of a block. Where attention
+        is not `causal`, tokens see all of their sample.
         """
         self.lengths = lengths
         self.causal = causal
         self.longest = max(lengths)
+        self._beyond_window = beyond_window
         self._blocks = blocks if blocks is not None and bool((blocks >= 0).any()) else None
         self._masks: dict[int | None, list[torch.Tensor | None]] = {}
         self._ends: torch.Tensor | None = None
@@ -43,20 +52,21 @@ class PackedSamples:
         if window not in self._masks:
             blocks = self._blocks.split(self.lengths) if self._blocks is not None else [None] * len(self.lengths)
             self._masks[window] = [
-                _mask(length, window, block, device) for length, block in zip(self.lengths, blocks, strict=True)
+                self._mask(length, window, block, device) for length, block in zip(self.lengths, blocks, strict=True)
             ]
         return self._masks[window]
 
-
-def _mask(length: int, window: int | None, blocks: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    in_blocks = blocks is not None and bool((blocks >= 0).any())
-    if not in_blocks and (window is None or length <= window):
-        return None
-    place = torch.arange(length, device=device)
-    visible = place[:, None] >= place
-    if blocks is not None:
+    def _mask(
+        self, length: int, window: int | None, blocks: torch.Tensor | None, device: torch.device
+    ) -> torch.Tensor | None:
+        in_blocks = blocks is not None and bool((blocks >= 0).any())
+        if not in_blocks and (window is None or length <= window):
+            return None
+        place = torch.arange(length, device=device)
+        before = place[:, None] >= place
+        near = place > place[:, None] - (length if window is None else window)
+        if blocks is None:
+            return before & near
         number = blocks.to(device, non_blocking=True)
-        visible |= (number[:, None] == number) & (number >= 0)
-    if window is not None:
-        visible &= place > place[:, None] - window
-    return visible
+        together = (number[:, None] == number) & (number >= 0)
+        return before & near | together if self._beyond_window else (before | together) & near

@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -270,16 +271,27 @@ class ChatMeasurer:
         counts: tuple[ImageCount, ...],
         videos: tuple[VideoCount, ...],
     ) -> "Tokenised":
-        tokens = self._tokenizer(
-            text, add_special_tokens=self._adds_special_tokens(text), return_offsets_mapping=True, verbose=False
-        )
+        ids, offsets = self._encoded(text, answers)
         return self._placed(
-            np.array(tokens["input_ids"], dtype=np.int64),
-            _targets(np.array(tokens["offset_mapping"]), answers),
+            ids,
+            _targets(offsets, answers),
             counts,
             videos,
             tuple(answer.unused for answer in answers if answer.unused),
         )
+
+    def _encoded(self, text: str, answers: tuple[LearntAnswer, ...]) -> tuple[Ints, Ints]:
+        """Return (ids [tokens], offsets [tokens, 2]). Some processors make a prompt and its answer two texts."""
+        apart, adds = getattr(self._processor, "takes_suffix", False), self._adds_special_tokens(text)
+        starts = [0, *(answer.start for answer in answers if apart)]
+        made = [
+            self._tokenizer(text[start:end], add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
+            for start, end in pairwise([*starts, len(text)])
+        ]
+        ids = [np.array(each["input_ids"], dtype=np.int64) for each in made]
+        offsets = [np.array(each["offset_mapping"], dtype=np.int64).reshape(-1, 2) for each in made]
+        moved = [each + start for each, start in zip(offsets, starts, strict=True)]
+        return np.concatenate(ids), np.concatenate(moved)
 
     def _source(self, sample: Sample, videos: tuple[VideoCount, ...]) -> bytes:
         """Return all that ids and targets of a conversation depend on, in which each image has one token."""
@@ -356,7 +368,7 @@ def _targets(offsets: NDArray[np.int64], answers: tuple[LearntAnswer, ...]) -> N
 
     Raise DataError for an answer without a token.
     """
-    starts, ends = offsets.reshape(-1, 2).T
+    starts, ends = offsets.T
     is_target = np.zeros(len(offsets), dtype=np.bool_)
     for answer in answers:
         within = (starts < answer.said) & (ends > answer.start) | (starts >= answer.start) & (ends <= answer.end)

@@ -58,8 +58,9 @@ def chat_encoder(
     positions: Positions,
     load: Loader = load_processor,
     videos: VideoLoader | None = None,
+    kind: "type[ChatEncoder] | None" = None,
 ) -> "ChatEncoder":
-    """Return the encoder of a model folder; `inputs` is called with its configuration and its processor.
+    """Return the encoder of a model folder, of a `kind` if any; `inputs` gets its configuration and its processor.
 
     Without `videos`, samples with videos are refused.
 
@@ -73,7 +74,7 @@ def chat_encoder(
         if processor.image_token:
             _check_images(processor, prepared)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
-        return ChatEncoder(config, measuring, prepared, positions)
+        return (kind or ChatEncoder)(config, measuring, prepared, positions)
 
 
 def _check_images(processor: Any, inputs: ImageInputs) -> None:

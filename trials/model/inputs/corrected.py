@@ -8,6 +8,7 @@ from transformers.models.aya_vision.processing_aya_vision import AyaVisionProces
 from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.got_ocr2.processing_got_ocr2 import GotOcr2Processor
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
+from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
 from transformers.processing_utils import MultiModalData, ProcessorMixin
 
 from trials.errors import ModelError
@@ -22,6 +23,15 @@ _GOT_CHAT = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 """The prompt that the processor of GOT-OCR2 writes where it gets no text."""
+_PALIGEMMA_CHAT = (
+    "{% if messages | map(attribute='role') | list not in [['user'], ['user', 'assistant']] %}"
+    "{{ raise_exception('it has ' ~ messages | length ~ ' turns, the first of the ' ~ messages[0]['role'] ~ ', but '"
+    " 'PaliGemma takes one question and one answer; make a record of each answer, with the system prompt in its '"
+    " 'question, or save a chat template that writes the conversation') }}{% endif %}"
+    "{% set pieces = messages[0]['content'].split('IMAGE') %}{% for piece in pieces[:-1] %}{{ piece }}IMAGE{% endfor %}"
+    "{{ bos_token }}{{ pieces[-1] }}\n{% if messages[1:] %}{{ messages[1]['content'] }}{{ eos_token }}{% endif %}"
+)
+"""The prompt that the processor of PaliGemma writes, and the answer behind it."""
 
 
 class AyaVision(AyaVisionProcessor):  # type: ignore[misc]
@@ -130,9 +140,35 @@ class PaddleOcrVL(PaddleOCRVLProcessor):  # type: ignore[misc]
         return MultiModalData(num_image_tokens=[each // merged for each in patches], num_image_patches=patches)
 
 
+class PaliGemma(PaliGemmaProcessor):  # type: ignore[misc]
+    """Processor that takes text alone, and conversations by a chat template, as others do."""
+
+    chat_template: str | None
+    takes_suffix = True
+    """Whether an answer is another text for the tokenizer than the prompt before it."""
+
+    def complete(self, config: PretrainedConfig) -> None:  # noqa: ARG002 (as others have it)
+        """Set the chat template, which published folders do not have. One that is there writes the whole text."""
+        self.takes_suffix = default_template(self.chat_template, self.tokenizer.chat_template) is None
+        if self.takes_suffix:
+            self.chat_template = _PALIGEMMA_CHAT.replace("IMAGE", self.image_token)
+
+    def prepare_inputs_layout(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+        if self.takes_suffix and images is not None:
+            return super().prepare_inputs_layout(images, text, **options)
+        images, text, *others = ProcessorMixin.prepare_inputs_layout(self, images=images, text=text)
+        if self.takes_suffix:
+            text = [f"{self.tokenizer.bos_token}{each}\n" for each in text]
+        return images, text, *others
+
+    def validate_inputs(self, images: Any = None, text: Any = None, **_: Any) -> None:
+        ProcessorMixin.validate_inputs(self, images=images, text=text)
+
+
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
 CORRECTED = {
     "aya_vision": AyaVision, "deepseek_vl": DeepseekVL, "gemma3": Gemma3, "got_ocr2": GotOcr2,
-    "internvl": InternVL, "idefics3": Idefics3, "paddleocr_vl": PaddleOcrVL, "smolvlm": Idefics3,
+    "internvl": InternVL, "idefics3": Idefics3, "paddleocr_vl": PaddleOcrVL, "paligemma": PaliGemma,
+    "smolvlm": Idefics3,
 }  # fmt: skip
 """By model type."""

@@ -85,6 +85,8 @@ class PlainInputs:
         Raise what the template and the processor raise for one that they do not take.
         """
         images = [Image.fromarray(image_pixels(image)) for image in sample.images]
+        if getattr(self._own, "takes_suffix", False):
+            return self._with_suffix(sample, images)
         messages = self._messages(sample.turns, images)
         written = self._written(messages, images)
         spans = None
@@ -99,6 +101,15 @@ class PlainInputs:
             nothing = np.zeros(len(written.input_ids), dtype=np.bool_)
             return Expected(input_ids=written.input_ids, is_target=None, is_free=nothing)
         return _labelled(written, [span for span, is_learnt in zip(spans, learnt, strict=True) if is_learnt])
+
+    def _with_suffix(self, sample: Sample, images: Sequence[Image.Image]) -> Expected:
+        """Return what a processor without a chat template makes of a prompt, and of an answer as its suffix."""
+        question, answer = sample.turns
+        text = question.text.replace(IMAGE, str(self._image_token))
+        made = self._own(images=list(images) or None, text=[text], suffix=[answer.text])
+        (ids,), (types,) = (np.asarray(made[name]) for name in ("input_ids", "token_type_ids"))
+        is_target = (types == 1) & answer.is_learnt
+        return Expected(input_ids=ids, is_target=is_target, is_free=np.zeros_like(is_target))
 
     def _messages(self, turns: Sequence[Turn], images: Sequence[Image.Image]) -> list[Message]:
         """Return the turns in the form in which the template shows all their texts: in parts, or as texts."""

@@ -16,6 +16,8 @@ _FOLLOWED = frozenset(("full_attention", "sliding_attention"))
 """Types of layers whose tokens see those before them, or a window of these."""
 _RECURRENT = re.compile(r"linear|conv|mamba|recurrent|hybrid|ssm|delta|gla")
 """Types of layers that carry a state from token to token."""
+_PROMPTED = ("paligemma",)
+"""Models of which a pack says which tokens are the prompt."""
 _SOUND = re.compile(r"^(audio|acoustic|speech|sound)_.*config$")
 _SECTIONS = {
     "thinker_config": "it consists of several models that call each other (thinker_config)",
@@ -37,12 +39,12 @@ def reason(config: PretrainedConfig) -> str | None:
     return of_language(text) or _of_parts(config)
 
 
-def of_language(text: PretrainedConfig) -> str | None:
-    """Return what cannot be in a pack that passes through stages."""
+def of_language(text: PretrainedConfig, *, prompted: bool = False) -> str | None:
+    """Return what cannot be in a pack that passes through stages; `prompted` says that it shows the prompt."""
     cross = _first(text, _CROSS_ATTENTION)
     if cross:
         return f"cross-attention layers between its language layers ({cross}) need the image states at every depth"
-    if getattr(text, "use_bidirectional_attention", None) is True:
+    if not prompted and getattr(text, "use_bidirectional_attention", None) is True:
         return (
             "a prompt's tokens attend to each other (use_bidirectional_attention), and a pack does not say which "
             "tokens are the prompt"
@@ -82,7 +84,7 @@ def _of_parts(config: PretrainedConfig) -> str | None:
 def check_language(config: PretrainedConfig) -> None:
     """Raise ModelError for a language model that cannot be in stages, whatever its vision side is."""
     text = config.get_text_config()
-    if (why := of_language(text)) is not None:
+    if (why := of_language(text, prompted=config.model_type in _PROMPTED)) is not None:
         raise ModelError(f"the language model {text.model_type!r} is not supported: {why}; {LIKE_LLAMA}")
 
 

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trials.data.records.sample import IGNORED, Encoded
 from trials.job import ModelSection, TrainingSection
 from trials.model.decoder import forget_samples
-from trials.model.family import Family, Images, load_family
+from trials.model.family import Family, Images, load_family, prompt_types
 from trials.model.paths import allocate
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.trained import choose_trained, draw_trained
@@ -187,6 +187,7 @@ def _mean_loss(model: PreTrainedModel, family: Family, sample: Encoded) -> torch
         pixels = torch.from_numpy(sample.pixel_values).to(model.device, model.dtype)
         grids = torch.from_numpy(sample.grids).to(model.device)
         images = Images(pixels=pixels, grids=grids, input_ids=input_ids)
-    inputs = family.model_inputs(model.config, input_ids, images)
+    types = prompt_types(torch.from_numpy(sample.positions).to(model.device))
+    inputs = family.model_inputs(model.config, input_ids, images) | types
     mean: torch.Tensor = model(**inputs, labels=labels[None], use_cache=False).loss
     return mean.float()

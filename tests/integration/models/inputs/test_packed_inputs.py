@@ -19,7 +19,7 @@ from trials import plugins
 from trials.data.loader import collate
 from trials.data.records.sample import IGNORED, Sample, Turn
 from trials.errors import ModelError
-from trials.model.family import Images, load_family
+from trials.model.family import Images, load_family, prompt_types
 from trials.model.skeleton import load_config
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
@@ -29,6 +29,7 @@ MIXED = {"gemma3": "the samples of a pack are not kept apart by 'gemma3' with .*
 WITHOUT_KERNEL = {
     ("text-capped", "sdpa"): "packs cannot be run by 'gemma2' with attention 'sdpa': Gemma2",
     ("got-ocr2", "sdpa"): "packs cannot be run by 'got_ocr2' with attention 'sdpa': GotOcr2",
+    ("paligemma", "sdpa"): "packs cannot be run by 'paligemma' with attention 'sdpa': Gemma2",
 }
 """Models that transformers runs with explicit scores alone."""
 
@@ -90,7 +91,8 @@ def test_blank_images_run_through_a_model_in_a_pack_without_images(name: str, tm
     model = family.AUTO_MODEL.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         found = model(**batch).logits[0, : len(text.input_ids)]
-        expected = model(**family.model_inputs(config, torch.from_numpy(text.input_ids), None)).logits[0]
+        types = prompt_types(torch.from_numpy(text.positions))
+        expected = model(**family.model_inputs(config, torch.from_numpy(text.input_ids), None) | types).logits[0]
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -75,6 +75,7 @@ FAMILIES = (
     "mistral3",
     "mistral3-inner-features",
     "paddleocr-vl",
+    "paligemma",
     "pixtral",
     "qwen2-vl",
     "qwen2-5-vl",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, got_ocr2, idefics3
+from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, got_ocr2, idefics3, paligemma
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
@@ -19,6 +19,7 @@ MODELS: dict[str, Any] = {
     "aya": aya_vision,
     "deepseek": deepseek_vl,
     "got": got_ocr2,
+    "pali": paligemma,
 }
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
 
@@ -64,6 +65,13 @@ def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
         ("got", config(vision_config__image_size=[35, 35]), r"tiles of \[35, 35\] pixels cannot be cut into patches"),
         ("got", config(image_token_index=10**6), "image_token_id is 1000000 but the language model has"),
         ("deepseek", config(image_token_id=-1), "image_token_id is -1 but the language model has"),
+        (
+            "pali",
+            config(projection_dim=16),
+            "projection_dim is 16, but the language model's hidden_size is 32; correct",
+        ),
+        ("pali", config(image_token_index=10**6), "image_token_id is 1000000 but the language model has"),
+        ("pali", config(vision_config__model_type="clip_vision_model"), "models of type 'paligemma' have 'siglip"),
     ],
 )
 def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
@@ -88,6 +96,9 @@ def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
             settings(PROCESSOR, num_image_tokens=9),
             "num_image_tokens is 9 .* the model makes 16 features o",
         ),
+        ("pali", settings(IMAGES, image_seq_length=9), "image_seq_length is 9 .* the model makes 16 features of an im"),
+        ("pali", settings(IMAGES, size={"height": 9, "width": 18}), r"tiles of \(9, 18\) pixels but the model takes"),
+        ("pali", config(image_token_index=7), "the tokenizer's image token is 3, the model's is 7"),
         ("deepseek", settings(IMAGES, do_pad=False), r"makes \(3, 20, 28\) numbers of an image where the model takes"),
         ("deepseek", settings(IMAGES, min_size=40), r"makes \(3, 40, 40\) numbers of an image where the model takes"),
         ("deepseek", settings(IMAGES, image_mean=0.5), "cannot be loaded.*; correct preprocessor_config.json, or save"),

@@ -28,7 +28,6 @@ REASONS = {
     "udop": "it is an encoder and a decoder",
     "pix2struct": "it is an encoder and a decoder",
     "t5gemma2": "it is an encoder and a decoder",
-    "paligemma": "a prompt's tokens attend to each other (use_bidirectional_attention)",
     "blip-2": "a resampler with attention (qformer_config) lies between its vision tower and its language model",
     "idefics2": "a resampler with attention (perceiver_config) lies between its vision tower",
     "kosmos-2": "a resampler with attention (latent_query_num) lies between its vision tower",
@@ -65,7 +64,7 @@ REASONS = {
 }
 """Model type -> what the message says of it."""
 SHORT = (
-    "mllama", "florence2", "paligemma", "blip-2", "kosmos-2", "qwen2_5_omni", "qwen3_5", "bert", "gpt_neox", "rwkv",
+    "mllama", "florence2", "blip-2", "kosmos-2", "qwen2_5_omni", "qwen3_5", "bert", "gpt_neox", "rwkv",
     "lfm3", "trocr", "ernie4_5_vl_moe", "vibevoice_asr", "gemma3n_text", "gemma4_unified_text", "deepseek_v32", "dbrx",
     "clip", "ovis2",
 )  # fmt: skip
