@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.paligemma.processing_paligemma import EXTRA_TOKENS, PaliGemmaProcessor
 
+from autotune.loop.packed_inputs import packed_inputs
 from tests.integration.models.test_family_parity import Case, check, parted, plain_model, plans
 from tests.tiny_models.tiles import paligemma
 from tests.values.parameters import parameters
@@ -24,6 +26,7 @@ from trials.errors import DataError
 from trials.model.family import load_family
 from trials.model.plain.plain_inputs import PlainInputs, difference
 from trials.model.skeleton import load_config
+from trials.tasks.certifying import reference
 
 SIZES = ((40, 90), (28, 28))
 """(height, width)"""
@@ -35,7 +38,7 @@ ASKED = {
     "an image behind the question": (f"What is in the picture? {IMAGE}", "A circle"),
     "an answer that begins with a line": (f"{IMAGE}What?", "\n A red circle.\n"),
     "an image alone": (IMAGE, "\u00e4 \U0001f600"),
-    "text alone": ("What is red?", "\n\nA circle."),
+    "text alone": ("What is red?", "\n\nA circle is red."),
 }
 """Question and answer"""
 
@@ -237,3 +240,19 @@ def test_stages_give_the_loss_and_gradients_of_the_processors_inputs(name: str, 
 @pytest.mark.parametrize("again", ["none", "all"])
 def test_stages_of_one_layer_each_give_the_same(again: str, case: Case) -> None:
     check(case, parted(case.layers, range(1, sum(case.layers)), again), padded=False)
+
+
+@pytest.mark.parametrize("name", ["an image before the question", "text alone"])
+def test_transformers_own_model_is_told_where_prompts_end(name: str, case: Case, original: Any) -> None:
+    sample = sample_of(case.folder, *ASKED[name])
+    encoded, made = case.encoder.encode(sample, pixels=True), made_by(original, sample)
+    labels = torch.from_numpy(encoded.labels)[None]
+    with torch.no_grad():
+        expected = case.model(**{**made, "labels": labels}).loss
+        of_certificate = reference._mean_loss(case.model, case.family, encoded)
+        shown = [encoded, encoded] if sample.images else [encoded]
+        batch = collate(shown, case.encoder, pixels=True, padded=False)
+        batch = batch if sample.images else replace(batch, pixel_values=None)
+        of_pack = case.model(**packed_inputs(case.config, batch)).loss
+    torch.testing.assert_close(of_certificate, expected)
+    torch.testing.assert_close(of_pack, expected)
