@@ -20,7 +20,7 @@ from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import count_images, load_processor
 from trials.model.towers import clip_towers
 from trials.model.towers.clip_towers import embed_vision, project, vision_modules, vision_runner
-from trials.model.towers.tiles import model_inputs
+from trials.model.towers.tiles import check_tile_numbers, model_inputs
 
 __all__ = [
     "AUTO_MODEL",
@@ -42,8 +42,6 @@ __all__ = [
 
 AUTO_MODEL = AutoModelForImageTextToText
 OTHER_FORMS: dict[str, str] = {}
-_MOST_TILES = 400
-"""Most tiles of an image, of which each rectangle up to it is tried; published models have 12."""
 
 
 def takes(config: PretrainedConfig) -> bool:
@@ -133,11 +131,7 @@ class _NumberedTiles:
         self._features = _tile_tokens(config)
         side = config.vision_config.image_size
         self.unit_shape = (3, side, side)
-        if not 1 <= self._images.min_patches <= self._images.max_patches <= _MOST_TILES:
-            raise ModelError(
-                f"the image processor cuts images into {self._images.min_patches} to {self._images.max_patches} tiles; "
-                f"correct min_patches and max_patches to numbers from 1 to {_MOST_TILES}"
-            )
+        check_tile_numbers(self._images)
         clip_towers.check_preparation(self._images)
         black = np.zeros((side, side, 3), dtype=np.uint8)
         made, _ = self.pixels([black])

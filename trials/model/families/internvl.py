@@ -23,7 +23,7 @@ from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import load_processor
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
-from trials.model.towers.tiles import model_inputs, vision_runner
+from trials.model.towers.tiles import check_tile_numbers, model_inputs, vision_runner
 
 __all__ = [
     "AUTO_MODEL",
@@ -47,8 +47,6 @@ __all__ = [
 
 # Pixels of a side; published models have 448.
 _LARGEST_TILE = 4_480
-_MOST_TILES = 400
-"""Most tiles of an image. Both limits are ten times the published models'; each rectangle up to it is tried."""
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
@@ -124,12 +122,7 @@ def _check_tiling(config: Any, images: Any) -> None:
             f"the image processor makes tiles of {made} pixels but the model takes {taken}; correct `size` in "
             "preprocessor_config.json"
         )
-    fewest, most = images.min_patches, images.max_patches
-    if not 1 <= fewest <= most <= _MOST_TILES:
-        raise ModelError(
-            f"the image processor cuts images into {fewest} to {most} tiles; correct min_patches and max_patches to "
-            f"numbers from 1 to {_MOST_TILES}"
-        )
+    check_tile_numbers(images)
 
 
 # --- model side ---------------------------------------------------------------------------------------------------

@@ -4,12 +4,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from transformers import AutoImageProcessor, AutoTokenizer
+from transformers.image_processing_base import ImageProcessingMixin
 
 from trials.errors import ModelError
+from trials.model.inputs.cohere_tiles import Cohere2VisionImageProcessorPil
 from trials.model.inputs.image_settings import FILE, check_image_settings, shown_setting
 from trials.model.refusals.refusal import refusing
 
 _SAVE = "save it there with save_pretrained"
+_WITHOUT_TORCHVISION = {"Cohere2VisionImageProcessor": Cohere2VisionImageProcessorPil}
+"""Replacements of image processors that transformers has for torchvision alone."""
 
 
 def load_tokenizer(path: str, *, trust_remote_code: bool) -> Any:
@@ -24,8 +28,11 @@ def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
     Raise ModelError where it is missing or damaged, or has settings that cannot be followed.
     """
     with refusing(f"the image processor of model {path} cannot be loaded", f"correct {FILE}, or {_SAVE}"):
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(path)
+        own = _WITHOUT_TORCHVISION.get(str(settings.get("image_processor_type")).removesuffix("Fast"))
         # The other backend resizes differently, and which one is there would depend on the machine.
-        images = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
+        options = {"backend": "pil", "trust_remote_code": trust_remote_code}
+        images = own.from_pretrained(path) if own else AutoImageProcessor.from_pretrained(path, **options)
     check_image_settings(images)
     return images
 

@@ -111,6 +111,7 @@ CHANGES = {
 
 FAMILIES = (
     "aya-vision",
+    "cohere2-vision",
     "deepseek-vl",
     "gemma3",
     "glm4v",

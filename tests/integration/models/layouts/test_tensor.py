@@ -62,6 +62,7 @@ CHANGES = {
 }
 FAMILIES = (
     "aya-vision",
+    "cohere2-vision",
     "deepseek-vl",
     "gemma3",
     "got-ocr2",

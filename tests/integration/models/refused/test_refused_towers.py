@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models.tiles import aya_vision, deepseek_vl, gemma3, got_ocr2, idefics3, paligemma
+from tests.tiny_models.tiles import aya_vision, cohere2_vision, deepseek_vl, gemma3, got_ocr2, idefics3, paligemma
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
@@ -17,6 +17,7 @@ MODELS: dict[str, Any] = {
     "gemma3": gemma3,
     "idefics3": idefics3,
     "aya": aya_vision,
+    "cohere": cohere2_vision,
     "deepseek": deepseek_vl,
     "got": got_ocr2,
     "pali": paligemma,
@@ -52,6 +53,11 @@ def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
         ("aya", config(downsample_factor=0), "in squares of downsample_factor 0; correct it"),
         ("aya", config(vision_feature_select_strategy="default"), "15 patches of a tile cannot be merged in squares"),
         ("aya", config(vision_feature_layer=[-1, -2]), "but the projector takes the states of one layer; correct it"),
+        ("cohere", config(downsample_factor=3), "4 x 4 patches of a tile cannot be merged in squares of downsample"),
+        ("cohere", config(downsample_factor=0), "in squares of downsample_factor 0; correct it"),
+        ("cohere", config(alignment_intermediate_size=25), "alignment_intermediate_size is 25, of which one half"),
+        ("cohere", config(image_token_id=10**6), "image_token_id is 1000000 but the language model has"),
+        ("cohere", config(vision_config__model_type="clip_vision_model"), "models of type .cohere2_vision. have"),
         (
             "deepseek",
             config(vision_config__model_type="clip_vision_model"),
@@ -90,6 +96,10 @@ def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
         ("gemma3", settings(IMAGES, size={"height": 9, "width": 18}), r"tiles of \(9, 18\) pixels but the model takes"),
         ("aya", settings(PROCESSOR, downsample_factor=1), "shows 1 tiles as 19 tokens, but the model makes 4 features"),
         ("aya", settings(IMAGES, max_patches=500), "cuts images into 1 to 500 tiles; correct min_patches and max_pat"),
+        ("cohere", settings(IMAGES, patch_size=3), "is 3, by which a tile has 9 tokens, but the model makes 4"),
+        ("cohere", settings(IMAGES, max_patches=500), "cuts images into 1 to 500 tiles; correct min_patches and"),
+        ("cohere", settings(IMAGES, size={"height": 28, "width": 21}), r"tiles of \(28, 21\) pixels but the model"),
+        ("cohere", settings(IMAGES, resample=1), "resample is 1, but images of this model are resized by 2 or 3"),
         ("got", settings(IMAGES, size={"height": 28, "width": 28}), r"makes tiles of \(28, 28\) pixels but the model"),
         (
             "deepseek",

@@ -1,0 +1,151 @@
+"""Cohere2 Vision: tiles with the whole image last, a line break behind each, and squares of patches that are merged."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+
+from trials.arrays import Ints
+from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.tokens import PackTokens
+from trials.errors import ModelError
+from trials.model.decoder import language_runner
+from trials.model.family import Images, VisionModules
+from trials.model.inputs.chat_encoder import chat_encoder
+from trials.model.inputs.positions import counted_positions as positions
+from trials.model.refusals.heads import check_heads
+from trials.model.shrunk import VOCABULARY
+from trials.model.towers import siglip
+from trials.model.towers.siglip import vision_runner
+from trials.model.towers.tiles import check_tile_numbers, model_inputs
+
+__all__ = [
+    "AUTO_MODEL",
+    "OTHER_FORMS",
+    "check",
+    "embed_vision",
+    "encoder",
+    "image_features",
+    "language_runner",
+    "model_inputs",
+    "positions",
+    "random_images",
+    "shrink_vision",
+    "takes",
+    "unit_flops",
+    "vision_modules",
+    "vision_runner",
+]
+
+AUTO_MODEL = AutoModelForImageTextToText
+OTHER_FORMS: dict[str, str] = {}
+_SHRUNK_WIDTH = 128
+"""Most of the projector's inner width in a shrunk model."""
+
+
+def takes(config: PretrainedConfig) -> bool:
+    """Return whether this is Cohere2 Vision."""
+    return bool(config.model_type == "cohere2_vision")
+
+
+def check(config: PretrainedConfig) -> None:
+    """Raise ModelError for another tower than SigLIP, and for patches that cannot be merged in squares."""
+    siglip.check_kind(config)
+    siglip.check_tower(config)
+    siglip.check_tokens(config, "image_token_id")
+    check_heads(config.get_text_config(), "language")
+    side, factor, width = siglip.patches_in_a_row(config), config.downsample_factor, config.alignment_intermediate_size
+    if factor < 1 or side % factor:
+        raise ModelError(
+            f"{side} x {side} patches of a tile cannot be merged in squares of downsample_factor {factor}; correct it, "
+            "or image_size or patch_size of the vision_config, in config.json"
+        )
+    if width < 2 or width % 2:
+        raise ModelError(
+            f"alignment_intermediate_size is {width}, of which one half multiplies the other; correct it in "
+            "config.json to an even number above 0"
+        )
+
+
+def _tile_tokens(config: PretrainedConfig) -> int:
+    """Return the image tokens of one tile."""
+    return (siglip.patches_in_a_row(config) // int(config.downsample_factor)) ** 2
+
+
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
+    """Return the operations of one tile."""
+    return siglip.unit_flops(config, _tile_tokens(config), tower=tower, projector=projector)
+
+
+def random_images(config: PretrainedConfig, units: int) -> Images:
+    """Return tiles [units, 3, height, width] and their image tokens."""
+    return Images(
+        pixels=torch.randn(units, *siglip.unit_shape(config)),
+        grids=torch.from_numpy(NO_GRIDS),
+        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
+    )
+
+
+def shrink_vision(settings: dict[str, Any], layers: int) -> None:
+    """Leave the tower `layers` layers with at most two heads, tiles of four features, and a narrow projector."""
+    siglip.shrink_tower(settings["vision_config"], layers, 2 * settings["downsample_factor"])
+    settings["alignment_intermediate_size"] = min(settings["alignment_intermediate_size"], _SHRUNK_WIDTH)
+    settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)
+
+
+def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
+    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
+    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_BrokenTiles, positions=positions)
+
+
+class _BrokenTiles(siglip.TileInputs):
+    """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py): a line break behind each tile."""
+
+    def __init__(self, config: PretrainedConfig, processor: Any) -> None:
+        """Raise ModelError for a processor whose tiles or tokens differ from the model's."""
+        images, tokenizer = processor.image_processor, processor.tokenizer
+        self._image_token: int = config.image_token_id
+        self._features = _tile_tokens(config)
+        self._marks: list[int] = tokenizer.convert_tokens_to_ids(
+            [processor.boi_token, processor.img_line_break_token, processor.eoi_token]
+        )
+        if images.patch_size**2 != self._features:
+            raise ModelError(
+                f"patch_size of the image processor is {images.patch_size}, by which a tile has "
+                f"{images.patch_size**2} tokens, but the model makes {self._features} features of it; correct it in "
+                "preprocessor_config.json"
+            )
+        check_tile_numbers(images)
+        super().__init__(config, images, (images.size.height, images.size.width))
+
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+        """Return the image tokens of all tiles, with the tokens around them."""
+        start, line_break, end = self._marks
+        tile = [self._image_token] * self._features + [line_break]
+        return [start, *tile * ((count - 2) // len(tile)), end]
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return the image tokens of `units` tiles."""
+        return [self._image_token] * (units * self._features), NO_GRIDS
+
+
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; its last norm belongs to the projector."""
+    return siglip.vision_modules(model.model.vision_tower, model.model.multi_modal_projector)
+
+
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return vision states [tiles, patches, hidden] of pixels [tiles, 3, height, width]."""
+    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
+    return states
+
+
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return features [tiles x features, hidden]."""
+    features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
+    return (features.flatten(0, 2),)
