@@ -271,7 +271,9 @@ def test_image_tokens_take_the_features_and_other_tokens_their_embedding(
     states = family.embed_vision(stage.model, images.pixels, tokens).detach().requires_grad_()
     joined = joined_text(stage, (states,) * (1 + len(stage.chain.kept)), tokens)
     embedded = stage.model.get_input_embeddings()(ids)
-    is_image = ids == config.image_token_id
+    # Marks between tiles are features, too, in models that have a setting for them.
+    marks = getattr(config, "visual_indicator_token_ids", ())
+    is_image = torch.isin(ids, torch.tensor([config.image_token_id, *marks]))
     assert joined.shape == (1, len(ids), config.get_text_config().hidden_size)
     assert torch.equal(joined[0, ~is_image], embedded[~is_image])
     joined[0, is_image].square().sum().backward()

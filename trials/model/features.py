@@ -3,11 +3,20 @@
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.tokens import PackTokens
 from trials.model.ends.scales import before_layers
 from trials.sharing.group import SharingGroup
+
+_TAKING = ("image_token_id", "video_token_id", "visual_indicator_token_ids")
+"""Settings with the tokens that take features: of images, of videos, and of marks between tiles."""
+
+
+def shown_tokens(config: PretrainedConfig) -> list[int]:
+    """Return the ids of the tokens that take features."""
+    found = [getattr(config, name, None) for name in _TAKING]
+    return [token for each in found if each is not None for token in ([each] if isinstance(each, int) else each)]
 
 
 def join_text(
@@ -51,6 +60,4 @@ def _places(chosen: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _is_shown(model: PreTrainedModel, tokens: PackTokens) -> torch.Tensor:
     """Return which tokens [T] take features, on the CPU."""
-    is_image: torch.Tensor = tokens.input_ids == model.config.image_token_id
-    video = getattr(model.config, "video_token_id", None)
-    return is_image if video is None else is_image | (tokens.input_ids == video)
+    return torch.isin(tokens.input_ids, torch.tensor(shown_tokens(model.config)))

@@ -162,9 +162,9 @@ def test_options_come_before_the_job(job: JobFile) -> None:
 
 
 def test_a_model_that_cannot_be_trained_here_weighs_lengths_roughly(lengths: Path, tmp_path: Path) -> None:
-    transformers.AutoConfig.for_model("ovis2").save_pretrained(tmp_path / "ovis2")
-    found = document("pack", lengths, *ASKED, "--model", tmp_path / "ovis2")
-    assert found["cost_model"]["name"] == "ovis2 (roughly, from its parameters)"
+    transformers.AutoConfig.for_model("qianfan_ocr").save_pretrained(tmp_path / "qianfan_ocr")
+    found = document("pack", lengths, *ASKED, "--model", tmp_path / "qianfan_ocr")
+    assert found["cost_model"]["name"] == "qianfan_ocr (roughly, from its parameters)"
 
 
 def test_omnibals_meta_file_of_lengths_repeats_them(lengths: Path, tmp_path: Path) -> None:

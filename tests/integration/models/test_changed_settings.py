@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.tiny_models import text
+from tests.tiny_models.tiles import ovis2
 from tests.values.changed_settings import WHOLE, changed
 from tests.values.parameters import parameters
 from trials import plugins
@@ -83,6 +84,17 @@ def test_no_setting_of_a_language_model_is_passed_over(kind: str, setting: str |
     text.make_kind(tmp_path, kind, **FURTHER.get(kind, {}))
     changes = changed(settings_of(tmp_path))
     assert not passed_over(tmp_path, (each for each in changes if setting in (None, each[0])))
+
+
+@pytest.mark.parametrize("change", [{"tokenize_function": "st_argmax"}, {"hidden_stride": 1}, {"hidden_stride": 4}])
+def test_choices_of_rows_and_squares_of_patches_of_ovis_are_followed(change: dict[str, Any], tmp_path: Path) -> None:
+    ovis2.make(tmp_path)
+    settings = settings_of(tmp_path)
+    settings["vision_config"].update(change)
+    # Beyond the vocabulary of the small copy
+    settings["image_token_id"] = 200
+    (tmp_path / CONFIG).write_text(json.dumps(settings))
+    check_parity(ModelSection(path=str(tmp_path), weights="random"))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from trials.model.decoder import language_runner
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
-from trials.model.inputs.processor import count_images, load_processor
+from trials.model.inputs.processor import count_images, load_processor, show_by_token
 from trials.model.towers import clip_towers
 from trials.model.towers.clip_towers import embed_vision, project, vision_modules, vision_runner
 from trials.model.towers.tiles import check_tile_numbers, model_inputs
@@ -106,15 +106,9 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
-    """Implement `Loader` (trials/model/inputs/processor.py): the template writes the token that takes the features.
-
-    The published one writes `<image>`, which is no token.
-    """
+    """Implement `Loader` (trials/model/inputs/processor.py)."""
     processor = load_processor(path, config, trust_remote_code=trust_remote_code)
-    for part in (processor, processor.tokenizer):
-        if isinstance(part.chat_template, str):
-            part.chat_template = part.chat_template.replace(processor.image_token, processor.img_patch_token)
-    processor.image_token = processor.img_patch_token
+    show_by_token(processor, processor.img_patch_token)
     return processor
 
 

@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from transformers import Gemma3Processor, Idefics3Processor, InternVLProcessor, PretrainedConfig
 from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
 from transformers.models.deepseek_vl.processing_deepseek_vl import DeepseekVLProcessor
 from transformers.models.got_ocr2.processing_got_ocr2 import GotOcr2Processor
+from transformers.models.ovis2.image_processing_pil_ovis2 import get_min_tile_covering_grid, get_optimal_tiled_canvas
+from transformers.models.ovis2.processing_ovis2 import Ovis2Processor
 from transformers.models.paddleocr_vl.processing_paddleocr_vl import PaddleOCRVLProcessor
 from transformers.models.paligemma.processing_paligemma import PaliGemmaProcessor
 from transformers.processing_utils import MultiModalData, ProcessorMixin
 
 from trials.errors import ModelError
 from trials.model.inputs.chat_template import default_template
-from trials.model.inputs.split_images import split_images
+from trials.model.inputs.split_images import OVIS_ATOM, OVIS_MARKS, TILE, ovis_layout, split_images
 
 _GOT_CHAT = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>SYSTEM<|im_end|>{% endif %}"
@@ -131,6 +134,41 @@ class InternVL(InternVLProcessor):
         return shared_tiles(self.image_processor, images)
 
 
+class Ovis2(Ovis2Processor):  # type: ignore[misc]
+    """Processor that counts the tokens of an image, and names those that take features."""
+
+    @property
+    def image_token_ids(self) -> list[int]:
+        known: dict[str, int] = self.tokenizer.get_vocab()
+        return [known[each] for each in (OVIS_ATOM, *OVIS_MARKS) if each in known]
+
+    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the (rows, columns) of tiles of an image of (height, width)."""
+        images = self.image_processor
+        tile, most = (images.size.height, images.size.width), images.max_patches
+        if not images.crop_to_patches or most == 1:
+            return 1, 1
+        if images.use_covering_area_grid:
+            columns, rows = get_min_tile_covering_grid(size, target_patch_size=tile[0], max_image_tiles=most)
+        else:
+            columns, rows = get_optimal_tiled_canvas(size, tile, images.min_patches, most)
+        return rows, columns
+
+    def replace_image_token(self, image_inputs: Any, image_idx: int, **options: Any) -> str:
+        # The original takes grids as tensors alone, which they are where tensors are asked for.
+        grids = [np.asarray(grid) for grid in image_inputs["grids"]]
+        text: str = super().replace_image_token({"grids": grids}, image_idx, **options)
+        return text
+
+    def _get_num_multimodal_tokens(self, image_sizes: Any = None, **_: Any) -> MultiModalData:
+        layouts = [ovis_layout(*self.grid(tuple(size))) for size in image_sizes]
+        tiles = [layout.count(TILE) for layout in layouts]
+        tokens = [
+            len(layout) + units * (self.image_seq_length - 1) for layout, units in zip(layouts, tiles, strict=True)
+        ]
+        return MultiModalData(num_image_tokens=tokens, num_image_patches=tiles)
+
+
 class PaddleOcrVL(PaddleOCRVLProcessor):  # type: ignore[misc]
     """Processor that counts the tokens of an image."""
 
@@ -168,7 +206,7 @@ class PaliGemma(PaliGemmaProcessor):  # type: ignore[misc]
 # SmolVLM's own processor differs in videos alone, cannot count, and needs a package that spells numbers in words.
 CORRECTED = {
     "aya_vision": AyaVision, "deepseek_vl": DeepseekVL, "gemma3": Gemma3, "got_ocr2": GotOcr2,
-    "internvl": InternVL, "idefics3": Idefics3, "paddleocr_vl": PaddleOcrVL, "paligemma": PaliGemma,
-    "smolvlm": Idefics3,
+    "internvl": InternVL, "idefics3": Idefics3, "ovis2": Ovis2, "paddleocr_vl": PaddleOcrVL,
+    "paligemma": PaliGemma, "smolvlm": Idefics3,
 }  # fmt: skip
 """By model type."""

@@ -71,6 +71,14 @@ def load_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bo
     return processor
 
 
+def show_by_token(processor: Any, token: str) -> None:
+    """Let chat templates write the `token` that takes features, where published ones write a text that is no token."""
+    for part in (processor, processor.tokenizer):
+        if isinstance(part.chat_template, str):
+            part.chat_template = part.chat_template.replace(processor.image_token, token)
+    processor.image_token, processor.image_token_id = token, processor.tokenizer.convert_tokens_to_ids(token)
+
+
 def _check_stated(processor: Any, path: str, config: PretrainedConfig) -> None:
     """Raise ModelError where the folder does not state what the processor counts tokens by."""
     of_model = {

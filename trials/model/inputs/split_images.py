@@ -1,4 +1,4 @@
-"""Images as Idefics3's processor splits them into tiles, and the text that it writes between the tiles."""
+"""Images as the processors of Idefics3 and Ovis2 split them into tiles, and what they write between the tiles."""
 
 import math
 from collections.abc import Sequence
@@ -12,6 +12,10 @@ from trials.errors import ModelError
 
 _MOST_IN_A_ROW = 20
 """Five times the tiles of the published models."""
+OVIS_ATOM = "<IMG_ATOM>"
+OVIS_MARKS = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+"""Tokens of a feature in Ovis2, and around and between its tiles, in the order of visual_indicator_token_ids."""
+TILE = len(OVIS_MARKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,18 @@ def split_images(processor: Any) -> SplitImages:
     return SplitImages(
         tokenizer=tokenizer, marks=marks, tile=tile, longest=longest, splits=bool(images.do_image_splitting)
     )
+
+
+def ovis_layout(rows: int, columns: int) -> list[int]:
+    """Return what shows an image of a grid of tiles in Ovis2: numbers of OVIS_MARKS, and TILE for a tile's features.
+
+    The whole image is first, and alone where the grid has one tile. Nothing shows a grid of 0 x 0.
+    """
+    start, whole, column, row, end = range(TILE)
+    if not rows:
+        return []
+    tiles = [*[TILE, column] * (columns - 1), TILE, row] * rows
+    return [start, TILE, whole, *(tiles[:-1] if rows * columns > 1 else ()), end]
 
 
 def _from_1(count: int) -> range:

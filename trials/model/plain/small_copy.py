@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import IGNORED, NO_GRIDS
 from trials.model.family import Images, load_family
+from trials.model.features import shown_tokens
 from trials.model.shrunk import CONTEXT, VOCABULARY
 
 _GAIN = 2.0
@@ -105,8 +106,8 @@ def small_samples(config: PretrainedConfig) -> tuple[SmallSample, ...]:
 
 def _sample(config: PretrainedConfig, *, units: int, text: int) -> SmallSample:
     family = load_family(config)
-    # Features are put in the places of tokens of videos, too.
-    reserved = [*family.random_images(config, 1).input_ids.tolist(), getattr(config, "video_token_id", None)]
+    # Features are put in the places of other tokens, too, such as those of videos.
+    reserved = [*family.random_images(config, 1).input_ids.tolist(), *shown_tokens(config)]
     usable = torch.tensor(sorted(set(range(VOCABULARY)) - set(reserved)))
     tokens = usable[torch.randint(len(usable), (text + 1,))]
     images = family.random_images(config, units) if units else None

@@ -13,7 +13,7 @@ from PIL import Image
 from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
 from tests.tiny_models import glm4v, paddleocr_vl, qwen2_5_vl
-from tests.tiny_models.tiles import cohere2_vision, deepseek_vl, gemma3, got_ocr2, idefics3, paligemma, smolvlm
+from tests.tiny_models.tiles import cohere2_vision, deepseek_vl, gemma3, got_ocr2, idefics3, ovis2, paligemma, smolvlm
 from trials.data.records.sample import IGNORED, IMAGE, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.family import load_family
@@ -25,7 +25,7 @@ from trials.model.skeleton import load_config
 MODELS = {
     "gemma3": gemma3, "idefics3": idefics3, "smolvlm": smolvlm, "qwen2_5_vl": qwen2_5_vl, "glm4v": glm4v,
     "paddleocr_vl": paddleocr_vl, "deepseek_vl": deepseek_vl, "got_ocr2": got_ocr2, "cohere2_vision": cohere2_vision,
-    "paligemma": paligemma,
+    "ovis2": ovis2, "paligemma": paligemma,
 }  # fmt: skip
 SHAPES = [(40, 90), (54, 54), (18, 18), (10, 300), (300, 11), (1, 1), (37, 35), (54, 19), (640, 480)]
 """(height, width)"""

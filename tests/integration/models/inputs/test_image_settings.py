@@ -24,7 +24,7 @@ from trials.model.skeleton import load_config
 
 NAMES = (
     *("internvl", "llava", "llava-next", "llava-onevision", "qwen2-5-vl", "glm4v", "gemma3", "idefics3", "mistral3"),
-    *("lighton-ocr", "aya-vision", "cohere2-vision", "deepseek-vl", "got-ocr2", "paddleocr-vl", "paligemma"),
+    *("lighton-ocr", "aya-vision", "cohere2-vision", "deepseek-vl", "got-ocr2", "ovis2", "paddleocr-vl", "paligemma"),
 )
 """One of the families that share a preparation."""
 SHORT = ("internvl", "llava-next", "qwen2-5-vl", "gemma3", "idefics3")

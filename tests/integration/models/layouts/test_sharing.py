@@ -126,6 +126,7 @@ FAMILIES = (
     "lighton-ocr",
     "mistral3",
     "mistral3-inner-features",
+    "ovis2",
     "paddleocr-vl",
     "paligemma",
     "pixtral",

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.tiny_models.tiles import aya_vision, cohere2_vision, deepseek_vl, gemma3, got_ocr2, idefics3, paligemma
+from tests.tiny_models.tiles import (
+    aya_vision,
+    cohere2_vision,
+    deepseek_vl,
+    gemma3,
+    got_ocr2,
+    idefics3,
+    ovis2,
+    paligemma,
+)
 from tests.values.hostile_models import Spoil, config, settings
 from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
@@ -20,6 +29,7 @@ MODELS: dict[str, Any] = {
     "cohere": cohere2_vision,
     "deepseek": deepseek_vl,
     "got": got_ocr2,
+    "ovis": ovis2,
     "pali": paligemma,
 }
 IMAGES, PROCESSOR = "preprocessor_config.json", "processor_config.json"
@@ -70,6 +80,15 @@ def spoiled(folder: Path, name: str, spoil: Spoil) -> Path:
         ),
         ("got", config(vision_config__image_size=[35, 35]), r"tiles of \[35, 35\] pixels cannot be cut into patches"),
         ("got", config(image_token_index=10**6), "image_token_id is 1000000 but the language model has"),
+        ("ovis", config(vision_config__tokenize_function="gumbel_argmax"), "is 'gumbel_argmax', which draws noise"),
+        ("ovis", config(vision_config__tokenize_function="max"), "function is 'max', which .* or is unknown"),
+        ("ovis", config(vision_config__hidden_stride=3), "4 x 4 patches of a tile cannot be merged in squares of hid"),
+        ("ovis", config(vision_config__hidden_stride=0), "squares of hidden_stride 0; correct it, or image_size"),
+        ("ovis", config(vision_config__num_visual_indicator_tokens=4), "tokens is 4, but 5 of the 24 rows of"),
+        ("ovis", config(visual_indicator_token_ids=[3, 4]), r"ids are \[3, 4\]; correct them in config.json to 6"),
+        ("ovis", config(visual_indicator_token_ids=[4, 5, 6, 7, 7]), "to 6 different ones of the language mod"),
+        ("ovis", config(image_token_id=10**6), "image_token_id is 1000000 and visual_indicator"),
+        ("ovis", config(hidden_size=16), "hidden_size is 16 but 32 in the text_config; correct config.json"),
         ("deepseek", config(image_token_id=-1), "image_token_id is -1 but the language model has"),
         (
             "pali",
@@ -100,6 +119,10 @@ def test_a_configuration_that_cannot_be_staged_is_refused_before_it_is_built(
         ("cohere", settings(IMAGES, max_patches=500), "cuts images into 1 to 500 tiles; correct min_patches and"),
         ("cohere", settings(IMAGES, size={"height": 28, "width": 21}), r"tiles of \(28, 21\) pixels but the model"),
         ("cohere", settings(IMAGES, resample=1), "resample is 1, but images of this model are resized by 2 or 3"),
+        ("ovis", settings(PROCESSOR, image_seq_length=9), "image_seq_length is 9 .* but the model makes 4 feat"),
+        ("ovis", config(visual_indicator_token_ids=[8, 7, 6, 5, 4]), r"<IMG_ATOM>, <IMG_START>, .* are \[3, 4, 5"),
+        ("ovis", settings(IMAGES, size={"height": 21, "width": 28}), r"tiles of \(21, 28\) pixels but the model"),
+        ("ovis", settings(IMAGES, min_patches=13), "cuts images into 13 to 4 tiles; correct min_patches"),
         ("got", settings(IMAGES, size={"height": 28, "width": 28}), r"makes tiles of \(28, 28\) pixels but the model"),
         (
             "deepseek",

@@ -60,16 +60,16 @@ REASONS = {
     "llama4": "layers of type 'chunked_attention' choose in a way of their own which tokens are seen",
     "dbrx": "its configuration has a section (attn_config)",
     "clip": "transformers has it neither as a model of images and text",
-    "ovis2": "no family knows how its vision tower 'ovis2_vision' and the language model 'qwen2' are joined",
+    "qianfan_ocr": "no family knows how its vision tower 'qianfan_ocr_vision' and the language model",
 }
 """Model type -> what the message says of it."""
 SHORT = (
     "mllama", "florence2", "blip-2", "kosmos-2", "qwen2_5_omni", "qwen3_5", "bert", "gpt_neox", "rwkv",
     "lfm3", "trocr", "ernie4_5_vl_moe", "vibevoice_asr", "gemma3n_text", "gemma4_unified_text", "deepseek_v32", "dbrx",
-    "clip", "ovis2",
+    "clip", "qianfan_ocr",
 )  # fmt: skip
 """One or two of each kind"""
-BY_COMMAND = ("mllama", "rwkv", "bert", "ovis2")
+BY_COMMAND = ("mllama", "rwkv", "bert", "qianfan_ocr")
 OF_TRANSFORMERS = re.compile(r"cannot be (built|checked)|correct \w+|divide its hidden_size|cannot be (pooled|merged)")
 """Default sizes do not fit each other: transformers or the family says so."""
 

@@ -15,7 +15,17 @@ from trials import plugins
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("home")]
-FAMILIES = ("aya-vision", "cohere2-vision", "lighton-ocr", "vipllava", "glm4v", "got-ocr2", "paddleocr-vl", "paligemma")
+FAMILIES = (
+    "aya-vision",
+    "cohere2-vision",
+    "lighton-ocr",
+    "vipllava",
+    "glm4v",
+    "got-ocr2",
+    "ovis2",
+    "paddleocr-vl",
+    "paligemma",
+)
 
 
 @pytest.mark.parametrize("name", parameters({name: name for name in FAMILIES}, short=()))
