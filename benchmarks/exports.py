@@ -1,11 +1,14 @@
 """Packs that other trainers rebuild from exported data, by their own functions. Prints one JSON object.
 
-    python -m benchmarks.exports [--lengths FOLDER] [--samples 5000]
+    python -m benchmarks.exports [--lengths FOLDER] [--samples 5000] [--ms-swift PYTHON] [--llama-factory PYTHON]
 
 For generated lengths, and those of each cache of the folder in OmniBal's form, packs of several lengths are put in the
 order of an export. Where ms-swift is installed, its own `PackingDataset` packs the file and its own `BatchSamplerShard`
 deals the packs to ranks; else `installed` is false and nothing is compared with it. Install it in an environment of its
 own, together with this package.
+
+The packages in the environments of `--ms-swift` and `--llama-factory` count the tokens of samples with pictures, and
+their own parsers read the exported configurations.
 """
 
 import argparse
@@ -24,6 +27,7 @@ from autotune.job_file import JobFile
 from autotune.packing.material import PackOptions, paper_weights, read_material
 from autotune.search.space.sequential import PackOrder, order_of
 from benchmarks.cases.lengths import CAPACITIES, generated
+from benchmarks.exported.tokens import token_checks, token_rows
 from benchmarks.output.result import at_least, at_most, finish, show
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
@@ -38,6 +42,8 @@ def main() -> None:
     folder = os.environ.get("AUTOTUNE_TEST_LENGTHS")
     parser.add_argument("--lengths", type=Path, default=folder and Path(folder), help="folder of length caches")
     parser.add_argument("--samples", type=int, default=5000)
+    for trainer in ("ms-swift", "llama-factory"):
+        parser.add_argument(f"--{trainer}", type=Path, help="Python of the environment in which it is installed")
     arguments = parser.parse_args()
     swift = _swift()
     rows = [
@@ -46,12 +52,16 @@ def main() -> None:
         for qt in _LENGTHS
         for ranks in _RANKS
     ]
+    pythons = {"ms-swift": arguments.ms_swift, "llama-factory": arguments.llama_factory}
+    tokens = [*token_rows({trainer: python for trainer, python in pythons.items() if python})]
     held = [row for row in rows if row["packs"]]
     checks = [at_least("share of cases with an order", [len(held) / len(rows)], 0.9)]
     if swift is not None:
         checks.append(at_most("cases with other packs, rows or samples in ms-swift", [sum(map(_differs, held))], 0))
         checks.append(at_most("arguments that ms-swift does not have", [len(swift.unknown)], 0))
-    finish([{"installed": swift and swift.version, "unknown": swift and swift.unknown}, *rows], checks)
+    checks += token_checks(tokens) if tokens else []
+    installed = {"installed": swift and swift.version, "unknown": swift and swift.unknown}
+    finish([installed, *rows, *tokens], checks)
 
 
 def _indexes(folder: Path | None, samples: int) -> Iterator[tuple[str, DatasetIndex]]:

@@ -16,6 +16,7 @@ def export_job(
     *,
     plan: str | None,
     present: Path | None,
+    python: Path | None,
     out: Path | None,
     **cluster: Any,
 ) -> None:
@@ -28,6 +29,6 @@ def export_job(
     from autotune.library.export import Wanted, exported
 
     url = options.database_url(file.job.database)
-    wanted = Wanted(trainer=trainer, folder=folder, plan=plan, present=arguments)
+    wanted = Wanted(trainer=trainer, folder=folder, plan=plan, present=arguments, python=python)
     found = exported(file.job, wanted, ClusterOptions(**cluster), url, options.display)
     options.give(lambda: export_document(found), lambda: export_text(found))

@@ -144,16 +144,21 @@ def pack(
     type=click.Path(path_type=Path),
     help="Your own configuration of TRAINER, of which is kept what the export does not decide.",
 )
+@click.option(
+    "--trainer-python",
+    "python",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Python of the environment in which TRAINER is installed, to compare its token counts. Default: this one.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="New folder. Default: JOB-TRAINER, here.")
 @DEVICES
 @MEMORY
 @DEVICE_PROFILE
 @common
-def export(
-    options: Options, job: "JobFile", trainer: str, plan: str | None, present: Path | None, **wanted: Any
-) -> None:
+def export(options: Options, job: "JobFile", trainer: str, **wanted: Any) -> None:
     """Write a plan for JOB as data and configuration of another TRAINER, and show what that costs."""
     inspect_job(options, job)
     from autotune.cli.export import export_job
 
-    export_job(options, job, trainer, plan=plan, present=present, **wanted)
+    export_job(options, job, trainer, **wanted)

@@ -71,21 +71,25 @@ def has_unlearnt(sample: Sample) -> bool:
     return any(turn.role == "assistant" and not turn.is_learnt for turn in sample.turns)
 
 
-def human_and_gpt(index: DatasetIndex, row: int, media: Media, images: str, videos: str) -> dict[str, Any]:
+def human_and_gpt(
+    index: DatasetIndex, row: int, media: Media, images: str, videos: str, *, holds_prompt: bool = False
+) -> dict[str, Any]:
     """Return a sample with turns `from` human and gpt, and its files under these keys.
 
-    Raise ExportError for a system prompt, or an answer without loss, which such records cannot have.
+    With `holds_prompt` the first turn is its system prompt, null where it has none. Raise ExportError for one without,
+    or an answer without loss, which such records cannot have.
     """
     sample = checked_sample(index, row)
-    if has_unlearnt(sample) or any(turn.role == "system" for turn in sample.turns):
+    prompts = [turn.text for turn in sample.turns if turn.role == "system"]
+    if has_unlearnt(sample) or (prompts and not holds_prompt):
         raise ExportError(
             f"{index.where(row)}: a system prompt, or an answer without loss, which records of this trainer do "
             "not have; take it out, or export to ms-swift"
         )
     names = {"user": "human", "assistant": "gpt"}
-    record: dict[str, Any] = {
-        "conversations": [{"from": names[turn.role], "value": turn.text} for turn in sample.turns]
-    }
+    turns: list[dict[str, str | None]] = [{"from": "system", "value": prompts[0] if prompts else None}] * holds_prompt
+    turns += [{"from": names[turn.role], "value": turn.text} for turn in sample.turns if turn.role != "system"]
+    record: dict[str, Any] = {"conversations": turns}
     if sample.images:
         record[images] = [media.of(image) for image in sample.images]
     if sample.videos:

@@ -15,6 +15,7 @@ from autotune.errors import ExportError, PredictError
 from autotune.exporting.checks import check_folder, check_wanted, target_of
 from autotune.exporting.closest import Restricted
 from autotune.exporting.price import Price, price_of
+from autotune.exporting.same_tokens import compare_tokens
 from autotune.exporting.settings import not_carried
 from autotune.exporting.trainers import EXPORTS, Export, Exporter
 from autotune.folders import lengths_folder
@@ -52,12 +53,19 @@ class Exported:
 
 
 def export_plan(
-    forecaster: Forecaster, plan: Plan, trainer: str, folder: Path, present: Arguments | None = None
+    forecaster: Forecaster,
+    plan: Plan,
+    trainer: str,
+    folder: Path,
+    *,
+    present: Arguments | None = None,
+    python: Path | None = None,
 ) -> Exported:
     """Write the plan, or where the trainer cannot hold it the best one that it can, into a new folder.
 
     `present` are the arguments of the user's own configuration of the trainer: what the export does not decide is kept
-    from it. Raise ExportError for what the trainer cannot train as the job says, and leave no folder behind then.
+    from it. `python` is that of an environment in which the trainer is installed, if not this one. Raise ExportError
+    for what the trainer cannot train as the job says, and where it counts other tokens; leave no folder behind then.
     """
     check_wanted(trainer, folder)
     exporter = plugins.load(EXPORTS, trainer)
@@ -77,7 +85,9 @@ def export_plan(
         folder=folder.absolute(),
         held_out=_held_out(forecaster.job),
         present={} if present is None else _own(exporter, present),
+        python=python,
     )
+    compared = tuple(compare_tokens(exporter, found))
     price = price_of(wanted, held, _present_plan(forecaster, present), restricted)
     files = _written(exporter, found, folder)
     return Exported(
@@ -89,7 +99,7 @@ def export_plan(
         wanted=plan,
         missing=missing,
         left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
-        notes=tuple(exporter.notes(found)),
+        notes=(*compared, *exporter.notes(found)),
         price=price,
     )
 

@@ -27,6 +27,7 @@ def export(
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
     present: str | os.PathLike[str] | None = None,
+    trainer_python: str | os.PathLike[str] | None = None,
     devices: int | None = None,
     memory_limit: str | None = None,
     device_profile: str | os.PathLike[str] | None = None,
@@ -37,8 +38,9 @@ def export(
 
     `plan` is a plan, a plan file, or the id of a tried plan; by default the winner, or else the plan that the solver
     predicts to be fastest. Where the trainer cannot hold it, the best plan that it can hold is written. `present` is
-    the user's own configuration of the trainer, of which all is kept that the export does not decide. The other options
-    are those of `predict`.
+    the user's own configuration of the trainer, of which all is kept that the export does not decide. The trainer's
+    package counts tokens in the environment of `trainer_python`, by default this one. The other options are those of
+    `predict`.
 
     Raise ExportError and what `predict` raises.
     """
@@ -52,7 +54,8 @@ def export(
     read = as_job(job)
     chosen = plan if plan is None or isinstance(plan, Plan) else text_of(ExportError, "plan", plan)
     folder, url = Path(text_of(ExportError, "out", out)), chosen_database(database, read.database)
-    wanted = Wanted(trainer=trainer, folder=folder, plan=chosen, present=arguments)
+    python = None if trainer_python is None else Path(text_of(ExportError, "trainer_python", trainer_python))
+    wanted = Wanted(trainer=trainer, folder=folder, plan=chosen, present=arguments, python=python)
     return exported(read, wanted, options, url, listener)
 
 
@@ -64,6 +67,8 @@ class Wanted:
     folder: Path
     plan: Plan | str | None
     present: Arguments | None
+    python: Path | None
+    """Of the environment in which the trainer is installed; None for this one."""
 
 
 def exported(
@@ -78,7 +83,7 @@ def exported(
     if plan is None:
         plan = _best_known(forecaster, database_url, listener)
     listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan within the trainer's limits"))
-    return export_plan(forecaster, plan, wanted.trainer, wanted.folder, wanted.present)
+    return export_plan(forecaster, plan, wanted.trainer, wanted.folder, present=wanted.present, python=wanted.python)
 
 
 def _best_known(forecaster: Forecaster, database_url: str | None, listener: Listener) -> Plan:

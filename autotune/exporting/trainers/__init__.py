@@ -1,7 +1,7 @@
 """Trainers to which plans are exported. One module each, found by name; `autotune.draft.trainers` reads them."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +14,7 @@ from trials.job import Job
 
 if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's name does without
     from autotune.exporting.closest import HeldPlan
+    from autotune.exporting.counting.counted import Counted
     from trials.data.epoch import Epoch
     from trials.data.index import DatasetIndex
 
@@ -34,6 +35,8 @@ class Export:
     """Samples to evaluate on."""
     present: Mapping[str, Any]
     """Arguments of the user's own configuration, by the trainer's names; empty where none is given."""
+    python: Path | None
+    """Python of the environment in which the trainer is installed; None where it is this one, if any."""
 
     @property
     def devices(self) -> int:
@@ -57,12 +60,20 @@ class Exporter(Protocol):
     ABILITIES: Abilities
     ARGUMENTS: tuple[str, ...]
     """Arguments whose values are those of settings of a job, by the trainer's own names."""
+    REMEDY: str
+    """What to do where the trainer counts other tokens."""
 
     def check(self, job: Job, family: str) -> None:
         """Raise ExportError where the trainer cannot train models of this `model_type` as the job says."""
 
     def write(self, export: Export, folder: Path) -> None:
         """Write all files into an empty folder. Raise ExportError for a sample that the trainer cannot hold."""
+
+    def count(self, export: Export, rows: Sequence[int], folder: Path) -> "Counted":
+        """Count the tokens that the trainer makes of some samples, as few as they are; `folder` takes files of them.
+
+        By its own package, template and processor where it has one; else as near to it as can be, which `why_not` says.
+        """
 
     def command(self, export: Export) -> str:
         """Return the command that starts the training from inside of the folder."""
@@ -75,6 +86,9 @@ class Exporter(Protocol):
 
 
 EXPORTS: plugins.Plugins[Exporter] = plugins.Plugins(__name__)
+
+ROOM = 64
+"""Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
 
 
 def own_settings(common: Mapping[str, Any], names: Mapping[str, str], arguments: Iterable[str]) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """InternVL's own fine-tuning: a launch script. Source: internvl_chat/internvl/train and shell of its repository."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.draft.trainers import transformers_trainer as reader
 from autotune.errors import ExportError
-from autotune.exporting.conversations import Media, human_and_gpt
+from autotune.exporting.conversations import Media, checked_sample, human_and_gpt
+from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.exporting.trainers import ROOM, Export, kept_of, launch_script, own_settings, zero_configuration
 from autotune.search.space.abilities import Abilities
 from trials.job import Job
 from trials.plan import Packed
@@ -28,7 +29,8 @@ ARGUMENTS = (
 )
 """Arguments that a job decides."""
 _LATER = ("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size")
-_STYLE, _TILE, _ROOM = "internvl2_5", 448, 64
+REMEDY = "save the model's own chat template and limits of tiles in its folder"
+_STYLE, _TILE = "internvl2_5", 448
 _BUFFER = 20
 """Packs among which the scripts of the repository look for one with room for a sample."""
 
@@ -53,12 +55,11 @@ def check(job: Job, family: str) -> None:
 
 def write(export: Export, folder: Path) -> None:
     """Write the samples, their description, the launch script, and DeepSpeed's configuration."""
-    media, index = Media(folder=folder, prefix=export.folder), export.epoch.index
+    media = Media(folder=folder, prefix=export.folder)
     rows = sorted(export.epoch.packs.samples.tolist())
     with (folder / _DATA).open("w", encoding="utf-8") as stream:
         for row in rows:
-            record = human_and_gpt(index, row, media, "image", "video")
-            stream.write(f"{json.dumps({'id': row, **record}, ensure_ascii=False)}\n")
+            stream.write(f"{json.dumps(_record(export, row, media), ensure_ascii=False)}\n")
     described = {
         "root": "",
         "annotation": str(export.folder / _DATA),
@@ -75,6 +76,25 @@ def write(export: Export, folder: Path) -> None:
     (folder / _SCRIPT).write_text(launch_script(export.devices, program, _arguments(export)), encoding="utf-8")
 
 
+def _style(export: Export) -> str:
+    return str(export.present.get("conv_style", _STYLE))
+
+
+def _record(export: Export, row: int, media: Media) -> dict[str, Any]:
+    """Return a sample, whose length its sampler would otherwise guess.
+
+    Where no turn says that there is no system prompt, dataset.py writes that of the style.
+    """
+    record = human_and_gpt(export.epoch.index, row, media, "image", "video", holds_prompt=_style(export) == _STYLE)
+    return {"id": row, **record, "length": int(export.epoch.index.text_tokens[row])}
+
+
+def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa: ARG001 - writes none
+    """Count tokens with the model's own processor."""
+    samples = [checked_sample(export.epoch.index, row) for row in rows]
+    return count_by_processor(samples, export.job.model, why_not="it is no package")
+
+
 def _tiles(export: Export) -> int:
     return image_limits(export.job.model.path).get("max_tiles", 12)
 
@@ -82,11 +102,11 @@ def _tiles(export: Export) -> int:
 def _arguments(export: Export) -> dict[str, Any]:
     packing = export.held.plan.packing
     decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
-        "conv_style": export.present.get("conv_style", _STYLE),
+        "conv_style": _style(export),
         "meta_path": str(export.folder / _META),
         "use_packed_ds": isinstance(packing, Packed),
         "gradient_accumulation_steps": export.epoch.micro_batches,
-        "max_seq_length": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "max_seq_length": int(export.epoch.index.text_tokens.max()) + ROOM,
         "grad_checkpoint": export.recomputes[1],
         "force_image_size": export.present.get("force_image_size", _TILE),
         "max_dynamic_patch": _tiles(export),
@@ -99,6 +119,8 @@ def _arguments(export: Export) -> dict[str, Any]:
         decided |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "loss_reduction": "token"}
     else:
         decided["per_device_train_batch_size"] = getattr(packing, "samples", 1)
+        # Else it pads each sample to max_seq_length.
+        decided["group_by_length"] = True
     if export.job.training.lora.rank is not None:  # its scripts freeze the language model's own weights themselves
         decided["freeze_llm"] = True
     if export.held.plan.layout.zero:
@@ -115,6 +137,8 @@ def left_out(export: Export) -> Iterator[str]:
     """Yield what its data and its settings do not hold."""
     if isinstance(export.held.plan.packing, Packed):
         yield "the packs themselves, their order and their steps: its own packer fills packs up to the same capacities"
+    else:
+        yield "the order of the samples: micro-batches have samples of about the same length there"
     if export.held_out is not None:
         yield "evaluation: held-out samples are left out of the data, and not evaluated on there"
     lora = export.job.training.lora

@@ -1,7 +1,7 @@
 """LLaMA-Factory: `llamafactory-cli train sft.yaml`. Source: its src/llamafactory/hparams and data of 0.9."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,14 @@ from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import llama_factory as reader
 from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, has_unlearnt, messages, numbered
+from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
+from trials.data.records.sample import Sample
 from trials.job import Job
 from trials.plan import Padded
 from trials.units import number_of
@@ -57,8 +59,10 @@ _TEMPLATES = {
     "glm4v": "glm4v",
 }
 """Name of the template by model type, as its own constants have them."""
-_ROOM = 64
-"""Tokens by which the longest sample may be longer there: longer ones are cut."""
+REMEDY = (
+    "give the model's own template by template and default_system in a configuration of --from, and resize large images"
+)
+_PACKAGE = Package(name="llamafactory", title=TITLE, script="llama_factory")
 
 
 def check(job: Job, family: str) -> None:
@@ -88,21 +92,34 @@ def write(export: Export, folder: Path) -> None:
 
 
 def _write_data(file: Path, index: DatasetIndex, rows: Ints, media: Media) -> None:
-    records = [_record(index, row, media) for row in rows.tolist()]
+    records = [_record(_sample(index, row), media) for row in rows.tolist()]
     file.write_text(json.dumps(records, ensure_ascii=False), encoding="utf-8")
 
 
-def _record(index: DatasetIndex, row: int, media: Media) -> dict[str, Any]:
+def _sample(index: DatasetIndex, row: int) -> Sample:
     sample = checked_sample(index, row)
     if has_unlearnt(sample):
         raise ExportError(
             f"{index.where(row)}: an answer is without loss, which {TITLE} does not support; export to ms-swift"
         )
+    return sample
+
+
+def _record(sample: Sample, media: Media) -> dict[str, Any]:
     return {
         "messages": list(messages(sample)),
         "images": [media.of(image) for image in sample.images],
         "videos": [media.of_video(video) for video in sample.videos],
     }
+
+
+def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:
+    """Count tokens with its own template and mm_plugin, or else with the model's own processor."""
+    samples = [_sample(export.epoch.index, row) for row in rows]
+    media = Media(folder=folder, prefix=folder)
+    records = [_record(sample, media) for sample in samples]
+    request = {"settings": _configuration(export), "described": {"train": _described(_DATA)}, "records": records}
+    return count_by_package(_PACKAGE, samples, export.job.model, request, export.python)
 
 
 def _described(file: str) -> dict[str, Any]:
@@ -131,7 +148,7 @@ def _configuration(export: Export) -> dict[str, Any]:
         "dataset": "train",
         "disable_shuffling": True,
         "packing": False,
-        "cutoff_len": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "cutoff_len": int(export.epoch.index.text_tokens.max()) + ROOM,
         "per_device_train_batch_size": packing.samples,
         "gradient_accumulation_steps": export.epoch.micro_batches,
         "disable_gradient_checkpointing": not export.recomputes[1],
@@ -170,4 +187,4 @@ def notes(export: Export) -> Iterator[str]:
     if "template" not in export.present:
         name = _TEMPLATES.get(export.family)
         found = f"is {name}" if name else "is not known for this model: set it in the configuration"
-        yield f"The template {found}; where it counts other tokens than the model's own, memory and times are others"
+        yield f"The template {found}"

@@ -14,12 +14,14 @@ import yaml
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import ms_swift as reader
 from autotune.exporting.conversations import Media, checked_sample, messages
+from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
+from trials.data.records.sample import Sample
 from trials.job import Job
 from trials.plan import Padded
 from trials.units import number_of
@@ -40,8 +42,11 @@ ARGUMENTS = (
 _LATER = {"padding_free", "lazy_tokenize", "streaming", "val_dataset", "eval_dataset", "fsdp", "group_by_length"}
 """Further arguments that would change packs, order or samples."""
 _FLASH = "flash_attn"
-_ROOM = 64
-"""Tokens by which the longest sample may be longer there: a sample above the length would be dropped, with its pack."""
+REMEDY = (
+    "give the model's own template and limits of images by template, system, and ENV with MIN_PIXELS and MAX_PIXELS "
+    "in a configuration of --from"
+)
+_PACKAGE = Package(name="ms-swift", title=TITLE, script="ms_swift")
 
 
 def check(job: Job, family: str) -> None:
@@ -64,13 +69,25 @@ def write(export: Export, folder: Path) -> None:
 def _write_data(file: Path, index: DatasetIndex, rows: Ints, media: Media) -> None:
     with file.open("w", encoding="utf-8") as stream:
         for row in rows.tolist():
-            sample = checked_sample(index, row)
-            record: dict[str, Any] = {"messages": list(messages(sample))}
-            if sample.images:
-                record["images"] = [media.of(image) for image in sample.images]
-            if sample.videos:
-                record["videos"] = [media.of_video(video) for video in sample.videos]
+            record = _record(checked_sample(index, row), media)
             stream.write(f"{json.dumps(record, ensure_ascii=False)}\n")
+
+
+def _record(sample: Sample, media: Media) -> dict[str, Any]:
+    record: dict[str, Any] = {"messages": list(messages(sample))}
+    if sample.images:
+        record["images"] = [media.of(image) for image in sample.images]
+    if sample.videos:
+        record["videos"] = [media.of_video(video) for video in sample.videos]
+    return record
+
+
+def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:
+    """Count tokens with its own template, or else with the model's own processor."""
+    samples = [checked_sample(export.epoch.index, row) for row in rows]
+    media = Media(folder=folder, prefix=folder)
+    request = {"settings": _configuration(export), "records": [_record(sample, media) for sample in samples]}
+    return count_by_package(_PACKAGE, samples, export.job.model, request, export.python)
 
 
 def _rows(export: Export) -> Ints:
@@ -112,11 +129,14 @@ def _configuration(export: Export) -> dict[str, Any]:
 
 
 def _longest(export: Export) -> dict[str, Any]:
-    """Return the length of the longest sample. Longer ones are cut where the job cuts them; else none is as long."""
+    """Return the length of the longest sample. Longer ones are cut where the job cuts them; else none is as long.
+
+    A sample above it would be dropped, with its pack.
+    """
     most = int(export.epoch.index.text_tokens.max())
     if export.job.data.oversize == "truncate":
         return {"max_length": most, "truncation_strategy": "right"}
-    return {"max_length": most + _ROOM, "truncation_strategy": "delete"}
+    return {"max_length": most + ROOM, "truncation_strategy": "delete"}
 
 
 def _packing(export: Export) -> dict[str, Any]:
@@ -165,12 +185,7 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:
-    """Yield the version, and how far tokens may differ."""
+    """Yield the version, and what packing needs."""
     yield "Fields and packing are those of ms-swift 4.6; earlier versions have no packing_strategy and pack otherwise"
-    if (order := export.held.order) is not None:
-        fewer, more = order.spare
-        yield (
-            f"Packs are rebuilt where ms-swift counts from {fewer:+d} to {more:+d} tokens for each sample beyond "
-            "those of the model's own processor and chat template"
-        )
+    if export.held.order is not None:
         yield "Packing needs FlashAttention there (attn_impl)"

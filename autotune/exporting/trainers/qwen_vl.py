@@ -1,18 +1,21 @@
 """Qwen-VL's qwen-vl-finetune: a launch script. Source: qwenvl/data and qwenvl/train of Qwen3-VL's repository."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autotune.draft.trainers import qwen_vl as reader
 from autotune.draft.trainers.transformers_trainer import NAMES
 from autotune.errors import ExportError
-from autotune.exporting.conversations import Media, human_and_gpt, numbered
+from autotune.exporting.conversations import Media, checked_sample, human_and_gpt, numbered
+from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings, tuned
-from autotune.exporting.trainers import Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.exporting.trainers import ROOM, Export, kept_of, launch_script, own_settings, zero_configuration
 from autotune.search.space.abilities import Abilities
+from trials.data.records.sample import IMAGE, Sample
 from trials.job import Job
 from trials.plan import Padded
 
@@ -31,8 +34,7 @@ ARGUMENTS = (
 """Arguments that a job decides."""
 _LATER = ("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length")
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_ROOM = 64
-"""Tokens by which the longest sample may be longer there."""
+REMEDY = "take white space around images out of the questions, and save the model's own chat template in its folder"
 
 
 def check(job: Job, family: str) -> None:
@@ -66,6 +68,22 @@ def write(export: Export, folder: Path) -> None:
     (folder / _SCRIPT).write_text(script, encoding="utf-8")
 
 
+def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa: ARG001 - writes none
+    """Count tokens with the model's own processor by the rules of its data_processor.py."""
+    samples = [_stripped(checked_sample(export.epoch.index, row)) for row in rows]
+    why_not = "it is no package; its published rules were followed"
+    return count_by_processor(samples, export.job.model, why_not=why_not)
+
+
+def _stripped(sample: Sample) -> Sample:
+    """Return a sample without the white space around images and texts of questions, which it strips."""
+    turns = [
+        replace(turn, text=IMAGE.join(part.strip() for part in turn.text.split(IMAGE))) if turn.role == "user" else turn
+        for turn in sample.turns
+    ]
+    return replace(sample, turns=tuple(turns))
+
+
 def _pads(export: Export) -> bool:
     return isinstance(export.held.plan.packing, Padded)
 
@@ -81,10 +99,10 @@ def _arguments(export: Export) -> dict[str, Any]:
     decided = own_settings(common, NAMES, ARGUMENTS) | {
         "dataset_use": _name(export),
         "data_packing": not _pads(export),
-        "data_flatten": False,
+        "data_flatten": not _pads(export),  # which some versions ask for with packs
         "per_device_train_batch_size": packing.samples if isinstance(packing, Padded) else 1,
         "gradient_accumulation_steps": export.epoch.micro_batches,
-        "model_max_length": int(export.epoch.index.text_tokens.max()) + _ROOM,
+        "model_max_length": int(export.epoch.index.text_tokens.max()) + ROOM,
         "gradient_checkpointing": export.recomputes[1],
         "eval_strategy": "no",
     }

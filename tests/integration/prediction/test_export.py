@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
+from transformers import TrainingArguments
 
 from autotune import export
 from autotune.cli import main
@@ -29,6 +30,23 @@ from trials import wire
 from trials.data.index import DatasetIndex
 from trials.job import EvaluationSection, Job, Source
 from trials.plan import Padded, Plan
+
+QWEN_VL_FIELDS = """
+    model_name_or_path tune_mm_llm tune_mm_mlp tune_mm_vision lora_enable lora_r lora_alpha lora_dropout dataset_use
+    video_max_frames video_min_frames data_flatten data_packing base_interval max_pixels min_pixels cache_dir optim
+    model_max_length mm_projector_lr vision_tower_lr
+"""
+"""Names in qwenvl/train/argument.py of qwen-vl-finetune, besides those of transformers."""
+INTERNVL_FIELDS = """
+    model_name_or_path freeze_llm freeze_backbone freeze_mlp unfreeze_vit_layers vision_select_layer use_backbone_lora
+    use_llm_lora unfreeze_lm_head grad_checkpoint drop_path_rate ps_version use_fast_tokenizer max_seq_length
+    force_image_size down_sample_ratio pad2square conv_style meta_path use_data_resampling dynamic_image_size
+    use_thumbnail min_dynamic_patch max_dynamic_patch normalize_type use_packed_ds num_images_expected
+    max_packed_tokens max_buffer_size log_freq strict_mode replacement allow_overflow loss_reduction
+    loss_reduction_all_gather
+"""
+"""Names in internvl/train/internvl_chat_finetune.py, besides those of transformers."""
+OF_TRANSFORMERS = {field.name for field in fields(TrainingArguments)}
 
 HELD_BY_ALL = plan_of("12+8", data=2, packing=Padded(samples=2))
 """A plan within the limits of every trainer."""
@@ -161,17 +179,24 @@ def test_llama_factory_gets_padded_micro_batches_that_init_reads_again(
     assert read_plan(tmp_path / "again-current-plan.json") == plan
 
 
-def test_internvl_gets_the_capacities_of_packs(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
+def test_internvl_gets_the_capacities_of_packs(
+    job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
+) -> None:
     document, out = exported("internvl", PLAN)
     packing, script = document["plan"]["packing"], (out / "sft.sh").read_text()
     assert f"--max_packed_tokens {packing['qt']} " in script
     assert document["price"]["parts"]["balance"] >= 1
     meta = json.loads((out / "meta.json").read_text())
     assert next(iter(meta.values()))["annotation"] == str(out / "train.jsonl")
-    assert len((out / "train.jsonl").read_text().splitlines()) == 48
+    records = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
+    # Without such a turn its own code writes a system prompt.
+    assert {json.dumps(record["conversations"][0]) for record in records} == {'{"from": "system", "value": null}'}
+    read = load_job(job.path)
+    assert samples_of(measured(read, out / "train.jsonl")) == samples_of(ForecastData.of(read).index)
     arguments = read_arguments(out / "sft.sh")
     assert arguments.devices == 2
     assert arguments.values["use_packed_ds"] == "True"
+    assert arguments.values.keys() <= OF_TRANSFORMERS | {*INTERNVL_FIELDS.split()}
 
 
 def test_qwen_vl_gets_packs_as_items(
@@ -187,6 +212,7 @@ def test_qwen_vl_gets_packs_as_items(
     plan = plan_of(f"{shape.vision_layers}+{shape.language_layers}", data=2, packing=replace(PACKED, sequence=1))
     document, out = exported("qwen-vl", plan)
     assert document["plan_id"] == plan.id
+    assert any("its published rules were followed" in note for note in document["notes"])
     items = json.loads((out / "train.json").read_text())
     assert len({id(item) for item in items}) == len(items)
     samples = [sample for item in items for sample in item]
@@ -197,7 +223,9 @@ def test_qwen_vl_gets_packs_as_items(
         assert sum(turn["value"].count("<image>") for turn in turns) == len(sample.get("image", ()))
         assert all(Path(image).is_file() for image in sample.get("image", ()))
     arguments = read_arguments(out / "sft.sh").values
-    assert (arguments["data_packing"], arguments["per_device_train_batch_size"]) == ("True", "1")
+    flags = ("data_packing", "data_flatten", "per_device_train_batch_size")
+    assert [arguments[flag] for flag in flags] == ["True", "True", "1"]
+    assert arguments.keys() <= OF_TRANSFORMERS | {*QWEN_VL_FIELDS.split()}
     assert "data_dict[" in (out / "data_dict.py").read_text()
 
 

@@ -16,5 +16,8 @@ def recognises(record: Record, container: str) -> bool:
 
 
 def read(record: Record, file: AnnotationFile) -> Sample:
-    """Return the conversation. Raise RecordError."""
+    """Return the conversation, in which a system prompt of null is none. Raise RecordError."""
+    match record.get(FROM_VALUE.turns):
+        case [{"from": "system", "value": None}, *others]:
+            record = {**record, FROM_VALUE.turns: others}
     return conversation.sample(record, file.columns or FROM_VALUE, file.images)

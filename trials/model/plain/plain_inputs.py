@@ -84,8 +84,8 @@ class PlainInputs:
 
         Raise what the template and the processor raise for one that they do not take.
         """
-        images = [Image.fromarray(image_pixels(image)) for image in sample.images]
-        if getattr(self._own, "takes_suffix", False):
+        images = _images(sample)
+        if self._takes_suffix:
             return self._with_suffix(sample, images)
         messages = self._messages(sample.turns, images)
         written = self._written(messages, images)
@@ -101,6 +101,18 @@ class PlainInputs:
             nothing = np.zeros(len(written.input_ids), dtype=np.bool_)
             return Expected(input_ids=written.input_ids, is_target=None, is_free=nothing)
         return _labelled(written, [span for span, is_learnt in zip(spans, learnt, strict=True) if is_learnt])
+
+    def token_ids(self, sample: Sample) -> Ints:
+        """Return the ids of a conversation without videos, [tokens]. Raise as `expected` does."""
+        images = _images(sample)
+        if self._takes_suffix:
+            return self._with_suffix(sample, images).input_ids
+        return self._written(self._messages(sample.turns, images), images).input_ids
+
+    @property
+    def _takes_suffix(self) -> bool:
+        """Whether the processor has no chat template, and takes the answer as a suffix of the prompt."""
+        return bool(getattr(self._own, "takes_suffix", False))
 
     def _with_suffix(self, sample: Sample, images: Sequence[Image.Image]) -> Expected:
         """Return what a processor without a chat template makes of a prompt, and of an answer as its suffix."""
@@ -312,6 +324,10 @@ def difference(encoded: Encoded, expected: Expected, max_tokens: int | None) -> 
 
 def _at(values: Ints, place: int) -> str:
     return str(values[place]) if place < len(values) else "missing"
+
+
+def _images(sample: Sample) -> list[Image.Image]:
+    return [Image.fromarray(image_pixels(image)) for image in sample.images]
 
 
 def _labelled(written: _Written, spans: Sequence[tuple[Span, Span]]) -> Expected:
