@@ -42,8 +42,8 @@ def main() -> None:
     folder = os.environ.get("AUTOTUNE_TEST_LENGTHS")
     parser.add_argument("--lengths", type=Path, default=folder and Path(folder), help="folder of length caches")
     parser.add_argument("--samples", type=int, default=5000)
-    for trainer in ("ms-swift", "llama-factory"):
-        parser.add_argument(f"--{trainer}", type=Path, help="Python of the environment in which it is installed")
+    parser.add_argument("--ms-swift", type=Path, help="Python of an environment with ms-swift")
+    parser.add_argument("--llama-factory", type=Path, help="Python of an environment with LLaMA-Factory")
     arguments = parser.parse_args()
     swift = _swift()
     rows = [

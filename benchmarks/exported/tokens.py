@@ -88,7 +88,7 @@ class Case:
 CASES = (
     Case(family="qwen2_vl", writes_prompt=True),
     Case(family="qwen2_5_vl", writes_prompt=True),
-    Case(family="qwen2_5_vl", refused=("llama-factory",)),
+    Case(family="qwen2_5_vl", refused=("ms-swift", "llama-factory")),
     Case(family="qwen2_5_vl", without_prompt=True),
     # LLaMA-Factory makes pictures smaller before the processor does, and rounds their sides otherwise.
     Case(family="qwen2_5_vl", writes_prompt=True, image_tokens=80, refused=("llama-factory",)),
