@@ -32,7 +32,8 @@ from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.model.inputs.encoders import load_measurer
-from trials.plan import MOST_UNITS, Layout, Packed, Padded, Plan, Stage
+from trials.plan import MOST_UNITS, Layout, Packed, Padded, Plan
+from trials.stage import Stage
 from trials.workload import ModelShape
 
 _MODELS = {

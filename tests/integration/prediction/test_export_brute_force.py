@@ -18,7 +18,8 @@ from tests.programs.users import JobFile
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.errors import DataError
-from trials.plan import MOST_UNITS, Layout, Packed, Packing, Padded, Plan, Stage
+from trials.plan import MOST_UNITS, Layout, Packed, Packing, Padded, Plan
+from trials.stage import Stage
 
 pytestmark = pytest.mark.usefixtures("home")
 
