@@ -16,11 +16,12 @@ from autotune.exporting.counting.counted import Counted, Package, count_by_packa
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Sample
-from trials.job import Job
+from trials.job import Job, ModelSection
 from trials.plan import Padded
 from trials.units import number_of
 
@@ -48,17 +49,23 @@ _LATER = (
     "mix_strategy",
 )
 _TEMPLATES = {
-    "qwen2_vl": "qwen2_vl",
-    "qwen2_5_vl": "qwen2_vl",
-    "qwen3_vl": "qwen3_vl_nothink",
-    "internvl": "intern_vl",
-    "llava": "llava",
-    "llava_next": "llava_next",
-    "gemma3": "gemma3",
-    "pixtral": "pixtral",
-    "glm4v": "glm4v",
+    "qwen2_vl": {"qwen2_vl": CHATML},
+    "qwen2_5_vl": {"qwen2_vl": CHATML},
+    "qwen3_vl": {"qwen3_vl_nothink": CHATML},
+    "qwen3_vl_moe": {"qwen3_vl_nothink": CHATML},
+    "internvl": {"intern_vl": CHATML},
+    "llava": {"llava": VICUNA},
+    "llava_next": {
+        "llava_next": VICUNA,
+        "llava_next_mistral": MISTRAL,
+        "llava_next_llama3": LLAMA_3,
+        "llava_next_yi": CHATML,  # as llava_next_qwen, which besides changes the tokenizer's end of a text
+    },
+    "gemma3": {"gemma3": GEMMA},
+    "glm4v": {"glm4v": GLM_THINKING},
+    "glm4v_moe": {"glm4_5v": GLM_THINKING},
 }
-"""Name of the template by model type, as its own constants have them."""
+"""Turns by the name of the template, by model type, as data/template.py has them."""
 REMEDY = (
     "give the model's own template by template and default_system in a configuration of --from, and resize large images"
 )
@@ -165,8 +172,26 @@ def _configuration(export: Export) -> dict[str, Any]:
         decided["eval_dataset"] = "val"
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
     kept = kept_of(known, {*decided, *ARGUMENTS, *_LATER}, reader.NAMES)
-    template = {} if "template" in kept else {"template": _TEMPLATES.get(export.family, "default")}
+    template = {} if "template" in kept else template_of(export.job.model, export.family)
     return decided | template | kept
+
+
+def template_of(model: ModelSection, family: str) -> dict[str, str]:
+    """Return the arguments for the turns and the system prompt that the model's own chat template writes.
+
+    Raise ExportError where no template for this `model_type` writes these turns.
+    """
+    remedy = f"name a template of {TITLE} with these turns by template in a configuration of --from"
+    if (known := _TEMPLATES.get(family)) is None:
+        raise ExportError(f"no template of {TITLE} is known for models of type {family}; {remedy}")
+    own = OwnTurns(model)
+    for name, turns in known.items():
+        if (system := own.system_of(turns)) is not None:
+            return {"template": name, "default_system": system}
+    raise ExportError(
+        f"model.path: its chat template writes other turns than {TITLE}'s for {family} ({', '.join(known)}), which "
+        f"would be another prompt; {remedy}, or export to ms-swift"
+    )
 
 
 def command(export: Export) -> str:
@@ -185,6 +210,5 @@ def left_out(export: Export) -> Iterator[str]:
 def notes(export: Export) -> Iterator[str]:
     """Yield the template that was chosen."""
     if "template" not in export.present:
-        name = _TEMPLATES.get(export.family)
-        found = f"is {name}" if name else "is not known for this model: set it in the configuration"
-        yield f"The template {found}"
+        template = template_of(export.job.model, export.family)["template"]
+        yield f"The template is {template}, which writes the turns of the model's own chat template"

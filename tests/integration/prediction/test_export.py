@@ -179,6 +179,31 @@ def test_llama_factory_gets_padded_micro_batches_that_init_reads_again(
     assert read_plan(tmp_path / "again-current-plan.json") == plan
 
 
+def test_llama_factory_trains_the_model_s_own_prompt(
+    job: JobFile,
+    model: Path,
+    profile: Path,
+    exported: Callable[..., tuple[dict[str, Any], Path]],
+    tmp_path: Path,
+) -> None:
+    job.spoil(model__path=str(model))
+    _, out = exported("llama-factory", HELD_BY_ALL)
+    chosen = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (chosen["template"], chosen["default_system"]) == ("intern_vl", "")
+    chat = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text(chat.replace("<|im_start|>", "### "))
+    options = ("--device-profile", profile, "--out", tmp_path / "new")
+    code, message = refusal("export", job.path, "--to", "llama-factory", *options)
+    assert (code, "writes other turns than LLaMA-Factory's for internvl (intern_vl)" in message) == (2, True), message
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        yaml.safe_dump({"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d", "template": "mine"})
+    )
+    _, out = exported("llama-factory", HELD_BY_ALL, "--from", own)
+    kept = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (kept["template"], "default_system" in kept) == ("mine", False)
+
+
 def test_internvl_gets_the_capacities_of_packs(
     job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
 ) -> None:

@@ -109,6 +109,14 @@ class PlainInputs:
             return self._with_suffix(sample, images).input_ids
         return self._written(self._messages(sample.turns, images), images).input_ids
 
+    def text(self, turns: Sequence[Turn]) -> str:
+        """Return a conversation without images and videos as text. Raise as `expected` does."""
+        return self._rendered(self._messages(turns, ()))
+
+    def ends(self) -> tuple[str | None, str | None]:
+        """Return the tokenizer's own (first, last) token of a text, None for one that it does not have."""
+        return self._tokenizer.bos_token, self._tokenizer.eos_token
+
     @property
     def _takes_suffix(self) -> bool:
         """Whether the processor has no chat template, and takes the answer as a suffix of the prompt."""
