@@ -117,6 +117,8 @@ def _configuration(export: Export) -> dict[str, Any]:
         "gradient_checkpointing": language,
         "vit_gradient_checkpointing": vision,
     }
+    if export.job.model.dtype == "float32":
+        decided["fp16"] = False  # by itself it mixes float16 with weights in float32
     if export.held.plan.layout.zero:
         decided["deepspeed"] = _ZERO
     if export.held_out is not None:
@@ -187,5 +189,10 @@ def left_out(export: Export) -> Iterator[str]:
 def notes(export: Export) -> Iterator[str]:
     """Yield the version, and what packing needs."""
     yield "Fields and packing are those of ms-swift 4.6; earlier versions have no packing_strategy and pack otherwise"
-    if export.held.order is not None:
+    if export.held.order is not None and export.job.model.dtype == "float32":
+        yield (
+            "It cannot train these packs: they need FlashAttention there (attn_impl), which takes no float32; set "
+            "model.dtype: bfloat16, or give a plan of padded micro-batches by --plan"
+        )
+    elif export.held.order is not None:
         yield "Packing needs FlashAttention there (attn_impl)"

@@ -122,6 +122,16 @@ def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written(
     assert (configuration["packing"], configuration["per_device_train_batch_size"]) == (False, 2)
 
 
+def test_packs_of_ms_swift_in_float32_are_warned_of(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
+    document, out = exported("ms-swift", PLAN)
+    (warning,) = [note for note in document["notes"] if "takes no float32; set model.dtype: bfloat16" in note]
+    assert warning.startswith("It cannot train these packs")
+    document, out = exported("ms-swift", HELD_BY_ALL)
+    assert not any("float32" in note for note in document["notes"])
+    configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert [configuration[name] for name in ("torch_dtype", "bf16", "fp16")] == ["float32", False, False]
+
+
 def test_a_present_configuration_is_kept_and_compared(
     exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
 ) -> None:
