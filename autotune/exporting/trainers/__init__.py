@@ -43,6 +43,11 @@ class Export:
         return self.held.plan.layout.data
 
     @property
+    def output(self) -> Path:
+        """Folder of the trainer's checkpoints: not the job's, where it would take those of autotune for its own."""
+        return self.folder / "output"
+
+    @property
     def recomputes(self) -> tuple[bool, bool]:
         """Whether (vision, language) layers are recomputed; without vision layers, both as the language model."""
         (stage,) = self.held.plan.stages

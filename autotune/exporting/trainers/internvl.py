@@ -102,6 +102,7 @@ def _tiles(export: Export) -> int:
 def _arguments(export: Export) -> dict[str, Any]:
     packing = export.held.plan.packing
     decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "output_dir": str(export.output),
         "conv_style": _style(export),
         "meta_path": str(export.folder / _META),
         "use_packed_ds": isinstance(packing, Packed),

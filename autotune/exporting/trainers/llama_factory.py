@@ -149,6 +149,7 @@ def _configuration(export: Export) -> dict[str, Any]:
     assert isinstance(packing, Padded)
     limits = image_limits(export.job.model.path)
     decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "output_dir": str(export.output),
         "stage": "sft",
         "do_train": True,
         "dataset_dir": str(export.folder),

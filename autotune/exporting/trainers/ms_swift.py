@@ -106,6 +106,7 @@ def _rows(export: Export) -> Ints:
 def _configuration(export: Export) -> dict[str, Any]:
     vision, language = export.recomputes
     decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+        "output_dir": export.output.name,
         "dataset": [_DATA],
         "split_dataset_ratio": 0,
         "dataset_shuffle": False,

@@ -97,6 +97,7 @@ def _arguments(export: Export) -> dict[str, Any]:
     common = common_settings(export.job) | tuned(export.job)
     limits = image_limits(export.job.model.path)
     decided = own_settings(common, NAMES, ARGUMENTS) | {
+        "output_dir": str(export.output),
         "dataset_use": _name(export),
         "data_packing": not _pads(export),
         "data_flatten": not _pads(export),  # which some versions ask for with packs

@@ -260,8 +260,21 @@ def test_qwen_vl_gets_packs_as_items(
     arguments = read_arguments(out / "sft.sh").values
     flags = ("data_packing", "data_flatten", "per_device_train_batch_size")
     assert [arguments[flag] for flag in flags] == ["True", "True", "1"]
+    assert arguments["output_dir"] == str(out / "output")
     assert arguments.keys() <= OF_TRANSFORMERS | {*QWEN_VL_FIELDS.split()}
     assert "data_dict[" in (out / "data_dict.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "file"), [("ms-swift", "sft.yaml"), ("llama-factory", "sft.yaml"), ("internvl", "sft.sh")]
+)
+def test_checkpoints_have_a_folder_of_their_own(
+    exported: Callable[..., tuple[dict[str, Any], Path]], trainer: str, file: str
+) -> None:
+    _, out = exported(trainer, HELD_BY_ALL)
+    # A relative one is inside of the folder in which the command starts.
+    assert out / read_arguments(out / file).values["output_dir"] == out / "output"
+    assert not (out / "output").exists()
 
 
 @pytest.mark.parametrize(
