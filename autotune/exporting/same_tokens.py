@@ -33,6 +33,8 @@ class Room:
     """What holds within them."""
 
     def __str__(self) -> str:
+        if not self.fewer and not self.more:
+            return f"{self.what} only with the same tokens in each"
         return f"{self.what} with {self.fewer:+d} to {self.more:+d} tokens more in each"
 
 

@@ -49,7 +49,9 @@ class Abilities:
         """Return what of the plan the trainer does not have, in words; empty where it can hold the plan."""
         counts = (stage.gathered_once for stage in plan.stages)
         once = (f"{number_of(count, 'layer')} whose weights are gathered once" for count in counts if count)
-        return (*self._of_layout(plan.layout), *once, *self._of_packing(plan), *self._of_recomputation(plan))
+        of_stages = (*once, *self._of_recomputation(plan))
+        # Levels may lack the same.
+        return tuple(dict.fromkeys((*self._of_layout(plan.layout), *self._of_packing(plan), *of_stages)))
 
     def splits_alike(self, plan: Plan) -> bool:
         """Return whether the trainer can spread the model over the devices as the plan does."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.exporting.same_tokens import Room
 from tests.programs.users import JobFile, document, refusal
 from tests.values.forecast import PLAN
 from tests.values.training import plan_of
@@ -120,6 +121,11 @@ def test_a_trainer_counts_in_its_own_environment(swift: Path, arguments: Callabl
     found = document(*arguments("ms-swift", PLAN, "--trainer-python", sys.executable))["notes"]
     assert found[0].startswith("ms-swift 4.6.0 counts the same tokens in 32 samples; packs are rebuilt with -")
     assert not any("did not count itself" in note for note in found)
+
+
+def test_packs_without_room_are_told_in_words() -> None:
+    assert str(Room(fewer=0, more=0, what="packs are rebuilt")) == "packs are rebuilt only with the same tokens in each"
+    assert str(Room(fewer=-2, more=0, what="packs are rebuilt")).endswith("with -2 to +0 tokens more in each")
 
 
 def test_a_few_tokens_more_fit(

@@ -19,7 +19,7 @@ from tests.values.parameters import examples
 from tests.values.search import MEBI, epoch_of, predictor_of, solver_of, workload_of
 from trials import plugins
 from trials.job import SpaceSection
-from trials.plan import Packed, Padded, Plan
+from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage
 from trials.workload import Workload
 
 PREDICTOR = predictor_of()
@@ -136,3 +136,14 @@ def test_limits_within_which_nothing_fits_are_refused(trainer: str, limit: int, 
     title = target_of(trainer).title
     with pytest.raises(NoFeasiblePlan, match=f"^no plan of the search space that {title} can hold fits {limit} MiB"):
         space_for(trainer, workload_of(limit * MEBI), **wanted)
+
+
+def test_what_several_levels_lack_is_said_once() -> None:
+    short = Packed(qv=9, qt=480, qv_min=9, qt_min=416, packer="isf")
+    stage = Stage(vision=5, language=4, recompute_language=1, further_levels=(Recomputed(vision=0, language=1),))
+    plan = Plan(
+        packing=Levelled(levels=(short, replace(short, qt=960))),
+        layout=Layout(pipeline=1, data=2, zero=0),
+        stages=(stage,),
+    )
+    assert HELD["ms-swift"].missing(plan) == ("packs of 2 levels", "1 of 4 language layers recomputed")
