@@ -12,6 +12,7 @@ from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import ROOM, Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.exporting.turns import CHATML, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.job import Job
 from trials.plan import Packed
@@ -90,7 +91,13 @@ def _record(export: Export, row: int, media: Media) -> dict[str, Any]:
 
 
 def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa: ARG001 - writes none
-    """Count tokens with the model's own processor."""
+    """Count tokens with the model's own processor. Raise ExportError where its turns are not those of the style."""
+    if "conv_style" not in export.present and OwnTurns(export.job.model).system_of(CHATML) != "":
+        raise ExportError(
+            f"model.path: its chat template writes other turns than the style {_STYLE}, or a system prompt of its own, "
+            "which would be another prompt; name its own style by conv_style in a configuration of --from, or export "
+            "to ms-swift"
+        )
     samples = [checked_sample(export.epoch.index, row) for row in rows]
     return count_by_processor(samples, export.job.model, why_not="it is no package")
 

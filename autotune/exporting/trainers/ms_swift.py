@@ -13,11 +13,13 @@ import yaml
 
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import ms_swift as reader
+from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, messages
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.turns import CHATML, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
@@ -128,7 +130,20 @@ def _configuration(export: Export) -> dict[str, Any]:
         decided["ENV"] = environment
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
     kept = kept_of(known, {*decided, *_LATER, "deepspeed", *ARGUMENTS}, reader.NAMES)
-    return decided | kept
+    system = {} if "template" in kept else _system(export)
+    return decided | system | kept
+
+
+def _system(export: Export) -> dict[str, str]:
+    """Return the system prompt that the model's own chat template writes by itself; templates there have others.
+
+    Only for ChatML, for which every template there takes a system prompt, be it empty.
+    """
+    try:
+        prompt = OwnTurns(export.job.model).system_of(CHATML)
+    except ExportError:
+        return {}
+    return {} if prompt is None else {"system": prompt}
 
 
 def _longest(export: Export) -> dict[str, Any]:

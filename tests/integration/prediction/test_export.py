@@ -214,6 +214,30 @@ def test_llama_factory_trains_the_model_s_own_prompt(
     assert (kept["template"], "default_system" in kept) == ("mine", False)
 
 
+def test_internvl_trains_the_model_s_own_prompt(job: JobFile, model: Path, profile: Path, tmp_path: Path) -> None:
+    job.spoil(model__path=str(model))
+    chat = model / "chat_template.jinja"
+    chat.write_text("<|im_start|>system\nBe brief.<|im_end|>\n" + chat.read_text())
+    options = ("--device-profile", profile, "--out", tmp_path / "new")
+    code, message = refusal("export", job.path, "--to", "internvl", *options)
+    assert (code, "the style internvl2_5, or a system prompt of its own" in message) == (2, True), message
+
+
+def test_ms_swift_gets_the_system_prompt_of_the_model_s_own_template(
+    job: JobFile, model: Path, exported: Callable[..., tuple[dict[str, Any], Path]]
+) -> None:
+    job.spoil(model__path=str(model))
+    _, out = exported("ms-swift", HELD_BY_ALL)
+    assert yaml.safe_load((out / "sft.yaml").read_text())["system"] == ""
+    chat = model / "chat_template.jinja"
+    chat.write_text("<|im_start|>system\nBe brief.<|im_end|>\n" + chat.read_text())
+    _, out = exported("ms-swift", HELD_BY_ALL)
+    assert yaml.safe_load((out / "sft.yaml").read_text())["system"] == "Be brief."
+    chat.write_text(chat.read_text().replace("<|im_start|>", "### "))
+    _, out = exported("ms-swift", HELD_BY_ALL)
+    assert "system" not in yaml.safe_load((out / "sft.yaml").read_text())
+
+
 def test_internvl_gets_the_capacities_of_packs(
     job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
 ) -> None:
