@@ -1,6 +1,7 @@
 """Plans that a training would use without a search: packs, defaults of frameworks, recipes of OmniBal and HBP."""
 
-from collections.abc import Container, Iterable, Iterator
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -9,6 +10,7 @@ from autotune.dimensions.usual import zero_stages
 from autotune.prediction.columns import TOKENS, UNITS
 from autotune.prediction.predictor import Predictor
 from autotune.search.hbp import hbp_plan
+from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
@@ -21,6 +23,8 @@ from trials.workload import Workload
 
 DEFAULT_SAMPLES = 4
 """Samples of an unpacked micro-batch, as OmniBal's baselines have them."""
+AS_FAST = 1.03
+"""Largest ratio of predicted times with which two plans count as equally fast before they ran."""
 _MOST_STAGES = 4
 """Stages of OmniBal's pipelines."""
 
@@ -67,6 +71,18 @@ def baselines(
         yield BaselinePlan(role=Role.HBP, plan=found)
     if (plan := zero3_plan(workload, solver, limits, named)) is not None:
         yield BaselinePlan(role=Role.ZERO3, plan=plan)
+
+
+def needed_baselines(plans: Mapping[Role, Plan], predictor: CalibratedPredictor) -> set[Role]:
+    """Return the roles that run whatever the budget is: the current plan, and the plans predicted fastest.
+
+    The fastest are those of the plans that keep the training, where there are any: the others could not win.
+    """
+    keeping = [role for role, plan in plans.items() if not predictor.learning_faults(plan)]
+    seconds = {role: predictor.epoch_seconds(plans[role]) for role in keeping or plans}
+    fastest = min(seconds.values(), default=0.0)
+    # Without the fastest there is no gain to state.
+    return {role for role in plans if role == Role.CURRENT_PLAN or seconds.get(role, math.inf) <= AS_FAST * fastest}
 
 
 def zero3_plan(workload: Workload, solver: Solver, limits: Limits, named: Container[str] = ()) -> Plan | None:

@@ -8,7 +8,7 @@ from itertools import chain
 
 from autotune.errors import TrialsKeepFailing
 from autotune.events import Event, Listener, Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
-from autotune.search.baselines import BaselinePlan
+from autotune.search.baselines import AS_FAST, BaselinePlan, needed_baselines
 from autotune.search.best_so_far import best_so_far
 from autotune.search.budget import Budget
 from autotune.search.execution.failures import give_up
@@ -32,8 +32,6 @@ _PREDICTED_PLANS = 3
 # A choice: before the first trial, predictions of two pipeline degrees may err by as much against each other.
 _NEARLY = 1.2
 """Largest ratio to the best predicted time with which plans of other pipeline degrees are tried first."""
-_AS_FAST = 1.03
-"""Largest ratio to the best predicted time with which the winner of an earlier search is tried."""
 # A choice: further neighbours differ by single layers and would spend the budget of the sampler.
 _NEIGHBOURS = 2
 """Further plans that are tried of each kind of baseline: those predicted fastest."""
@@ -78,6 +76,8 @@ class Search:
     _executor: Executor = field(init=False)
     _to_compare: dict[Role, list[Plan]] = field(init=False, default_factory=dict)
     """Baselines that were not tried yet."""
+    _left_out: dict[Role, Plan] = field(init=False, default_factory=dict)
+    """Baselines for which there was no time."""
     _roles: dict[Plan, frozenset[str]] = field(init=False, default_factory=dict)
     """Roles of the baselines, including those that were tried in another role before."""
 
@@ -91,6 +91,11 @@ class Search:
             advisor=self.advisor,
             listener=self._announce,
         )
+
+    @property
+    def not_run(self) -> tuple[Role, ...]:
+        """Kinds of baselines that had no time, and that no other agent or search ran."""
+        return tuple(role for role, plan in self._left_out.items() if self.ledger.answer(plan) is None)
 
     def explore(self) -> None:
         """Run trials until the budget is spent or no further gain is expected, together with the study's other agents.
@@ -167,7 +172,7 @@ class Search:
                 yield from self._seed(plan, Role.PREDICTED)
         for plan in self.inherited:
             tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
-            if self.predictor.epoch_seconds(plan) <= _AS_FAST * tried and self._affords_seed():
+            if self.predictor.epoch_seconds(plan) <= AS_FAST * tried and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
         yield from self._compared()
 
@@ -185,8 +190,11 @@ class Search:
 
     def _compared(self) -> Iterator[Candidate]:
         """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time."""
-        needed, left_out = self._needed(), dict[Role, Plan]()
-        for role, plans in self._to_compare.items():
+        needed, left_out = self._needed(), self._left_out
+        # Those that can only be compared come last: they would take the time of those that keep the training.
+        for role, plans in sorted(
+            self._to_compare.items(), key=lambda each: self.predictor.learning_faults(each[1][0]) != ()
+        ):
             plan = plans.pop(0)
             if role in needed or self.ledger.answer(plan) or self._budget.has_time(1):
                 yield from self._seed(plan, role)
@@ -198,15 +206,9 @@ class Search:
                 break
             del left_out[role]
             yield from self._seed(plan, role)
-        if left_out:
-            text = f"Not run, because search.time_limit or search.device_hours is used up: {', '.join(left_out)}"
-            self._announce(Note(text=text))
 
     def _needed(self) -> set[Role]:
-        """Return the baselines that run whatever the budget is: without the fastest there is no gain to state."""
-        seconds = {role: self.predictor.epoch_seconds(plans[0]) for role, plans in self._to_compare.items()}
-        fastest = min(seconds.values(), default=0.0)
-        return {role for role in seconds if role == Role.CURRENT_PLAN or seconds[role] <= _AS_FAST * fastest}
+        return needed_baselines({role: plans[0] for role, plans in self._to_compare.items()}, self.predictor)
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
@@ -309,6 +311,8 @@ class Search:
 
     def _stop_reason(self) -> str:
         """Return why no further plan is sampled, in words."""
+        if not_run := self.not_run:
+            return f"Too little is left of search.time_limit or search.device_hours; not run: {', '.join(not_run)}"
         reserved = self._left_to_compare()
         left = self.settings.trials - len(self._budget.spent) - reserved
         if self.ledger.is_closing:
@@ -317,7 +321,7 @@ class Search:
             spent = number_of(self.settings.trials, "trial of search.trials is", "trials of search.trials are")
             return f"The {spent} used up"
         if not self._budget.allows_trial(reserved):
-            return "The remaining time or device hours are reserved for repeating the finalists"
+            return "Too little is left of search.time_limit or search.device_hours for more than the finalists' repeats"
         proposal, noise = self.advisor.propose(), self.advisor.surrogate.noise
         if proposal is None:
             return "Every promising plan has been tried"

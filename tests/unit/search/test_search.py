@@ -262,9 +262,9 @@ def test_the_reason_why_a_search_ends_is_reported(bench: Bench) -> None:
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR, Behaviour(noise=0.0)), trials=60)
     bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=60, axes=ONE_PLAN)
     reasons = [said for said in bench.said if not said.startswith("A trial of the plan")]
-    assert [said.split(" ")[0] for said in reasons] == ["The", "The", "Another", "Every"]
+    assert [said.split(" ")[0] for said in reasons] == ["The", "Too", "Another", "Every"]
     assert reasons[0] == "The 4 trials of search.trials are used up"
-    assert "device hours" in reasons[1]
+    assert "of search.time_limit or search.device_hours for more than the finalists' repeats" in reasons[1]
     assert "expected to gain" in reasons[2]
 
 

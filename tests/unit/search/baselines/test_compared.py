@@ -3,10 +3,11 @@
 import pytest
 
 from autotune.search.baselines import baselines
+from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.packed import packed_plan
 from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
-from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
+from tests.machines.search_bench import ALWAYS, MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import limits_of, prepared_of, workload_of
 from trials.plan import Plan
@@ -48,3 +49,20 @@ def test_a_search_on_a_machine_where_packs_without_a_pipeline_are_fastest_ends_w
     (over, *_) = bench.standings.compare(winner.number, samples=100)
     assert best.plan == packed
     assert (over.role, over.gain, over.is_best) == (Role.PACKED, 1.0, True)
+
+
+def test_when_the_time_is_spent_a_baseline_that_keeps_the_training_is_measured(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload, limits = workload_of(MEMORY), limits_of(MEMORY)
+    packed = packed_plan(workload, Solver(PREDICTOR, limits), limits, hold_all=False)
+    monkeypatch.setattr(
+        CalibratedPredictor, "_learning_faults", lambda _, plan: ("unlike random steps",) if plan == packed else ()
+    )
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), time_limit="0.000001s")
+    measured_roles = {trial.role for trial in ledger.trials} - {Role.CONFIRM}
+    assert len(measured_roles) == 1
+    assert measured_roles < {*ALWAYS} - {Role.PACKED}
+    left_out = [role for role in ALWAYS if role not in {*measured_roles, Role.PACKED}]
+    too_little = "Too little is left of search.time_limit or search.device_hours; not run: "
+    assert [said for said in bench.said if "A trial of" not in said] == [too_little + ", ".join([*left_out, "packed"])]
