@@ -287,6 +287,11 @@ class BestPlan:
         """The baseline with which a gain is stated first; None where none was measured."""
         return min(self.baselines, key=lambda baseline: baseline.gain, default=None)
 
+    @property
+    def not_run(self) -> tuple[str, ...]:
+        """Roles of the baselines that the limits of the search left out."""
+        return () if self.explanation is None else self.explanation.not_run
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedPlan:

@@ -45,7 +45,8 @@ def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]
     before, after = source.usual, source.best
     found = []
     if before is not None and before != after:
-        found.append(_side(source, simulator, "before", "Before: the fastest baseline", before))
+        ran = " that ran" if source.winner is not None and source.winner.not_run else ""
+        found.append(_side(source, simulator, "before", f"Before: the fastest baseline{ran}", before))
     if after is not None:
         name = "After: the best plan" if source.winner is not None else "After: the fastest plan so far"
         found.append(_side(source, simulator, "after", name, after))

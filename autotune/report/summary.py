@@ -60,7 +60,8 @@ def notes(source: StudySource) -> tuple[str, ...]:
 
 def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
-    names = {"before": "fastest baseline", "after": "best plan"}
+    is_partial = source.winner is not None and source.winner.not_run
+    names = {"before": "fastest baseline that ran" if is_partial else "fastest baseline", "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
-from autotune.results.headline import SIGNIFICANT, is_sure
+from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
@@ -46,7 +46,7 @@ def explanation_text(best: BestPlan, changed: str) -> str:
     if why is None:
         return ""
     sections = (
-        _headline(why),
+        _headline(best, why),
         changed,
         _parts_table([*{time.plan_id: time for time in (why.of_usual, why.winner) if time is not None}.values()]),
         _changes(best, why),
@@ -63,14 +63,20 @@ def plan_time_text(time: PlanTime) -> str:
     return f"{_losses(time)}\n\n{_parts_table([time])}"
 
 
-def _headline(why: Explanation) -> str:
+def _headline(best: BestPlan, why: Explanation) -> str:
     usual, winner = why.of_usual, why.winner
+    if usual is None and (over := best.fastest_baseline) is not None:
+        return (
+            f"Why it won: {_named(over.role)} was measured in an earlier search and not in this one, so only the time "
+            f"of the winner is explained. {_losses(winner)}"
+        )
     if usual is None:
         return (
             f"Why it won: no baseline was measured in its search, so only its own time is explained. {_losses(winner)}"
         )
     if usual.plan_id == winner.plan_id:
-        return f"Why it won: no plan was faster than {_named(usual.role)}, the fastest baseline. {_losses(winner)}"
+        rank = rank_of_baseline(best)
+        return f"Why it won: no plan was faster than {_named(usual.role)}, {rank}. {_losses(winner)}"
     return f"Why it won. {_losses(usual)}"
 
 

@@ -44,12 +44,20 @@ def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = N
     return Headline(over=over.role, gain=over.gain, gain_error=over.gain_error, text=text)
 
 
+def rank_of_baseline(best: BestPlan) -> str:
+    """Return what the fastest baseline is among the baselines of the search, in words."""
+    if not best.not_run:
+        return "the fastest baseline"
+    rank = "the fastest baseline" if len(best.baselines) > 1 else "the only baseline"
+    return f"{rank} that ran to its end (not run: {', '.join(map(_named, best.not_run))})"
+
+
 def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], str]) -> Iterator[str]:
     if over.is_best:
         yield f"The best plan found is that of {_named(over.role)}"
     else:
         gain = stated(over.gain, over.gain_error)
-        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, the fastest baseline"
+        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank_of_baseline(best)}"
     for each in best.baselines:
         # A user who trains with another baseline gains more.
         if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:

@@ -204,6 +204,7 @@ class Tuner:
             limits=Limits.of(self._workload),
             trials=ledger.everything(),
             study_id=study.id,
+            not_run=tuple(map(str, search.not_run)),
         )
         return BestPlan(
             plan=fastest.plan,

@@ -31,6 +31,8 @@ class Explainer:
     trials: Sequence[FinishedTrial]
     """All trials that the search knows, also those of other studies."""
     study_id: str
+    not_run: tuple[str, ...] = ()
+    """Roles of the baselines that the limits of the search left out."""
 
     def explain(self, standings: Standings, winner: Winner) -> Explanation | None:
         """Return why the winner won; None if no run of it measured steps of this epoch."""
@@ -52,6 +54,7 @@ class Explainer:
             changes=changes.towards(best, *times[usual]) if usual and times[usual][0] != best else (),
             further=changes.without_recompute(*times[BEST]),
             ways=changes.ways_to_fit(*times[BEST]),
+            not_run=self.not_run,
         )
 
     def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:

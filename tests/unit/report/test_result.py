@@ -91,6 +91,14 @@ def test_usual_settings_that_an_earlier_search_measured_are_those_of_the_explana
     assert [card.name for card in cards(source, (before, after))][:2] == ["fastest baseline", "best plan"]
 
 
+def test_baselines_that_did_not_run_are_named_and_the_fastest_is_one_that_ran() -> None:
+    source = source_of(*KNOWN_BEFORE, explanation=replace(EXPLANATION, not_run=("packed",)))
+    found = sides_of(source)
+    assert headline(source, found).endswith("default, the only baseline that ran to its end (not run: packed).")
+    assert found[0].title == "Before: the fastest baseline that ran"
+    assert next(card.name for card in cards(source, found)) == "fastest baseline that ran"
+
+
 @pytest.mark.parametrize("others", [(), (run(2, padded_plan(3), "omnibal", 150.0),)], ids=["alone", "with another"])
 def test_usual_settings_of_an_earlier_search_without_an_explanation_have_a_gain_and_no_plan(
     others: tuple[FinishedTrial, ...],

@@ -155,10 +155,23 @@ def test_ways_to_fit_the_memory_are_times_of_the_winners_epoch() -> None:
 
 def test_a_winner_without_baselines_explains_its_own_time() -> None:
     alone = Explanation(plans=(WINNER,), usual=None, changes=(), further=())
-    text = text_of(alone)
+    text = text_of(alone, baselines=())
     assert "no baseline was measured" in text
     assert "With the winner an epoch takes 100.0 +- 1.5 s" in text
     assert "paid back" not in text
+
+
+def test_a_baseline_that_an_earlier_search_measured_is_named_as_in_the_gain() -> None:
+    alone = Explanation(plans=(WINNER,), usual=None, changes=(), further=())
+    text = text_of(alone, baselines=(default_with(1.05, 0.24),))
+    assert "Why it won: default was measured in an earlier search and not in this one" in text
+    assert "no baseline was measured" not in text
+
+
+def test_a_baseline_that_won_is_fastest_of_those_that_ran() -> None:
+    same = replace(EXPLANATION, plans=(WINNER, replace(USUAL, plan=packed_plan())), not_run=("packed",))
+    text = text_of(same, baselines=(default_with(1.0, 0.0),))
+    assert "no plan was faster than default, the only baseline that ran to its end (not run: packed)." in text
 
 
 @pytest.mark.parametrize(("field", "doubt"), [("disturbed", "all disturbed"), ("shortened", "ended early")])

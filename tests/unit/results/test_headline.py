@@ -1,6 +1,7 @@
 """The gain that a result states first is the one over the fastest baseline."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,26 @@ def test_the_headline_is_over_the_fastest_baseline_and_the_others_stand_below_it
     assert said(MANY) in text
     roles = [line.split()[0] for line in text.splitlines() if line.split()[:1] and line.split()[0] in MANY]
     assert roles == ["packed", "omnibal", "default"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "rank"),
+    [
+        ({"hbp": (1.08, 0.36)}, "hbp, the only baseline that ran to its end (not run: packed, your present settings)"),
+        (
+            {"hbp": (1.08, 0.36), "default": (2.0, 0.1)},
+            "hbp, the fastest baseline that ran to its end (not run: packed, your present settings)",
+        ),
+    ],
+    ids=["one", "several"],
+)
+def test_baselines_that_did_not_run_are_named_with_the_gain(
+    gains: Mapping[str, tuple[float, float]], rank: str
+) -> None:
+    best = replace(best_over(gains), explanation=replace(EXPLANATION, not_run=("packed", "current-plan")))
+    text = best_text(best)
+    assert f"The best plan trains 1.08 +- 0.36 times as fast as {rank}" in text
+    assert "the fastest baseline\n" not in text
 
 
 def test_programs_get_the_headline_with_its_figures() -> None:

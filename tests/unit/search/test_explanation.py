@@ -60,20 +60,21 @@ def explained(
     surrogate, known = Surrogate(calibrated), [replace(trial, role=str(role)) for role, trial in trials]
     for trial in known:
         surrogate.learn(trial)
-    roles = {trial.plan: frozenset({trial.role}) for trial in known}
-    standings = standings_of(known, surrogate, roles)
+    standings = standings_of(known, surrogate, {trial.plan: frozenset({trial.role}) for trial in known})
     explainer = Explainer(
         predictor=calibrated,
         surrogate=surrogate,
         limits=limits_of(memory),
         trials=known,
         study_id=known[0].study_id,
+        not_run=("packed",),
     )
     return explainer.explain(standings, standings.winner())
 
 
 def times(explanation: Explanation | None) -> dict[str, PlanTime]:
     assert explanation is not None
+    assert explanation.not_run == ("packed",)
     for plan in explanation.plans:
         assert sum(part.seconds for part in plan.parts) == pytest.approx(plan.epoch_seconds)
     return {plan.role: plan for plan in explanation.plans}
