@@ -34,7 +34,7 @@ from autotune.results.rival import Rival
 from autotune.search.execution.profiling import layer_costs
 from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_document, launched_text
-from autotune.training.plan_change import plan_of_training
+from autotune.training.plan_change import check_begun, plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
@@ -157,6 +157,7 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
     with training_bench(job, options.database_url(job.database), options.display) as bench:
         best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
         if best is None:
+            check_begun(bench.prepared)
             check_new(bench.store, bench.prepared.workload, job.training.output)
             best, certificate = certified_winner(bench, options.display, fresh=False)
         ran = trials_behind(best, bench.store)

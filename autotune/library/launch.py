@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from autotune.database_setting import chosen_database
-from autotune.errors import JobError
+from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import training_bench
@@ -13,7 +13,7 @@ from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import Keeps, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
-from autotune.training.plan_change import plan_of_training
+from autotune.training.plan_change import check_begun, plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -82,10 +82,14 @@ def bench_with_plan(
 
     Without a wanted plan, a training that has begun goes on with its own, unless it `retunes`.
 
-    Raise what `training_bench` and `choose_plan` raise.
+    Raise what `training_bench`, `choose_plan` and `check_begun` raise.
     """
     with training_bench(job, database_url, listener) as bench:
         now, output = bench.prepared.workload, job.training.output
-        chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
+        try:
+            chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)
+        except PlanNotValid:
+            check_begun(bench.prepared)  # where that raises, another plan would not help
+            raise
         keeps_own = wanted is None and not retunes
         yield bench, plan_of_training(bench, chosen, listener) if keeps_own else chosen

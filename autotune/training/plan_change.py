@@ -13,7 +13,15 @@ from storage.errors import UnknownRecord
 from trials.errors import DataError, InvalidPlan
 from trials.model.cut import check_layers
 from trials.plan import Plan
-from trials.tasks.training.output import RECORD_FILE, PlanChange, has_checkpoint_after, read_record
+from trials.tasks.request import Training
+from trials.tasks.training.output import (
+    RECORD_FILE,
+    PlanChange,
+    check_fixed_settings,
+    has_checkpoint_after,
+    read_record,
+)
+from trials.tasks.training.settings import training_settings
 
 
 def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) -> tuple[KnownPlan, bool]:
@@ -52,6 +60,14 @@ def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
         )
     )
     return found
+
+
+def check_begun(prepared: Prepared) -> None:
+    """Raise OutputTaken where no plan can continue the training in the output folder: its data or the like differ."""
+    output = prepared.job.training.output
+    if (record := read_record(output / RECORD_FILE)) is not None:
+        request = prepared.request(record.plan, Training(output=output))
+        check_fixed_settings(output, training_settings(request, prepared.index.digest))
 
 
 def untried_change(output: Path) -> PlanChange | None:

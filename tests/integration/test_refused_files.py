@@ -1,17 +1,26 @@
-"""Names that are too long and places that cannot be written: one message, the exit code of its kind, nothing lost."""
+"""Names that are too long, places that are taken or cannot be written: one message, its exit code, nothing lost."""
 
 import errno
 import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.cli import os_errors
 from autotune.folders import work_folder
+from autotune.job_file import load_job
+from autotune.workload import look_at, read_data
+from storage.store import open_store
 from tests.programs.users import JobFile, refusal
+from tests.values.storage import best_of, concluded
+from tests.values.training import plan_of
+from trials.tasks.request import Training
+from trials.tasks.training.output import open_output
+from trials.tasks.training.settings import training_settings
 
 LONG = "x" * 300
 
@@ -126,3 +135,25 @@ def test_a_refusal_names_the_place_and_the_remedy() -> None:
         assert os_errors.message(error).startswith(f"{os.strerror(code)} (/some/place); ")
         assert os_errors.exit_code(error) == 1
     assert os_errors.exit_code(OSError(errno.ENAMETOOLONG, "File name too long", LONG)) == 2
+
+
+@pytest.mark.usefixtures("home")
+@pytest.mark.parametrize("command", ["launch", "run"])
+def test_no_plan_is_offered_for_a_training_that_has_other_fixed_settings(
+    command: str, job: JobFile, tmp_path: Path
+) -> None:
+    read = load_job(job.path)
+    prepared, plan = read_data(read, look_at(read), tmp_path), plan_of("12+4", "0+4")
+    here = prepared.workload
+    with open_store() as store:
+        other = replace(here, memory_limit_bytes=2 * here.memory_limit_bytes)
+        study = store.create_study(store.add_workload(other), {}, seed=0)
+        concluded(store, best_of(study.id, workload=other, plan=plan))
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    open_output(job.output, replace(settings, data="0" * 16, learning_rate=0.5), plan)
+    code, reported = refusal(command, job.path)
+    assert code == 2
+    assert reported == (
+        f"training.output {job.output} belongs to a training with data {'0' * 16}, not {prepared.index.digest}; name "
+        "another folder, or go back to those settings"
+    )

@@ -65,6 +65,7 @@ def test_run_asks_only_where_it_has_not_searched(is_known: bool, monkeypatch: py
     given: dict[str, Any] = {
         "with_values": lambda *_: SimpleNamespace(training=training, database=None),
         "training_bench": lambda *_: nullcontext(SimpleNamespace(store=store, prepared=prepared)),
+        "check_begun": lambda _: None,
         "check_new": lambda *_: None,
         "certified_winner": lambda *_, **__: ("best", "certificate"),
         "trials_behind": lambda *_: (),

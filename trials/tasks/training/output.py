@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
@@ -141,6 +141,14 @@ def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: 
     _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
 
 
+def check_fixed_settings(folder: Path, settings: Settings) -> None:
+    """Raise OutputTaken where the training in `folder` has other settings that may not change, under any plan."""
+    record = read_record(folder / RECORD_FILE)
+    if record is not None:
+        then = replace(record.settings, plan=settings.plan, arrangement_version=settings.arrangement_version)
+        _check_fixed(folder, then, settings)
+
+
 def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
     """Return the steps of the newest intact checkpoint, 0 without any. Raise OutputTaken when all are broken."""
     steps = next(_whole_checkpoints(folder, record), 0)
@@ -216,12 +224,17 @@ def _check_rows(folder: Path, record: TrainingRecord, plans: Sequence[Plan], now
         )
 
 
-def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
-    changed = {
+def _changed(then: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return (value then, value now) of the settings that differ."""
+    return {
         field.name: (getattr(then, field.name), getattr(now, field.name))
         for field in fields(Settings)
         if getattr(then, field.name) != getattr(now, field.name)
     }
+
+
+def _check_fixed(folder: Path, then: Settings, now: Settings) -> None:
+    changed = _changed(then, now)
     fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
     if fixed:
         other = ""
@@ -231,6 +244,11 @@ def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
             f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
             f"name another folder, or go back to those settings{other}"
         )
+
+
+def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
+    _check_fixed(folder, then, now)
+    changed = _changed(then, now)
     for name, (old, new) in changed.items():
         after = f"no {name}" if new is None else f"{name} {new}"
         before = "had none" if old is None else f"was {old}"
