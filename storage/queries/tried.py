@@ -19,6 +19,10 @@ from trials.workload import Workload
 
 # A choice: ids of a message, which stays one line.
 _SHOWN = 5
+_NEAR = 3
+# A choice: ids are random, and half of the digits of two of them may agree in order by chance.
+_ALIKE = 0.7
+"""Least similarity of a text to the beginning of an id that may be meant, as difflib measures it."""
 
 
 def find(
@@ -83,8 +87,12 @@ def _id(connection: Connection, id_prefix: str) -> str:
     if not matches:
         import difflib  # noqa: PLC0415 - for this message alone
 
-        near = difflib.get_close_matches(prefix, connection.scalars(ids).all(), n=3, cutoff=0.0)  # some, however unlike
-        advice = f"near ids are {', '.join(near)}" if near else "no study has tried a plan yet; run a search first"
+        every = connection.scalars(ids).all()
+        heads = difflib.get_close_matches(prefix, {each[: len(prefix)] for each in every}, n=_NEAR, cutoff=_ALIKE)
+        near = [each for head in heads for each in every if each.startswith(head)][:_NEAR]
+        advice = f"near ids are {', '.join(near)}" if near else "`autotune plans --archived` lists the winners"
+        if not every:
+            advice = "no study has tried a plan yet; run a search first"
         raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")
     if len(matches) > 1:
         more = ", ..." if len(matches) > _SHOWN else ""

@@ -379,7 +379,12 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     assert reported.startswith("several plans begin with ''")
     code, reported = refusal("show", "none")
     assert code == 2
-    assert all(packed_plan(qv).id in reported for qv in (9, 10))
+    assert reported == "no plan begins with 'none'; `autotune plans --archived` lists the winners"
+    near, other = packed_plan(9).id, packed_plan(10).id
+    code, reported = refusal("show", f"{near[:5]}x{near[6:]}")
+    assert code == 2
+    assert reported.endswith(f"; near ids are {near}")
+    assert other not in reported
 
 
 def test_a_profile_that_cannot_be_written_is_reported_before_anything_is_measured(job: JobFile, tmp_path: Path) -> None:
