@@ -65,12 +65,12 @@ def known_text(tried: TriedPlan) -> str:
 def _place(tried: TriedPlan) -> str:
     name, winner = tried.study.name, tried.winner
     if winner is None:
-        return f"Study {name}, which has no winner yet, tried this plan"
+        return f"Study {name}, which has no winner yet, tried plan {tried.plan.id}"
     if tried.won:
-        return f"Study {name} found this plan to be the fastest"
+        return f"Study {name} found plan {tried.plan.id} to be the fastest"
     if tried.plan.id in winner.ties:
-        return f"In study {name} this plan may be as fast as the winner, {winner.plan.id}"
-    return f"In study {name} plan {winner.plan.id} won instead of this one"
+        return f"In study {name} plan {tried.plan.id} may be as fast as the winner, {winner.plan.id}"
+    return f"In study {name} plan {winner.plan.id} won instead of {tried.plan.id}"
 
 
 def _evidence(tried: TriedPlan) -> str:

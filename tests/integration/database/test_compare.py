@@ -83,7 +83,7 @@ def test_the_winner_and_the_usual_settings_are_compared_by_all_that_is_known(url
     (padding,) = (line for line in times.splitlines() if line.startswith("padding"))
     assert padding.split() == ["padding", "30.0%", "+-", "3.0%", "0.0%", "+-", "0.0%"]
     assert "may be as fast as the winner" in rows["known"]
-    assert "found this plan to be the fastest" in rows["known"]
+    assert f"found plan {packed_plan().id} to be the fastest" in rows["known"]
     assert shown.count("in a mean step:") == 2
     assert f"{packed_plan().id} is 2.00 +- 0.0" in shown
     assert "different workloads" not in shown

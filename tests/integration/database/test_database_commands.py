@@ -164,7 +164,7 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
     shown = document("show", tie.id)
     assert (shown["id"], shown["won"], len(shown["trials"])) == (tie.id, False, 2)
     output = text("show", tie.id[:8])
-    assert f"In study {study.name} this plan may be as fast as the winner, {PLAN}; measured in 2 runs" in output
+    assert f"In study {study.name} plan {tie.id} may be as fast as the winner, {PLAN}; measured in 2 runs" in output
     assert output.count("epoch 1234.5 s") == 2
     assert "no run of it was completed: failed: out of memory on stage 1" in text("show", failed.id)
     assert document("show", PLAN)["won"]
