@@ -38,11 +38,14 @@ class Workbench:
 
 
 @contextmanager
-def workbench(job: Job, database_url: str | None, listener: Listener = unheard) -> Iterator[Workbench]:
+def workbench(
+    job: Job, database_url: str | None, listener: Listener = unheard, *, starts_ranks: bool = True
+) -> Iterator[Workbench]:
     """Describe the model, check and lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
-    read. Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
+    read. Without ranks to start, devices are leased only where their free memory decides the memory limit.
+    Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
     Raise HardwareError for devices on which no rank can run, and NoCompiler where layers cannot be compiled.
     """
     folder = work_folder(database_url)
@@ -51,7 +54,8 @@ def workbench(job: Job, database_url: str | None, listener: Listener = unheard) 
     if job.training.compile:
         check_compiler(outline.hardware.accelerator)
     check_architecture(job.model, outline.shape.config_digest, architectures_folder(), listener)
-    names = device_names(outline.hardware, job.search.parallel)
+    is_limit_found = outline.hardware.accelerator != "cpu" and job.hardware.memory_limit is None
+    names = device_names(outline.hardware, job.search.parallel) if starts_ranks or is_limit_found else ()
     module, show = plugins.load(SITES, job.hardware.launcher), lambda text: listener(Note(text=text))
     place = Place(
         settings=job.hardware,

@@ -104,7 +104,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
-    inspect_job(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=not (wanted["submit"] or wanted["dry_run"]))
     from autotune.cli.work import LaunchOptions, launch_job
 
     launch_job(options, job, LaunchOptions(**wanted))

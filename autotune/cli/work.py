@@ -131,10 +131,15 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         _submit(options, job)
         return
     url, plan = options.database_url(job.database), wanted.resume_with or wanted.plan
-    with bench_with_plan(job, url, plan, options.display, asking(options), retunes=wanted.retune_on_drift) as (
-        bench,
-        chosen,
-    ):
+    with bench_with_plan(
+        job,
+        url,
+        plan,
+        options.display,
+        asking(options),
+        retunes=wanted.retune_on_drift,
+        starts_ranks=not wanted.dry_run,
+    ) as (bench, chosen):
         if wanted.dry_run:
             _give_commands(options, bench, chosen.plan, wanted.steps)
             return

@@ -13,13 +13,15 @@ from trials.units import number_of
 
 
 @contextmanager
-def search_bench(job: Job, database_url: str | None, listener: Listener) -> Iterator[Workbench]:
+def search_bench(
+    job: Job, database_url: str | None, listener: Listener, *, starts_ranks: bool = True
+) -> Iterator[Workbench]:
     """Check the loggers, open the workbench, and tell the listener what it holds.
 
     The loggers are those of the training that follows the search. Raise what `check_loggers` and `workbench` raise.
     """
     check_loggers(job)
-    with workbench(job, database_url, listener) as bench:
+    with workbench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
         work = bench.prepared.workload
         listener(
             Note(
@@ -31,12 +33,14 @@ def search_bench(job: Job, database_url: str | None, listener: Listener) -> Iter
 
 
 @contextmanager
-def training_bench(job: Job, database_url: str | None, listener: Listener) -> Iterator[Workbench]:
+def training_bench(
+    job: Job, database_url: str | None, listener: Listener, *, starts_ranks: bool = True
+) -> Iterator[Workbench]:
     """Check the output folder, and open the bench as for a search.
 
     Raise what `check_output`, `check_place` and `search_bench` raise.
     """
     check_output(job)
     check_place(job.training.output)
-    with search_bench(job, database_url, listener) as bench:
+    with search_bench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
         yield bench

@@ -77,6 +77,7 @@ def bench_with_plan(
     keeps: Keeps = unasked,
     *,
     retunes: bool = False,
+    starts_ranks: bool = True,
 ) -> Iterator[tuple[Workbench, KnownPlan]]:
     """Open the bench of a training, and choose the wanted plan, or the winner, or what `trusted` puts in its place.
 
@@ -84,7 +85,7 @@ def bench_with_plan(
 
     Raise what `training_bench`, `choose_plan` and `check_begun` raise.
     """
-    with training_bench(job, database_url, listener) as bench:
+    with training_bench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
         now, output = bench.prepared.workload, job.training.output
         try:
             chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps)

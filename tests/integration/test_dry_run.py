@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
+from autotune.machine.devices import locked
 from tests.programs.users import JobFile, refusal
 from tests.values.training import plan_of
 from trials import channels
@@ -43,6 +44,17 @@ def test_printed_commands_run_what_was_asked_for_after_other_dry_runs_too(
     assert [request_in(each).job.training.epochs for each in (first, short, other)] == [1, 1, 7]
     tasks = [request_in(each).task for each in (first, short)]
     assert [task.max_steps for task in tasks if isinstance(task, Training)] == [None, 3]
+
+
+def test_commands_are_printed_while_another_process_uses_the_devices(
+    job: JobFile, plan_file: Callable[[Plan], Path]
+) -> None:
+    plan = plan_file(plan_of("12+8", data=2))
+    with locked(("cpu",)):
+        during = printed(job.path, "--plan", plan)
+        code, message = refusal("launch", job.path, "--plan", plan)
+    assert (code, during) == (6, printed(job.path, "--plan", plan))
+    assert "another autotune process uses the devices of this machine" in message
 
 
 @pytest.mark.parametrize("option", ["--certify", "--retune-on-drift"])
