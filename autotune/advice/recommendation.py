@@ -64,6 +64,8 @@ class Recommendation:
     profiled: str | None
     """Devices on which the layers were profiled, and when; None where they were not."""
     samples: int
+    skipped_lines: int
+    """Records of the data that cannot be used."""
     choices: tuple[DeviceChoice, ...]
     deadline_seconds: float | None
 
@@ -134,6 +136,7 @@ def recommend_for(
         sheet=sheet,
         profiled=str(first.profiled) if first else None,
         samples=len(data.index),
+        skipped_lines=data.report.bad,
         choices=choices,
         deadline_seconds=deadline_seconds,
     )

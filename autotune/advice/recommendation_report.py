@@ -110,6 +110,7 @@ def recommendation_document(found: Recommendation, price: float | None) -> dict[
         "data_sheet": found.sheet and wire.to_document(found.sheet),
         "profiled": found.profiled,
         "samples": found.samples,
+        "skipped_lines": found.skipped_lines,
         "deadline_seconds": found.deadline_seconds,
         "advised_devices": advised.devices if advised else None,
         "choices": [_choice_document(found, choice, price) for choice in found.choices],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from autotune.data_problems import warn_of_bad_data
 from autotune.draft.arguments import Arguments
 from autotune.draft.present import Present
 from autotune.draft.present_plan import plan_of
@@ -50,6 +51,8 @@ class Exported:
     """What is not carried over, in words."""
     notes: tuple[str, ...]
     price: Price
+    skipped_lines: int
+    """Records of the data that cannot be used."""
 
 
 def export_plan(
@@ -101,17 +104,21 @@ def export_plan(
         left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
         notes=(*compared, *exporter.notes(found)),
         price=price,
+        skipped_lines=forecaster.report.bad,
     )
 
 
 def _held_out(job: Job) -> DatasetIndex | None:
-    """Return the samples to evaluate on; None where the job has none."""
+    """Return the samples to evaluate on; None where the job has none. Log bad lines of their own as warnings."""
     evaluation = job.evaluation
     if evaluation.samples is None and evaluation.sources is None:
         return None
     data = job.data.model_copy(update={"sources": evaluation.sources or job.data.sources})
-    index, _ = build_index(data, load_measurer(job.model, data), Path(), cache=lengths_folder())
-    return index if evaluation.sources else hold_out(index, evaluation)[1]
+    index, report = build_index(data, load_measurer(job.model, data), Path(), cache=lengths_folder())
+    if evaluation.sources is None:  # the data of the training, of which its reading warns
+        return hold_out(index, evaluation)[1]
+    warn_of_bad_data(report)
+    return index
 
 
 def _own(exporter: Exporter, present: Arguments) -> Mapping[str, Any]:

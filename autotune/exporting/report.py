@@ -17,6 +17,7 @@ def export_document(found: Exported) -> dict[str, Any]:
         "folder": str(found.folder),
         "files": list(found.files),
         "command": found.command,
+        "skipped_lines": found.skipped_lines,
         "plan": wire.to_document(found.plan),
         "plan_id": found.plan.id,
         "wanted_id": found.wanted.id,

@@ -46,6 +46,7 @@ def forecast_document(forecaster: Forecaster, found: Sequence[Forecast]) -> dict
     return {
         "model": wire.to_document(forecaster.shape),
         "samples": forecaster.workload.data.samples,
+        "skipped_lines": forecaster.report.bad,
         "global_batch_samples": forecaster.job.training.global_batch_samples,
         "devices": {"name": cluster.name, "count": cluster.devices, "memory_limit_bytes": cluster.memory_limit_bytes},
         "measured": cluster.measured,
@@ -91,7 +92,7 @@ def _rounded(times: Floats) -> Any:
 
 
 def _header(forecaster: Forecaster) -> str:
-    cluster, shape, report = forecaster.cluster, forecaster.shape, forecaster.report
+    cluster, shape = forecaster.cluster, forecaster.shape
     trials = forecaster.trials
     corrected = number_of(trials, "trial") if trials else "no trials"
     lines = [
@@ -105,8 +106,6 @@ def _header(forecaster: Forecaster) -> str:
     ]
     if cluster.costs.noisy_kinds:
         lines.append(f"Noisy in the profile: {', '.join(cluster.costs.noisy_kinds)}; profile again on an idle machine")
-    if report.bad:
-        lines.append(f"Left out: {report.bad} of {number_of(report.records, 'dataset line')}, which cannot be used")
     return "\n".join(lines)
 
 

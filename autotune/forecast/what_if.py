@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from autotune.data_problems import warn_of_bad_data
 from autotune.errors import NoFeasiblePlan, NoProfile, PackError, ProfileError
 from autotune.events import Listener, Phase, PhaseBegan
 from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
@@ -130,7 +131,8 @@ def what_if(
 ) -> WhatIf:
     """Return the data of a job as it is, and under each of `several` settings; `path` names the job in reports.
 
-    Raise PackError for a setting that the model's processors do not have, and what `job_material` raises.
+    What the job as it is skips or does not use is logged as warnings. Raise PackError for a setting that the model's
+    processors do not have, and what `job_material` raises.
     """
     if wanted.oversize not in (None, "truncate") and any(CUTOFF in each for each in several):
         raise PackError(f"what if: {CUTOFF} cuts samples, which oversize {wanted.oversize} does not; leave one out")
@@ -144,6 +146,8 @@ def what_if(
         with _model_with(job.model.path, settings) as model:
             changed = jobs[-1].model_copy(update={"model": job.model.model_copy(update={"path": model})})
             material = job_material(changed, path, wanted, listener)
+        if not settings:
+            warn_of_bad_data(material.found)
         packs.append(balanced(material, wanted))
     now = packs[0].material.index
     variants = tuple(

@@ -65,6 +65,7 @@ def _document(variant: Variant) -> dict[str, Any]:
         "samples": len(variant.index),
         "lost": variant.lost,
         "cut": report.cut,
+        "skipped_lines": report.bad,
         "bad_lines": [str(line) for line in report.bad_lines],
         "text_tokens": _total(variant.index, "text_tokens"),
         "vision_units": _total(variant.index, "vision_units"),

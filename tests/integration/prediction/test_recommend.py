@@ -20,7 +20,7 @@ from autotune.cli import main
 from autotune.errors import RecommendError
 from autotune.library.recommend import job_values
 from tests.contracts.test_families import TINY
-from tests.programs.users import JobFile
+from tests.programs.users import JobFile, document
 from tests.values.forecast import store_profile
 from tests.values.parameters import parameters
 from trials import plugins
@@ -127,6 +127,31 @@ def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: La
 
 
 @pytest.mark.usefixtures("home")
+def test_every_answer_from_data_names_and_counts_skipped_lines(
+    job: JobFile, inputs: tuple[Path, Path], costs: LayerCosts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns = [{"from": "human", "value": "<image>\nso?"}, {"from": "gpt", "value": "yes"}]
+    lost = tmp_path / "lost.jsonl"
+    lost.write_text(json.dumps({"conversations": turns, "image": "gone.png"}) + "\n")
+    model, *files = (*inputs, lost)
+    job.spoil(data__sources=[{"path": str(each)} for each in files])
+    store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda")
+    commands: tuple[tuple[str | Path, ...], ...] = (
+        ("recommend", model, *files, "--device", "h100", "--devices", "1"),
+        ("predict", job.path, "--device-profile", "H100", "--top", "1"),
+        ("export", job.path, "--device-profile", "H100", "--to", "ms-swift", "--out", tmp_path / "exported"),
+        ("pack", job.path, "--what-if", "cutoff=512"),
+    )
+    for command in commands:
+        caplog.clear()
+        found = document(*command)
+        assert found.get("variants", [found])[0]["skipped_lines"] == 1
+        (warning,) = (each for each in caplog.messages if "dataset lines" in each)
+        assert warning.startswith("1 of 49 dataset lines are skipped"), command[0]
+        assert warning.endswith(f"{lost}:1: image {tmp_path / 'gone.png'} does not exist")
+
+
+@pytest.mark.usefixtures("home")
 def test_with_the_profile_of_one_device_exchanges_are_those_of_the_data_sheet(
     job: JobFile, costs: LayerCosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,10 +176,10 @@ def test_with_the_profile_of_one_device_exchanges_are_those_of_the_data_sheet(
 @pytest.mark.usefixtures("home")
 def test_a_device_without_a_data_sheet_is_one_that_was_profiled(job: JobFile, costs: LayerCosts) -> None:
     store_profile(job, costs, device_name="Own Device 7")
-    document = recommendation_document(recommend(job.path, device="own device", devices=(2,)), None)
-    assert document["device"] == "Own Device 7"
-    assert document["data_sheet"] is None
-    assert document["choices"][0]["origin"] == "measured"
+    described = recommendation_document(recommend(job.path, device="own device", devices=(2,)), None)
+    assert described["device"] == "Own Device 7"
+    assert described["data_sheet"] is None
+    assert described["choices"][0]["origin"] == "measured"
     job.spoil(model__dtype="bfloat16")
     with pytest.raises(RecommendError, match="no profile of the model on one; profiles with other models or settings"):
         recommend(job.path, device="own device", devices=(2,))
