@@ -270,6 +270,12 @@ def _configure_logging(options: Options) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for name in _OWN:
         logging.getLogger(name).setLevel(level)
+    # Only ranks run DeepSpeed; where it is imported here, it would say that this process has no accelerator.
+    logging.getLogger("DeepSpeed").addFilter(_is_error)
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 class _KeptWarnings(logging.Handler):
