@@ -14,6 +14,7 @@ from trials.engine.static_memory import static_bytes
 from trials.job import ModelSection, TrainingSection
 from trials.model.hub import published_name
 from trials.model.identity import config_digest
+from trials.model.paths import parameters_at
 from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.trained import choose_trained, passes, trained_parts
@@ -32,10 +33,14 @@ class ParameterCounts:
     """Numbers of parameters."""
 
     parts: Mapping[Part, int]
-    """Those of each part that the model has; word embedding and head are of the language model."""
+    """Those of each part that the model has; word embedding and head are of the language model.
+
+    Layers of vision that nothing runs count as vision.
+    """
     every: int
-    """Those of the whole model with the adapters of the job."""
+    """Those that a plan holds, with the adapters of the job: all but those of layers that nothing runs."""
     frozen: int
+    """Those of `every` that do not train."""
 
     def least_bytes(self, shape: ModelShape, devices: int) -> int:
         """Return the bytes of weights, gradients and AdamW's states of a rank below which no plan can be.
@@ -62,15 +67,17 @@ def count_of_job(settings: ModelSection, training: TrainingSection) -> Parameter
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     model, chain = skeleton.model, skeleton.chain
-    vision = count_parameters(model, (*chain.vision_embedding, *chain.vision_layers))
+    vision = count_parameters(model, (*chain.paths_of("vision"), *chain.unused))
     projector = count_parameters(model, chain.projector[:-1])
     language = sum(each.numel() for each in model.parameters()) - vision - projector
     parts: dict[Part, int] = {"vision": vision, "projector": projector, "language": language}
     choose_trained(skeleton, training)
+    idle = {id(each) for path in chain.unused for _, each in parameters_at(model, path)}
+    held = [each for each in model.parameters() if id(each) not in idle]
     return ParameterCounts(
         parts={part: count for part, count in parts.items() if count},
-        every=sum(each.numel() for each in model.parameters()),
-        frozen=sum(each.numel() for each in model.parameters() if not each.requires_grad),
+        every=sum(each.numel() for each in held),
+        frozen=sum(each.numel() for each in held if not each.requires_grad),
     )
 
 

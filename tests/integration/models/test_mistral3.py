@@ -12,19 +12,21 @@ import torch
 from PIL import Image
 from transformers.models.pixtral import image_processing_pil_pixtral
 
+from autotune.model_shape import count_of_job
 from tests.tiny_models import TEXT, lighton_ocr, mistral3, pixtral
 from tests.values.parameters import parameters
 from tests.values.training import plan_of
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
-from trials.job import ModelSection
+from trials.job import ModelSection, TrainingSection
 from trials.model.families import mistral3 as family
 from trials.model.family import Images
 from trials.model.inputs.chat import measurer
 from trials.model.inputs.preprocessing import load_image_processor, load_tokenizer
 from trials.model.plain import parity, small_copy
-from trials.model.skeleton import build_skeleton, load_config
+from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.model.towers import pixtral_tower
+from trials.workload import Part
 
 SIZES = ((60, 130), (7, 7), (300, 50), (1, 1), (84, 84), (90, 400), (13, 27))
 """(height, width)"""
@@ -32,6 +34,7 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 8, "beta_fast": 32.0,
     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
+VISUAL: tuple[Part, ...] = ("vision", "projector")
 _PARTS = load_image_processor, load_tokenizer
 
 
@@ -113,6 +116,18 @@ def test_splits_inside_both_towers_compute_what_transformers_computes(
     chosen, stages = PLANS[name]
     mistral3.make(folder, vision_feature_layer=chosen)
     compare(folder, monkeypatch, stages)
+
+
+def test_layers_that_nothing_runs_count_as_vision_and_take_no_memory(folder: Path) -> None:
+    mistral3.make(folder, vision_feature_layer=-3)
+    skeleton = build_skeleton(load_config(str(folder)), torch.float32)
+    counts = count_of_job(ModelSection(path=str(folder)), TrainingSection())
+    assert counts.parts["vision"] == sum(each.numel() for each in skeleton.model.model.vision_tower.parameters())
+    assert sum(counts.parts.values()) == skeleton.model.num_parameters()
+    assert counts.every == counts.parts["language"] + sum(
+        count_parameters(skeleton.model, skeleton.chain.paths_of(part)) for part in VISUAL
+    )
+    assert counts.every < skeleton.model.num_parameters()
 
 
 @pytest.mark.parametrize(
