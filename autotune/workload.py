@@ -18,7 +18,7 @@ from autotune.machine.job_hardware import hardware_of
 from autotune.model_shape import cost_weights, model_shape
 from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
-from trials.data.index import DatasetIndex, profile
+from trials.data.index import DatasetIndex, median_text_tokens, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.records.sample import Encoder
 from trials.errors import DataError, TrialsError
@@ -192,16 +192,26 @@ def _read(
     return prepared, report
 
 
-def survey(job: Job, outline: Outline, listener: Listener = unheard) -> tuple[Workload, IndexReport]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a job's data are."""
+
+    workload: Workload
+    report: IndexReport
+    median_text_tokens: int
+    """Of the samples of an epoch."""
+
+
+def survey(job: Job, outline: Outline, listener: Listener = unheard) -> Survey:
     """Read the data of the job, without taking its devices or opening a database. Raise what `read_data` raises."""
     with tempfile.TemporaryDirectory() as folder:
         prepared, report = _read(job, outline, Path(folder), listener, lengths_folder())
-    return prepared.workload, report
+    return Survey(workload=prepared.workload, report=report, median_text_tokens=median_text_tokens(prepared.index))
 
 
 def workload_of(job: Job, outline: Outline) -> Workload:
     """Return the workload of the job. Raise what `survey` raises."""
-    return survey(job, outline)[0]
+    return survey(job, outline).workload
 
 
 def _read_held_out(

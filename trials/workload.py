@@ -4,9 +4,7 @@ A new field needs a default that describes earlier measurements, since fingerpri
 keep their keys. Names for people are not part of a fingerprint.
 """
 
-from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from trials import wire
@@ -158,13 +156,6 @@ class DataProfile:
         """Raise ValueError for an epoch without samples."""
         if self.samples < 1:
             raise ValueError(f"an epoch needs at least one sample, not {self.samples}")
-
-    @property
-    def median_text_tokens(self) -> int:
-        """Text tokens that half of the samples have at most, as a multiple of 64."""
-        by_tokens = sorted((tokens, samples) for _, tokens, samples in self.histogram)
-        counts = list(accumulate(samples for _, samples in by_tokens))
-        return by_tokens[bisect_left(counts, counts[-1] / 2)][0]
 
     @property
     def target_share(self) -> float:

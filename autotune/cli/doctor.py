@@ -20,7 +20,7 @@ from trials.workload import Hardware, Part, Workload
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
-    from trials.data.indexing import IndexReport
+    from autotune.workload import Survey
     from trials.job import Job
 
 _Part = dict[str, Any] | None
@@ -33,7 +33,7 @@ def examine(options: Options, file: "JobFile | None") -> None:
 
 
 def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) -> None:
-    job = outline = work = report = None
+    job = outline = found = None
     if file:
         job = file.job
         from autotune.workload import look_at, survey
@@ -49,15 +49,15 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         *folder_findings(folder),
     ]
     if job and outline:
-        work, report = survey(job, outline, options.display)
+        found = survey(job, outline, options.display)
     memory = _memory(hardware, groups, wanted)
     database, problem, costs = None, None, None
     try:
         with read_store(url) as store:
-            if work:
+            if found:
                 from autotune.search.execution.profiling import stored_costs
 
-                costs = stored_costs(work, store)
+                costs = stored_costs(found.workload, store)
             studies = store.studies(archived=True)
             database = {
                 "name": database_name(url),
@@ -75,16 +75,16 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
     data = model = least = None
-    if job and outline and work and report:
+    if job and outline and found:
         from autotune.data_problems import data_findings
         from autotune.model_shape import count_of_job, least_memory
         from autotune.search.traps import tried_traps
 
-        counts = count_of_job(job.model, job.training)
-        data, model = _data(work, report), counts.parts
+        work, counts = found.workload, count_of_job(job.model, job.training)
+        data, model = _data(found), counts.parts
         least = counts.least_bytes(work.model, hardware.devices)
         findings += [
-            *data_findings(report),
+            *data_findings(found.report),
             *outline.findings,
             *least_memory(least, memory["limit_bytes"] if memory else None, hardware.devices),
             *tried_traps(job, work, costs, runs=not any(each.prevents for each in findings)),
@@ -105,7 +105,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         lambda: _text(
             _hardware_text(hardware, memory),
             database,
-            _job_lines(job, work, data, model, least) if job and work and data and model and least else [],
+            _job_lines(job, found.workload, data, model, least) if job and found and data and model and least else [],
             findings,
             warned=bool(warnings),
         ),
@@ -114,18 +114,18 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         raise problem
 
 
-def _data(work: Workload, report: "IndexReport") -> dict[str, Any]:
-    lengths = work.data
+def _data(found: "Survey") -> dict[str, Any]:
+    lengths, report = found.workload.data, found.report
     return {
         "samples": lengths.samples,
         "text_only_samples": lengths.text_only_samples,
         "skipped_lines": report.bad,
         "unused": [str(each) for each in report.unused],
         "metadata": report.metadata,
-        "model": work.model.name,
+        "model": found.workload.model.name,
         "lengths": {
             "mean_text_tokens": lengths.text_tokens / lengths.samples,
-            "half_have_at_most": lengths.median_text_tokens,
+            "half_have_at_most": found.median_text_tokens,
             "most_text_tokens": lengths.longest_text_tokens,
             "mean_vision_units": lengths.vision_units / lengths.samples,
             "most_vision_units": lengths.most_vision_units,

@@ -172,6 +172,13 @@ def profile(index: DatasetIndex) -> DataProfile:
     )
 
 
+def median_text_tokens(index: DatasetIndex) -> int:
+    """Return the fewest text tokens that at least half of the samples of an epoch have at most."""
+    order = np.argsort(index.text_tokens)
+    shown = np.cumsum(index.repeats[order])
+    return int(index.text_tokens[order[np.searchsorted(shown, shown[-1] / 2)]])
+
+
 def _histogram(units: Ints, tokens: Ints, repeats: NDArray[np.float64]) -> tuple[tuple[int, int, int], ...]:
     rounded = -(-tokens // _BIN_TOKENS) * _BIN_TOKENS
     bins, bin_of_row = np.unique(np.stack([units, rounded], axis=1), axis=0, return_inverse=True)

@@ -82,7 +82,7 @@ def _job_to_compare(options: Options, file: "JobFile") -> "tuple[Job, Workload]"
     from autotune.workload import look_at, survey
 
     job = file.job
-    return job, survey(job, look_at(job), options.display)[0]
+    return job, survey(job, look_at(job), options.display).workload
 
 
 def _none_text(stored: int) -> str:

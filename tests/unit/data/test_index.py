@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.values.data import file_of, index_of, lengths, record, write_records
-from trials.data.index import COLUMNS, DatasetIndex, profile
+from trials.data.index import COLUMNS, DatasetIndex, median_text_tokens, profile
 from trials.data.order import epoch_order
 from trials.errors import DataError
 
@@ -91,6 +91,15 @@ def test_the_histogram_holds_every_shown_sample(rows: list[tuple[int, int]], rep
     assert sum(count for *_, count in found.histogram) == found.samples == len(epoch_order(index, 0, 0))
     assert list(found.histogram) == sorted(found.histogram)
     assert {(units, -(-tokens // 64) * 64) for units, tokens in rows} == {(u, t) for u, t, _ in found.histogram}
+
+
+@given(rows=lengths, repeat=st.sampled_from((0.25, 1.0, 3.0)))
+def test_half_of_the_shown_samples_have_at_most_the_median(rows: list[tuple[int, int]], repeat: float) -> None:
+    index = index_of(rows, repeats=(1.0, repeat))
+    median, shown = median_text_tokens(index), index.repeats.sum()
+    assert index.repeats[index.text_tokens <= median].sum() >= shown / 2
+    assert index.repeats[index.text_tokens < median].sum() < shown / 2
+    assert median_text_tokens(index_of([(0, 5), (1, 136), (2, 137), (3, 809)])) == 136
 
 
 def test_a_record_that_is_gone_is_named_by_file_and_line(tmp_path: Path) -> None:
