@@ -1,25 +1,31 @@
 """Checks and the lock of the output folder of a training."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from autotune.errors import JobError
 from trials.data import formats
+from trials.data.records.watched import MEDIA
 from trials.job import Job
-from trials.tasks.training.output import check_unclaimed
+from trials.tasks.training.output import RECORD_FILE, check_unclaimed, read_record
 
 _LOCK = ".autotune.lock"
+_MOST_ENTRIES = 10_000
+"""A choice: files of an output folder that are looked at, which take less than a second."""
 
 
 def check_output(job: Job) -> None:
     """Check, before any work is done, that the training may write to `training.output`. Leaves nothing behind.
 
-    Raise JobError for a folder that cannot be written, or that overlaps with the model or the data, and for an adapter
-    to random weights, OutputTaken for a folder with other results, and DataError for a source that cannot be opened.
+    Raise JobError for a folder that cannot be written, that overlaps with the model or the data, or that holds images,
+    and for an adapter to random weights, OutputTaken for a folder with other results, and DataError for a source that
+    cannot be opened.
     """
     if job.training.lora.rank and job.model.weights == "random":
         raise JobError(
@@ -34,6 +40,7 @@ def check_output(job: Job) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
         check_unclaimed(folder)
+        _check_media(folder)
     except OSError as error:
         raise _unwritable(folder, error) from error
 
@@ -55,6 +62,22 @@ def _check_overlap(job: Job) -> None:
     for what, place in inputs.items():
         if place.is_relative_to(output):
             raise JobError(f"training.output {output} holds the {what}; name a separate folder")
+
+
+def _check_media(folder: Path) -> None:
+    """Raise JobError if a folder in which no training has begun holds images, videos or sounds, at any depth.
+
+    Records name them by any path, so that only reading all records would tell whether they are of the data.
+    """
+    if read_record(folder / RECORD_FILE):
+        return
+    files = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    media = (file for file in islice(files, _MOST_ENTRIES) if file.suffix.lower() in MEDIA)
+    if (found := next(media, None)) is not None:
+        raise JobError(
+            f"training.output {folder} holds {found.relative_to(folder)}, which may be of the data; name an empty or "
+            "a new folder"
+        )
 
 
 @contextmanager

@@ -333,6 +333,18 @@ def test_an_output_that_overlaps_with_an_input_is_refused(output: str, message: 
         check_output(job_of(inputs, inputs / output, data={"sources": sources}))
 
 
+@pytest.mark.parametrize("image", ["0.png", "of-cats/0.JPG"])
+def test_a_folder_of_images_is_no_output_until_a_training_has_it(image: str, inputs: Path) -> None:
+    folder = inputs / "pictures"
+    folder.joinpath(image).parent.mkdir(parents=True)
+    folder.joinpath(image).touch()
+    with pytest.raises(JobError, match=f"holds {image}, which may be of the data; name an empty or a new folder"):
+        check_output(job_of(inputs, folder))
+    check_output(job_of(inputs, folder / "output"))
+    open_output(folder, SETTINGS, PLAN)
+    check_output(job_of(inputs, folder))
+
+
 def test_an_output_next_to_its_inputs_is_accepted(inputs: Path) -> None:
     check_output(job_of(inputs, inputs / "data" / "output"))
     assert not (inputs / "data" / "output").exists()

@@ -39,10 +39,11 @@ _MOST_KINDS = 20
 _SHOWN_CHARACTERS = 60
 _DEPTH = 3
 _WORD = re.compile(r"[^\W_]+")
-_MEDIA = frozenset({
+MEDIA = frozenset({
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".avif", ".mp4", ".avi", ".mov",
     ".mkv", ".webm", ".wav", ".mp3", ".flac", ".ogg", ".m4a",
 })  # fmt: skip
+"""Ends of names of images, videos and sounds."""
 _MEDIA_STARTS = ("data:", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 """The last four begin images in base64."""
 # Bytes of the longest path that Linux opens; longer texts are prose or data.
@@ -122,7 +123,7 @@ def holds_media(value: object, depth: int = _DEPTH) -> bool:
             return bool(value)
         case str():
             return value.startswith(_MEDIA_STARTS) or (
-                len(value) <= _LONGEST_NAME and "\n" not in value and PurePath(value).suffix.lower() in _MEDIA
+                len(value) <= _LONGEST_NAME and "\n" not in value and PurePath(value).suffix.lower() in MEDIA
             )
         case dict():
             return depth > 0 and any(holds_media(each, depth - 1) for each in value.values())
