@@ -16,6 +16,7 @@ from trials.job import Job, ModelSection
 from trials.model.inputs.chat_template import template_file
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.units import number_of
+from trials.workload import ModelShape
 
 _log = logging.getLogger(__name__)
 _SHOWN_LINES = 5
@@ -64,9 +65,22 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
         )
 
 
-def data_findings(report: IndexReport) -> Iterator[Finding]:
-    """Yield dataset lines that cannot be used, and keys of records that a training does not use."""
-    if report.bad:
+def lost_media(report: IndexReport, shape: ModelShape) -> Finding | None:
+    """Return a finding where a model with vision would be trained on text alone, because every image is lost."""
+    if not (shape.vision_layers and report.first_bad_media) or report.has_media:
+        return None
+    return Finding(
+        what=f"no image or video is left to train on: {report.bad_media} of {number_of(report.bad_media, 'record')} "
+        f"with some cannot be used, the first is {report.first_bad_media}",
+        remedy="correct `images` of the source or the records, or take these records out to train on text alone",
+    )
+
+
+def data_findings(report: IndexReport, shape: ModelShape) -> Iterator[Finding]:
+    """Yield lines that cannot be used, and keys of records that a training does not use."""
+    if lost := lost_media(report, shape):
+        yield lost
+    elif report.bad:
         yield Finding(
             what=f"{report.bad} of {number_of(report.records, 'dataset line')} cannot be used, the first is "
             f"{report.bad_lines[0]}",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.data_problems import check_inputs, check_sources, model_findings, warn_of_bad_data
+from autotune.data_problems import check_inputs, check_sources, lost_media, model_findings, warn_of_bad_data
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -135,10 +135,14 @@ def read_data(
 ) -> Prepared:
     """Index the data; the index for the ranks is written to `folder`, `cache` keeps lengths for the next time.
 
-    Raise what `build_index` raises, and JobError for a warm-up longer than the training or a curriculum that the data
-    cannot have. Bad lines, and too few samples for a step, are logged as warnings.
+    Raise what `build_index` raises, DataError where a model with vision is left no image, and JobError for a warm-up
+    longer than the training or a curriculum that the data cannot have. Bad lines, and too few samples for a step, are
+    logged as warnings.
     """
-    return _read(job, outline, folder, listener, cache)[0]
+    prepared, report = _read(job, outline, folder, listener, cache)
+    if lost := lost_media(report, outline.shape):
+        raise DataError(f"{lost.what}; {lost.remedy}")
+    return prepared
 
 
 def _read(

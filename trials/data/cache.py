@@ -165,7 +165,7 @@ def _decoded(content: bytes, folder: Path) -> ChunkLengths:
     return ChunkLengths(
         columns=dict(zip(COLUMNS, columns, strict=True)),
         records=facts["records"],
-        bad=tuple(((offset, line), reason) for (offset, line), reason in facts["bad"]),
+        bad=tuple(((offset, line), reason, shows) for (offset, line), reason, shows in facts["bad"]),
         wrong_sizes=facts["wrong_sizes"],
         images=tuple(zip(paths, image_facts, strict=True)) if image_facts else (),
         unused={what: (count, (offset, line)) for what, (count, (offset, line)) in facts["unused"].items()},

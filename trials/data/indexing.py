@@ -55,6 +55,11 @@ class IndexReport:
     """Records left out."""
     bad_lines: tuple[BadLine, ...]
     """The first LISTED of them."""
+    bad_media: int
+    """Records left out that show images or videos."""
+    first_bad_media: BadLine | None
+    has_media: bool
+    """Whether a usable record shows images or videos."""
     wrong_sizes: int
     """Images whose size in the record is not the file's; the file's was used."""
     measured: int
@@ -168,6 +173,8 @@ class _Tally:
     records: int = 0
     bad: int = 0
     bad_lines: list[BadLine] = field(default_factory=list)
+    bad_media: int = 0
+    first_bad_media: BadLine | None = None
     wrong_sizes: int = 0
     measured: int = 0
     unused: dict[str, Unused] = field(default_factory=dict)
@@ -180,10 +187,12 @@ class _Tally:
         for line in found.bad_lines(part.file, part.chunk):
             if self.is_strict:
                 raise DataError(f"{line}; correct the line, or set data.on_error to skip")
+            if line.shows_media:
+                self.bad_media += 1
+                self.first_bad_media = self.first_bad_media or line
             # All are counted, but the list must fit into memory and a message.
-            if len(self.bad_lines) == LISTED:
-                break
-            self.bad_lines.append(line)
+            if len(self.bad_lines) < LISTED:
+                self.bad_lines.append(line)
         columns = found.columns
         moved = {
             "file": np.full(len(columns["line"]), part.number),
@@ -227,6 +236,9 @@ class _Tally:
             records=self.records,
             bad=self.bad,
             bad_lines=tuple(self.bad_lines),
+            bad_media=self.bad_media,
+            first_bad_media=self.first_bad_media,
+            has_media=any(units.any() for units in self.columns["vision_units"]),
             wrong_sizes=self.wrong_sizes,
             measured=self.measured,
             max_tokens=max_tokens,

@@ -37,8 +37,8 @@ class ChunkLengths:
     columns: dict[str, Ints]
     """COLUMNS of each usable sample, [samples]."""
     records: int
-    bad: tuple[tuple[Place, str], ...]
-    """Place and reason of each record that cannot be used."""
+    bad: tuple[tuple[Place, str, bool], ...]
+    """Place and reason of each record that cannot be used, and whether it shows images or videos."""
     wrong_sizes: int
     """Images whose size in the record is not the file's."""
     images: tuple[tuple[str, Fact], ...]
@@ -51,8 +51,8 @@ class ChunkLengths:
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
         """Yield its unusable records with their places in the file."""
-        for place, reason in self.bad:
-            yield BadLine(path=file.path, place=placed(place, chunk), reason=reason)
+        for place, reason, shows_media in self.bad:
+            yield BadLine(path=file.path, place=placed(place, chunk), reason=reason, shows_media=shows_media)
 
     def holds(self) -> bool:
         """Return whether no image has changed since it was measured."""
@@ -97,7 +97,7 @@ class _Work:
     rows: list[tuple[int, ...]] = field(default_factory=list)
     tokens: bytearray = field(default_factory=bytearray)
     records: int = 0
-    bad: list[tuple[Place, str]] = field(default_factory=list)
+    bad: list[tuple[Place, str, bool]] = field(default_factory=list)
     wrong_sizes: int = 0
     images: dict[str, Fact] = field(default_factory=dict)
     unused: dict[str, tuple[int, Place]] = field(default_factory=dict)
@@ -110,7 +110,8 @@ class _Work:
         try:
             found = self._measured(record)
         except DataError as error:
-            self.bad.append(((offset, line), in_one_line(str(error))))
+            shows_media = isinstance(record, Sample) and bool(record.images or record.videos)
+            self.bad.append(((offset, line), in_one_line(str(error)), shows_media))
         else:
             lengths = found.lengths
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)

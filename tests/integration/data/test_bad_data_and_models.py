@@ -12,10 +12,11 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from autotune.workload import prepare
-from tests.programs.users import JobFile, databases, refusal
+from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import record, write_records
 from tests.values.training import job_of
 from trials.data import measuring
@@ -71,7 +72,9 @@ def test_unusable_data_is_reported_with_file_and_line(
 def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write_records(tmp_path / "train.jsonl", record("What?", "A box."), *BAD_LINES, record("Who?", "Ada."))
+    Image.new("RGB", (28, 28)).save(tmp_path / "here.png")
+    shown = record("<image>What?", "A box.", image="here.png")
+    path = write_records(tmp_path / "train.jsonl", shown, *BAD_LINES, record("Who?", "Ada."))
     job = job_of(example, tmp_path / "output", data={"sources": [{"path": str(path)}]})
     assert prepare(job, tmp_path).workload.data.samples == 2
     skipped, small = caplog.messages
@@ -79,6 +82,25 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     assert first == "3 of 5 dataset lines are skipped; correct them, or `images` and `format` of their source:"
     assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
     assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
+
+
+def test_a_search_on_text_alone_is_refused_where_every_image_is_lost(job: JobFile, tmp_path: Path) -> None:
+    """Also where the lengths are known from the search before."""
+    lines = (record("What?", "A box."), *BAD_LINES, record("<image>Where?", "Here.", image="lost.png"))
+    path = write_records(tmp_path / "train.jsonl", *lines)
+    lost = (
+        "no image or video is left to train on: 2 of 2 records with some cannot be used, the first is "
+        f"{path}:4: image {tmp_path / 'gone.png'} does not exist"
+    )
+    for _ in range(2):
+        code, reported = refusal("tune", job.spoil(data__sources=[{"path": str(path)}]))
+        assert (code, reported.partition("; ")[0]) == (1, lost)
+    (finding,) = document("doctor", job.path)["findings"]
+    assert finding["what"] == lost
+    assert "take these records out to train on text alone" in finding["remedy"]
+    Image.new("RGB", (28, 28)).save(tmp_path / "lost.png")
+    (finding,) = document("doctor", job.path)["findings"]
+    assert finding["what"].startswith("3 of 5 dataset lines cannot be used")
 
 
 def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from autotune.cli import main
 from autotune.folders import work_folder
@@ -230,7 +231,9 @@ def test_the_doctor_counts_what_is_stored(home: Path) -> None:
 def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_shown(
     home: Path, job: JobFile, tmp_path: Path
 ) -> None:
-    path = write_records(tmp_path / "train.jsonl", record("What?", "A box."), record("Who?", "Ada.", image="gone.jpg"))
+    Image.new("RGB", (28, 28)).save(tmp_path / "here.png")
+    shown = record("What?", "A box.", image="here.png")
+    path = write_records(tmp_path / "train.jsonl", shown, record("Who?", "Ada.", image="gone.jpg"))
     job.spoil(data__sources=[{"path": str(path)}], training__global_batch_samples=1)
     found = document("doctor", job.path, "-q")
     assert (found["data"]["samples"], found["data"]["skipped_lines"]) == (1, 1)

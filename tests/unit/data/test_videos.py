@@ -141,8 +141,8 @@ def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(
     folder = folder_of(tmp_path / "film", 3)
     file = file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film")), format="qwen")
     (chunk,) = formats.chunks(file)
-    ((_, reason),) = measure(file, chunk, Words(no_videos=NO_VIDEOS), None).bad
-    assert reason == NO_VIDEOS
+    ((_, reason, shows_media),) = measure(file, chunk, Words(no_videos=NO_VIDEOS), None).bad
+    assert (reason, shows_media) == (NO_VIDEOS, True)
     found = measure(file, chunk, Films(no_videos=None), None)
     assert found.columns["vision_units"].tolist() == [3]
     assert found.holds()

@@ -102,6 +102,8 @@ class BadLine:
     path: Path
     place: Place
     reason: str
+    shows_media: bool = False
+    """Whether it shows images or videos, where the line itself could be read."""
 
     def __str__(self) -> str:
         return f"{where(self.path, self.place)}: {self.reason}"

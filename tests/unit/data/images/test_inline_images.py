@@ -117,7 +117,7 @@ def test_no_message_shows_more_than_a_line_of_a_record(tmp_path: Path, where: st
     file = file_of(path, format="qwen")
     (chunk,) = formats.chunks(file)
     found = measure(file, chunk, Filmed(), None)
-    ((_, reason),) = found.bad
+    ((_, reason, _),) = found.bad
     shown = reason.replace(str(tmp_path), "")
     assert len(shown) < 500, shown
     assert shown.isprintable()
