@@ -19,7 +19,8 @@ from tests.values.parameters import examples
 from tests.values.search import MEBI, epoch_of, predictor_of, solver_of, workload_of
 from trials import plugins
 from trials.job import SpaceSection
-from trials.plan import Layout, Levelled, Packed, Padded, Plan, Recomputed, Stage
+from trials.plan import Layout, Levelled, Packed, Padded, Plan
+from trials.stage import Recomputed, Stage
 from trials.workload import Workload
 
 PREDICTOR = predictor_of()
