@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
-from autotune.search import search
 from autotune.search.baselines import baselines
 from autotune.search.best_so_far import best_so_far
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -112,7 +111,9 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
 @pytest.mark.parametrize(("limit", "is_left_out"), [("10h", False), ("0.001s", True)])
 def test_a_baseline_that_the_limit_leaves_out_is_named(limit: str, is_left_out: bool, bench: Bench) -> None:
     ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=10, time_limit=limit)
-    (text,) = [each for each in bench.said if each.startswith("Not run, because search.time_limit")] or [""]
+    (text,) = [each for each in bench.said if each.startswith("Too little is left of") and "; not run: " in each] or [
+        ""
+    ]
     ran = {trial.role for trial in ledger.trials}
     left_out = {str(role) for role in ALWAYS} - ran
     assert bool(text) == bool(left_out) == is_left_out
@@ -122,7 +123,7 @@ def test_a_baseline_that_the_limit_leaves_out_is_named(limit: str, is_left_out: 
 def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "_AS_FAST", 1.0)  # so that no other baseline is needed
+    monkeypatch.setattr("autotune.search.baselines.AS_FAST", 1.0)  # so that no other baseline is needed
     packing = Packed(qv=30, qt=2200, qv_min=30, qt_min=2200, packer="best-fit")
     stage = Stage(vision=VISION_LAYERS, language=LANGUAGE_LAYERS)
     bench.current_plan = Plan(packing=packing, layout=Layout(pipeline=1, data=2, zero=1), stages=(stage,))
