@@ -161,7 +161,8 @@ class Solver:
         if self._spare.has_use(layout) and plans:
             if lacking := self._spare.lacking(plans[0]):
                 lowered = (self._lowered(each)._problem(packing, layout) for each in lacking)
-                plans = [*chain.from_iterable(each.best(wanted) for each in lowered), *problem.best(_OTHER)]
+                others = problem.best(_OTHER) if layout.pipeline > 1 else plans
+                plans = [*chain.from_iterable(each.best(wanted) for each in lowered), *others]
             plans = [plan for plan in self._spare.used(dict.fromkeys(plans)) if plan is not None]
         if not plans:
             return ()

@@ -58,8 +58,17 @@ class SpareMemory:
         options = [_gathering_once(plan, layers) for layers in range(_layers(plan) + 1)]
         needed = [max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(options)]
         most = options[max(0, bisect_right(needed, self._usable) - 1)]
-        before, after = self._predictor.plans_epoch_seconds((plan, most))
-        return most if after < before else plan
+        return most if self._exchange_seconds(most) < self._exchange_seconds(plan) else plan
+
+    def _exchange_seconds(self, plan: Plan) -> float:
+        """Return the seconds of exchanges of one stage in both passes of the mean row."""
+        times, parts = self._predictor.times, Parts.of_levels(plan)
+        of_levels = zip(self._predictor.sizes(plan.packing, plan.layout).of_levels, parts, strict=True)
+        return sum(
+            sizes.row_share
+            * float(np.sum(times.exchange_seconds(part, plan.layout, sizes.mean, np.array([sizes.degree]))))
+            for sizes, part in of_levels
+        )
 
     def _deferring(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
         sizes = self._predictor.sizes(plan.packing, plan.layout)
@@ -88,5 +97,5 @@ def _layers(plan: Plan) -> int:
 
 
 def _gathering_once(plan: Plan, layers: int) -> Plan:
-    """Return the plan of one stage with the weights of so many layers gathered once for both passes."""
+    """Return the plan with this number as `gathered_once` of its stage; with ZeRO 3 it has one."""
     return replace(plan, stages=(replace(plan.stages[0], gathered_once=layers),))

@@ -134,7 +134,7 @@ def _with_all(plan: Plan) -> Plan:
 def _with_counts(plan: Plan, counts: Sequence[tuple[int, int]]) -> Plan:
     """Return the plan with these (vision, language) layers of each stage recomputed, for packs of each level.
 
-    No weights are gathered once: as many would be as fit beside the recomputation of the given plan.
+    `gathered_once` becomes 0: its value in the given plan may not fit beside another recomputation.
     """
     stages = (
         replace(stage, gathered_once=0).recomputing(

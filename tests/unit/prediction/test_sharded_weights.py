@@ -79,15 +79,15 @@ def test_layers_whose_weights_stay_are_gathered_once(once: int, again: float) ->
 def test_layers_hide_what_is_gathered_and_scattered_beside_them(
     share: float, once: int, passes: tuple[float, float], gathers: tuple[float, ...]
 ) -> None:
-    """The exchanges beside each place of the chain, one after the other."""
+    """Expected values come from a walk over the layers, each with the exchanges that run during its pass."""
     kinds = [0, *[1] * 5, 2, *[3] * 4, 4]
     layers = [number for number, kind in enumerate(kinds) if kind in (1, 3)]
     staying = {*layers[len(layers) - once :], len(kinds) - 2, len(kinds) - 1}
     again = [0.0 if number in staying else gathers[kind] for number, kind in enumerate(kinds)]
     hidden = 0.0
     for number in range(len(kinds)):
-        beside = (again[number - 1] if number else 0.0) + (SCATTER if number < len(kinds) - 1 else 0.0)
-        hidden += share * min(beside, passes[1])
+        exchanged = (again[number - 1] if number else 0.0) + (SCATTER if number < len(kinds) - 1 else 0.0)
+        hidden += share * min(exchanged, passes[1])
     costs = hiding(sharded(with_passes(*passes), gathers), share)
     forward, backward = exchanges(of_zero(3, f"g{once}"), costs)
     hidden_forward = sum(share * min(gathers[kind], passes[0]) for kind in kinds[1:])
