@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -195,13 +196,22 @@ def _polite_signals() -> Iterator[None]:
 
 
 def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False) -> None:
-    """Read the job, and refuse devices in use, then show that the command works: torch takes seconds to import."""
+    """Read the job, and refuse devices in use, and a model or data that are not there, before torch is imported.
+
+    Then show that the command works, since the import takes seconds.
+    """
     job = file.job
     if uses_devices:
         from autotune.machine.job_hardware import check_free
 
         check_free(job)
     from autotune.events import Phase, PhaseBegan
+    from trials.data import formats
+    from trials.model.refusals.folder import check_place
+
+    check_place(job.model.path)
+    for source in (*job.data.sources, *(job.evaluation.sources or ())):
+        formats.resolve(source, Path())
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 

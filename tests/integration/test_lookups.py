@@ -104,6 +104,26 @@ def test_devices_in_use_are_refused_before_torch_is_imported(
     assert not imported & {"torch", "transformers", "deepspeed", "optuna"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("model.path=./gone", "gone does not exist; give a local folder or a hub id"),
+        ("data.sources[0].path=gone.jsonl", "gone.jsonl does not exist; correct its path"),
+        ("evaluation.sources=[{path: gone.jsonl}]", "gone.jsonl does not exist; correct its path"),
+    ],
+    ids=["model", "data", "evaluation"],
+)
+def test_a_model_and_data_that_are_not_there_are_named_before_torch_is_imported(
+    changes: str, message: str, environment: Mapping[str, str], example: Path, tmp_path: Path
+) -> None:
+    job = tmp_path / "job.yaml"
+    source = example / "data" / "train.jsonl"
+    job.write_text(f"model: {{path: {example / 'model'}}}\ndata: {{sources: [{{path: {source}}}]}}\n")
+    imported, written = modules_of(environment, tmp_path, "profile", str(job), "--set", changes, exit_code=1)
+    assert message in written
+    assert not imported & {"torch", "transformers", "deepspeed", "optuna"}
+
+
 def test_a_report_imports_no_training_library(environment: Mapping[str, str], tmp_path: Path) -> None:
     imported, _ = modules_of(environment, tmp_path, "report", "--out", str(tmp_path / "report.html"))
     assert not imported & {"torch", "transformers", "deepspeed", "datasets", "alembic"}

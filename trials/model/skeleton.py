@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import huggingface_hub
 import torch
-from huggingface_hub.errors import HFValidationError
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
@@ -22,8 +20,8 @@ from trials.model.family import Family, check_form, load_family
 from trials.model.paths import parameters_at
 from trials.model.refusals.built_model import check_kept_types, check_output_head
 from trials.model.refusals.experts import check_experts
-from trials.model.refusals.folder import CONFIG, check_adapter, check_folder, check_settings
-from trials.model.refusals.refusal import reason, refusing
+from trials.model.refusals.folder import CONFIG, check_folder, check_place, check_settings
+from trials.model.refusals.refusal import refusing
 from trials.model.refusals.structure import of_ends, of_language
 from trials.model.refusals.unsupported import (
     LIKE_LLAMA,
@@ -98,7 +96,7 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
     Raise ModelError for a folder without one, for a hub that does not answer, and for files that cost too much to read
     or build or that transformers refuses.
     """
-    _check_place(path)
+    check_place(path)
     is_folder = Path(path).is_dir()
     remedy = _CORRECT if is_folder else hub.remedy(path)
     with refusing(f"cannot read the configuration of model {path}", remedy):
@@ -229,24 +227,3 @@ def _layer_list(model: nn.Module, root: str, count: int) -> tuple[str, ...]:
             f"expected one list of {count} language layers under {root}, found {len(found)}: {found}; {LIKE_LLAMA}"
         )
     return tuple(f"{found[0]}.{number}" for number in range(count))
-
-
-def _check_place(path: str) -> None:
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / CONFIG).is_file():
-            check_adapter(folder)
-            raise ModelError(f"model folder {path} has no {CONFIG}; save the model there with save_pretrained")
-    elif folder.is_file():
-        raise ModelError(f"model {path} is a file; give the folder that it is in")
-    elif folder.is_absolute() or path.startswith("."):
-        raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
-    else:
-        nowhere, server = f"model {path} is not a folder next to the job file", huggingface_hub.constants.ENDPOINT
-        try:
-            cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
-        except HFValidationError as error:
-            raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
-        # Asked here first: where nothing answers, the hub's client tries for minutes.
-        if not (cached or huggingface_hub.is_offline_mode() or hub.answers(server)):
-            raise ModelError(f"{nowhere}, and {server} does not answer; {hub.remedy(path)}")

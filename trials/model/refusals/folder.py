@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub.errors import HFValidationError
+
 from trials.errors import ModelError
+from trials.model import hub
+from trials.model.refusals.refusal import reason
 from trials.regular_file import LFS_POINTER, check_regular, open_regular
 
 CONFIG = "config.json"
@@ -75,6 +80,28 @@ _POSITIVE = frozenset(
         "min_patches",
     )
 )
+
+
+def check_place(path: str) -> None:
+    """Raise ModelError where there is no model: neither a folder with a configuration nor a hub id that can be read."""
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / CONFIG).is_file():
+            check_adapter(folder)
+            raise ModelError(f"model folder {path} has no {CONFIG}; save the model there with save_pretrained")
+    elif folder.is_file():
+        raise ModelError(f"model {path} is a file; give the folder that it is in")
+    elif folder.is_absolute() or path.startswith("."):
+        raise ModelError(f"model folder {path} does not exist; give a local folder or a hub id such as org/name")
+    else:
+        nowhere, server = f"model {path} is not a folder next to the job file", huggingface_hub.constants.ENDPOINT
+        try:
+            cached = isinstance(huggingface_hub.try_to_load_from_cache(path, CONFIG), str)
+        except HFValidationError as error:
+            raise ModelError(f"{nowhere} and no hub id; correct model.path: {reason(error)}") from error
+        # Asked here first: where nothing answers, the hub's client tries for minutes.
+        if not (cached or huggingface_hub.is_offline_mode() or hub.answers(server)):
+            raise ModelError(f"{nowhere}, and {server} does not answer; {hub.remedy(path)}")
 
 
 def check_folder(folder: Path) -> None:
