@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -69,8 +71,11 @@ class ChatTemplate:
         self._template = f"{_CLOCK}{template}" if is_dated else template
         self._image_tokens = image_tokens
         self._video_token = video
+        self._ended: tuple[str, ...] = ()
         self._in_parts = self._takes_parts()
         self._system_in_parts = self._in_parts and self._takes_system_in_parts()
+        if self._in_parts:
+            self._ended = tuple(self._ended_marks())
 
     def rendered(
         self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None, videos: bool = False
@@ -109,7 +114,7 @@ class ChatTemplate:
 
     def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
         if in_parts and (turn.role != "system" or self._system_in_parts):
-            return list(parts(turn, videos=videos))
+            return list(parts(replace(turn, text=once_ended(turn.text, self._ended)), videos=videos))
         text = turn.text
         for token in self._image_tokens if turn.role == "user" else ():
             text = text.replace(IMAGE, token)
@@ -133,6 +138,15 @@ class ChatTemplate:
             "template with its tokenizer or processor"
         )
 
+    def _ended_marks(self) -> Iterator[str]:
+        """Yield the marks of a user's text behind which the template writes a line feed of its own."""
+        shown = {IMAGE: next(iter(self._image_tokens), None), VIDEO: self._video_token}
+        for mark, token in shown.items():
+            with suppress(*REFUSALS):
+                text = self.rendered((Turn(role="user", text=mark + _PROBE[0]),), videos=mark == VIDEO)
+                if token and f"{token}\n{_PROBE[0]}" in text:
+                    yield mark
+
     def _takes_system_in_parts(self) -> bool:
         """Return whether the template wants a system prompt as the other turns; Pixtral's joins it to a text."""
         self._system_in_parts = True
@@ -142,6 +156,16 @@ class ChatTemplate:
         except REFUSALS:
             return False
         return text.count(prompt) == 1
+
+
+def once_ended(text: str, marks: Collection[str]) -> str:
+    """Return a user's text without the line feeds behind such `marks` at its beginning.
+
+    LLaVA's records have one behind each image. A template that writes one as well would show two, which no prompt has
+    that names its images apart from its text.
+    """
+    begin = re.match(f"(?:(?:{'|'.join(marks)})\n?)+", text) if marks else None
+    return text if begin is None else begin[0].replace("\n", "") + text[begin.end() :]
 
 
 def parts(turn: Turn, *, videos: bool = False) -> Iterator[dict[str, str]]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, TypeAlias
 
@@ -20,7 +21,7 @@ from transformers import PretrainedConfig
 from trials.arrays import Ints
 from trials.data.records.images import image_pixels
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Sample, Turn
-from trials.model.inputs.chat_template import chatml, default_template
+from trials.model.inputs.chat_template import chatml, default_template, once_ended
 from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor
 
@@ -151,6 +152,15 @@ class PlainInputs:
         # A template for texts prints a list of parts as Python does.
         return "{'type'" not in shown and _in_order(pieces, shown) and (not token or shown.count(token) == images)
 
+    @cached_property
+    def _ends_images(self) -> bool:
+        """Whether the template writes a line feed behind each image."""
+        content = [{"type": "image"}, {"type": "text", "text": _STAND_IN}]
+        try:
+            return f"{self._image_token}\n{_STAND_IN}" in self._rendered([{"role": "user", "content": content}])
+        except Exception:  # as in _shows
+            return False
+
     def _as_texts(self, turns: Sequence[Turn]) -> list[Message]:
         token = self._image_token
         return [
@@ -161,11 +171,11 @@ class PlainInputs:
             for turn in turns
         ]
 
-    @staticmethod
-    def _in_parts(turns: Sequence[Turn], images: Sequence[Image.Image]) -> Iterator[Message]:
+    def _in_parts(self, turns: Sequence[Turn], images: Sequence[Image.Image]) -> Iterator[Message]:
         shown = iter(images)
         for turn in turns:
-            first, *others = turn.text.split(IMAGE) if turn.role == "user" else [turn.text]
+            text = once_ended(turn.text, [IMAGE] if self._ends_images else [])
+            first, *others = text.split(IMAGE) if turn.role == "user" else [text]
             content: list[dict[str, Any]] = [{"type": "text", "text": first}] if first or not others else []
             for text in others:
                 content.append({"type": "image", "image": next(shown)})
@@ -280,9 +290,8 @@ class PlainInputs:
         ]
         shown = images[: sum(_images_of(each, self._image_token) for each in messages)]
         text = self._rendered(changed) if self._of_text else self._processed(changed, shown, {"tokenize": True})[0]
-        if any(text.count(mark) != 1 for mark in marks.values()):
-            return None
-        return re.split("|".join(map(re.escape, marks.values())), text)
+        shown_once = all(text.count(mark) == 1 for mark in marks.values())
+        return re.split("|".join(map(re.escape, marks.values())), text) if shown_once else None
 
     def _asking(self, messages: Sequence[Message]) -> str:
         """Return what the template adds to ask for an answer, an empty text where it adds nothing."""

@@ -1,0 +1,67 @@
+"""Line feeds behind images: those of LLaVA's records, and those that a chat template writes by itself."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.contracts.test_families import TINY
+from trials import plugins
+from trials.data.records.sample import Sample, Turn
+from trials.model.family import load_family
+from trials.model.inputs.chat_template import once_ended
+from trials.model.inputs.processor import load_processor
+from trials.model.plain.plain_inputs import PlainInputs
+from trials.model.skeleton import load_config
+
+SHOWN = {"type": "image"}
+
+
+def text_of(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "content"),
+    [
+        ("llava", "<image>\nWhat?", [SHOWN, text_of("What?")]),
+        ("llava", "<image>What?", [SHOWN, text_of("What?")]),
+        ("llava", "<image>\n\nWhat?", [SHOWN, text_of("\nWhat?")]),
+        ("llava", "What?\n<image>\nAnd?", [text_of("What?\n"), SHOWN, text_of("\nAnd?")]),
+        ("llava-onevision", "<image>\n<image>\nWhat?", [SHOWN, SHOWN, text_of("What?")]),
+        ("qwen2-5-vl", "<image>\nWhat?", [SHOWN, text_of("\nWhat?")]),
+    ],
+    ids=["one", "none", "two", "inside", "several images", "a template without"],
+)
+def test_a_question_has_the_line_feeds_of_its_record_and_of_the_template_once(
+    tmp_path: Path, name: str, question: str, content: list[dict[str, Any]]
+) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    config = load_config(str(tmp_path))
+    processor = load_processor(str(tmp_path), config, trust_remote_code=False)
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (56, 56)).save(path)
+    pictures = content.count(SHOWN)
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": [text_of("A box.")]}]
+    text = processor.apply_chat_template(messages, tokenize=False)
+    (expected,) = processor(images=[[Image.open(path)] * pictures], text=[text])["input_ids"]
+    sample = Sample(
+        turns=(Turn(role="user", text=question), Turn(role="assistant", text="A box.")),
+        images=(path,) * pictures,
+        image_sizes=(None,) * pictures,
+    )
+    encoded = load_family(config).encoder(str(tmp_path)).encode(sample, pixels=False)
+    assert encoded.input_ids.tolist() == list(expected)
+    plain = PlainInputs(str(tmp_path), config, trust_remote_code=False)
+    assert np.array_equal(plain.token_ids(sample), encoded.input_ids)
+
+
+def test_only_marks_at_the_beginning_lose_a_line_feed() -> None:
+    marks = ("<image>", "<video>")
+    assert once_ended("<image>\n<video>\n\nSo?", marks) == "<image><video>\nSo?"
+    assert once_ended("<image>\nSo?", ("<video>",)) == "<image>\nSo?"
+    assert once_ended("So <image>\nwhat?", marks) == "So <image>\nwhat?"
+    assert once_ended("<image>\n", marks) == "<image>"
+    assert once_ended("<image>\n", ()) == "<image>\n"
