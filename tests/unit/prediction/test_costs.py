@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from trials.tasks.answer import (
     LayerTiming,
     ProfileReport,
 )
-from trials.tasks.profiling.quiet import Times, measure_until_quiet, spread
 
 COEFFICIENTS = tuple(f.name for f in fields(LayerCost) if f.name.endswith(("_seconds", "_bytes")))
 
@@ -280,23 +279,6 @@ def test_a_kind_whose_times_stay_apart_is_marked() -> None:
     assert fit_costs([loud]).noisy_kinds == ("head",)
 
 
-def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
-    asked: list[tuple[int, ...]] = []
-
-    def measure(numbers: Sequence[int]) -> list[Times]:
-        """Probe 1 is noisy in its first two rounds, probe 2 always."""
-        asked.append(tuple(numbers))
-        turn = len(asked)
-        widths = {0: 0.0, 1: 0.5 if turn <= 8 else 0.01, 2: 2.0 if turn <= 4 else 0.9}
-        return [Times(1.0 + widths[number] * (turn % 4), 1.0, 0.0) for number in numbers]
-
-    found = measure_until_quiet(measure, count=3, repeats=4)
-    assert asked == [(0, 1, 2)] * 4 + [(1, 2)] * 4 + [(1, 2)] * 4
-    assert spread(found[0]) == 0
-    assert spread(found[1]) < 0.02
-    assert NOISE_LIMIT < spread(found[2]) < 0.9
-
-
 def test_a_layer_takes_at_least_as_long_as_the_host_to_enqueue_it() -> None:
     (report,) = reports_of(COSTS, noise=0.0, ranks=1)
     sizes = np.array([(0, samples * length, samples * length**2, 1) for samples, length in SHAPES], dtype=np.float64)
@@ -308,17 +290,6 @@ def test_a_layer_takes_at_least_as_long_as_the_host_to_enqueue_it() -> None:
     factors = np.interp(sizes[:, 1], fitted.curve_sizes, fitted.curve)
     alone = np.array([(sizes[:, 1] == size).sum() == 1 for size in sizes[:, 1]])
     np.testing.assert_allclose((factors * seconds)[alone], np.maximum(seconds, host)[alone], rtol=1e-6)
-
-
-def test_quiet_times_are_not_taken_again() -> None:
-    asked = []
-
-    def measure(numbers: Sequence[int]) -> list[Times]:
-        asked.append(tuple(numbers))
-        return [Times(1.0, 2.0, 0.5) for _ in numbers]
-
-    assert measure_until_quiet(measure, count=2, repeats=3) == [[Times(1.0, 2.0, 0.5)] * 3] * 2
-    assert len(asked) == 3
 
 
 def test_slow_calls_are_those_of_the_rank_that_loses_most() -> None:

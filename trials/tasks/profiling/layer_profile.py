@@ -34,7 +34,7 @@ from trials.tasks.profiling.links import layouts_of_all, time_averages, time_hos
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
-from trials.tasks.profiling.quiet import Times, measure_until_quiet, spread
+from trials.tasks.profiling.quiet import QuietTimes, Times, spread
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.slow_calls import time_slow_calls
 from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tensor
@@ -218,16 +218,15 @@ class Profiler:
         self._stage, self.device, self._repeats = stage, device, repeats
         self._stopwatch, self._head_start = Stopwatch(device), HeadStart(device)
         self._takes_gradient = takes_gradient
+        self._probes: list[Probe] = []
+        self._quiet = QuietTimes(lambda numbers: [self._times(self._probes[number]) for number in numbers])
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
-        """Return medians over the repeats. Probes take turns, so that a drift of the machine affects all alike."""
+        """Return medians over the repeats. Probes take turns, also with those of earlier calls: at one speed."""
         self.warm_up(probes)
         measured = [self.sizes(probe) for probe in probes]
-
-        def measure(numbers: Sequence[int]) -> list[Times]:
-            return [self._times(probes[number]) for number in numbers]
-
-        times = measure_until_quiet(measure, len(probes), self._repeats)
+        self._probes += probes
+        times = self._quiet.measured(range(len(self._probes) - len(probes), len(self._probes)), self._repeats)
         hosts = host_seconds(probes, self._states, self.device, self._repeats)
         return tuple(
             replace(_timing(probe, *each), host_seconds=hosts.get(probe.layer, 0.0))

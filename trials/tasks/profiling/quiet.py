@@ -1,14 +1,20 @@
-"""Times of layers, measured again where they spread too far."""
+"""Times of layers at one speed of the machine, measured again where they spread too far."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from trials.arrays import Floats
 from trials.costs.layer import NOISE_LIMIT
 
 # A choice: a machine that is still disturbed in the third round is marked as noisy instead.
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
+_REFERENCES = 5
+"""Quiet probes that are timed again beside noisy ones, to tell how fast the machine is then."""
+_POLISHES = 4  # the medians hardly change after the second
 
 
 class Times(NamedTuple):
@@ -26,25 +32,64 @@ class Times(NamedTuple):
     """What deferring them adds to all passes."""
 
 
-def measure_until_quiet(
-    measure: Callable[[Sequence[int]], Sequence[Times]], count: int, repeats: int
-) -> list[list[Times]]:
-    """Return `repeats` times of each of `count` probes; repeat those that spread too far, and keep the quietest.
+class QuietTimes:
+    """Times of probes, which are measured in turns, at one speed of the machine.
 
-    `measure` times the probes of these numbers once, one after the other.
+    The speed of a shared machine changes from round to round. Probes of different rounds would look faster or slower
+    than each other, so all times are given at the median speed of the first call of `measured`.
     """
 
-    def rounds(numbers: Sequence[int]) -> Iterable[list[Times]]:
-        return [list(times) for times in zip(*(measure(numbers) for _ in range(repeats)), strict=True)]
+    def __init__(self, measure: Callable[[Sequence[int]], Sequence[Times]]) -> None:
+        """`measure` times the probes of these numbers once, one after the other."""
+        self._measure = measure
+        self._rounds: list[dict[int, Times]] = []
+        self._spreads: dict[int, float] = {}
+        """Of the probes that were measured before, by their numbers."""
+        self._first = 0
+        """Number of the rounds of the first call."""
 
-    found = list(rounds(range(count)))
-    for _ in range(_MORE_ROUNDS):
-        noisy = [number for number, times in enumerate(found) if spread(times) > NOISE_LIMIT]
-        if not noisy:
-            break
-        for number, times in zip(noisy, rounds(noisy), strict=True):
-            found[number] = min(found[number], times, key=spread)
-    return found
+    def measured(self, numbers: Sequence[int], repeats: int) -> list[list[Times]]:
+        """Return `repeats` times of each probe; repeat those that spread too far, and keep the quietest."""
+        found = self._added(numbers, repeats)
+        for _ in range(_MORE_ROUNDS):
+            noisy = [number for number in numbers if self._spreads[number] > NOISE_LIMIT]
+            if not noisy:
+                break
+            for number, times in self._added(noisy, repeats).items():
+                found[number] = min(found[number], times, key=spread)
+                self._spreads[number] = spread(found[number])
+        return list(found.values())
+
+    def _added(self, numbers: Sequence[int], repeats: int) -> dict[int, list[Times]]:
+        """Return the times of further rounds, by the number of the probe."""
+        quietest = sorted(self._spreads, key=lambda number: self._spreads[number])[:_REFERENCES]
+        beside = sorted({*numbers, *quietest})
+        before = len(self._rounds)
+        self._rounds += [dict(zip(beside, self._measure(beside), strict=True)) for _ in range(repeats)]
+        self._first = self._first or len(self._rounds)
+        slowness = self._slowness()
+        rounds = [
+            {number: Times(*(seconds / slow for seconds in times[number])) for number in numbers}
+            for times, slow in zip(self._rounds[before:], slowness[before:], strict=True)
+        ]
+        found = {number: [times[number] for times in rounds] for number in numbers}
+        self._spreads |= {number: spread(times) for number, times in found.items()}
+        return found
+
+    def _slowness(self) -> Floats:
+        """Return what each round takes over the median one of the first call, [rounds].
+
+        By median polish (Tukey 1977) of logarithms: a round has a speed, at which each probe has a time of its own.
+        """
+        logs = np.full((len(self._rounds), 1 + max(map(max, self._rounds))), np.nan)
+        for row, of_round in enumerate(self._rounds):
+            for number, times in of_round.items():
+                logs[row, number] = np.log(times.forward + times.backward)
+        speeds = np.zeros(len(logs))
+        for _ in range(_POLISHES):
+            own = np.nanmedian(logs - speeds[:, None], axis=0)
+            speeds = np.nanmedian(logs - own, axis=1)
+        return np.exp(speeds - np.median(speeds[: self._first]))
 
 
 def spread(times: Sequence[Times]) -> float:
