@@ -27,7 +27,7 @@ _LOOKED_AT = 50
 
 
 def known_winner(store: Store, now: Workload, output: Path | None = None) -> BestPlan:
-    """Return the winner of the last search on exactly this workload.
+    """Return the winner of the last search on exactly this workload; searches without a trainer come before others.
 
     Raise PlanNotValid if there is none, with an offer of the nearest plan for as many devices: for the training in
     `output`, where there is one.

@@ -9,7 +9,7 @@ from storage.records import BestPlan
 
 
 def best_plan(job: JobLike, *, database: str | None = None) -> BestPlan:
-    """Return the winner of the last search on exactly this job, on this hardware.
+    """Return the winner of the last search on exactly this job, on this hardware; searches without a trainer first.
 
     Takes no devices and measures nothing but the lengths of new samples. Raise PlanNotValid where no search on this
     job is finished; the message names the nearest plan.

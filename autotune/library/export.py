@@ -36,11 +36,11 @@ def export(
 ) -> Exported:
     """Write a plan for another trainer into the new folder `out`: data in its packs, and the trainer's configuration.
 
-    `plan` is a plan, a plan file, or the id of a tried plan; by default the winner, or else the plan that the solver
-    predicts to be fastest. Where the trainer cannot hold it, the best plan that it can hold is written. `present` is
-    the user's own configuration of the trainer, of which all is kept that the export does not decide. The trainer's
-    package counts tokens in the environment of `trainer_python`, by default this one. The other options are those of
-    `predict`.
+    `plan` is a plan, a plan file, or the id of a tried plan; by default the winner of the last search for the trainer
+    or else of any search, or else the plan that the solver predicts to be fastest. Where the trainer cannot hold it,
+    the best plan that it can hold is written. `present` is the user's own configuration of the trainer, of which all is
+    kept that the export does not decide. The trainer's package counts tokens in the environment of `trainer_python`, by
+    default this one. The other options are those of `predict`.
 
     Raise ExportError and what `predict` raises.
     """
@@ -81,15 +81,18 @@ def exported(
         plan = named_plan(plan, database_url, listener)
     forecaster = forecaster_of(job, options, database_url, listener)
     if plan is None:
-        plan = _best_known(forecaster, database_url, listener)
+        plan = _best_known(forecaster, wanted.trainer, database_url, listener)
     listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan within the trainer's limits"))
     return export_plan(forecaster, plan, wanted.trainer, wanted.folder, present=wanted.present, python=wanted.python)
 
 
-def _best_known(forecaster: Forecaster, database_url: str | None, listener: Listener) -> Plan:
-    """Return the winner of the last search on this workload, or else the best plan that the solver finds."""
+def _best_known(forecaster: Forecaster, trainer: str, database_url: str | None, listener: Listener) -> Plan:
+    """Return the winner of the last search on this workload, or else the best plan that the solver finds.
+
+    The last search for this trainer comes before others.
+    """
     with read_store(database_url) as store:
-        winner = store.last_winner(forecaster.workload.fingerprint)
+        winner = store.last_winner(forecaster.workload.fingerprint, trainer)
     if winner is not None:
         listener(Note(text=f"Exporting plan {winner.plan.id}, the winner of the last search"))
         return winner.plan

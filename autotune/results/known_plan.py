@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from autotune.plan_text import outcome_text
+from autotune.search.study_settings import TRAINER
 from storage.records import BestPlan, FinishedTrial, TriedPlan
 from trials.outcome import Completed
 from trials.plan import Plan
@@ -63,9 +64,10 @@ def known_text(tried: TriedPlan) -> str:
 
 
 def _place(tried: TriedPlan) -> str:
-    name, winner = tried.study.name, tried.winner
+    trainer, winner = tried.study.settings.get(TRAINER), tried.winner
+    name = f"{tried.study.name}, for {trainer}," if trainer else tried.study.name
     if winner is None:
-        return f"Study {name}, which has no winner yet, tried plan {tried.plan.id}"
+        return f"Study {name} tried plan {tried.plan.id} and has no winner yet"
     if tried.won:
         return f"Study {name} found plan {tried.plan.id} to be the fastest"
     if tried.plan.id in winner.ties:

@@ -106,13 +106,21 @@ def count(connection: Connection) -> int:
     return connection.scalars(select(func.count()).select_from(BEST_PLAN)).one()
 
 
-def last(connection: Connection, workload_fingerprint: str) -> BestPlan | None:
-    """Return the winner of the newest study on exactly this workload, without imported ones, or None."""
-    query = _winners()
-    of_workload = STUDY.c.workload_fingerprint == workload_fingerprint
-    query = query.where(of_workload, ~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None))
-    row = connection.execute(query.order_by(STUDY.c.started.desc()).limit(1)).mappings().one_or_none()
-    return None if row is None else codec.best_plan(row)
+def last(connection: Connection, workload_fingerprint: str, trainer: str | None = None) -> BestPlan | None:
+    """Return the winner of the newest study on exactly this workload, without imported ones, or None.
+
+    Studies for this trainer, by default for none, come before all others.
+    """
+    query = (
+        select(STUDY.c.id, STUDY.c.settings)
+        .join(BEST_PLAN, BEST_PLAN.c.study_id == STUDY.c.id)
+        .where(STUDY.c.workload_fingerprint == workload_fingerprint)
+        .where(~provenance.is_foreign(STUDY.c.id), STUDY.c.archived.is_(None))
+        .order_by(STUDY.c.started.desc())
+    )
+    found = connection.execute(query).all()
+    wanted = [study for study, settings in found if settings.get("trainer") == trainer]
+    return of_study(connection, (wanted or [study for study, _ in found])[0]) if found else None
 
 
 def of_study(connection: Connection, study_id: str) -> BestPlan | None:

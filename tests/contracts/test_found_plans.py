@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from storage.errors import AmbiguousId, UnknownPlan
+from storage.records import BestPlan
 from storage.store import Store
 from tests.values.storage import (
     NOON,
@@ -18,6 +19,7 @@ from tests.values.storage import (
     packed_plan,
     result_of,
 )
+from trials.plan import Plan
 
 OTHER = replace(WORKLOAD, model=replace(WORKLOAD.model, name="my_other-model"))
 """Of another folder, with the same fingerprint."""
@@ -122,3 +124,18 @@ def test_a_study_is_joined_whatever_the_name_of_the_folder(store: Store) -> None
     assert store.join_study(fingerprint, {}, 0, lambda _: True, model_name="second") == first
     other = store.join_study(fingerprint, {}, 0, lambda _: False, model_name="second")
     assert other.name.startswith("second-")
+
+
+def test_the_last_winner_is_that_of_a_study_for_the_same_trainer_where_there_is_one(store: Store) -> None:
+    def won(plan: Plan, **settings: object) -> BestPlan:
+        study = store.create_study(store.add_workload(WORKLOAD), settings, 0)
+        return concluded(store, best_of(study.id, plan=plan))
+
+    for_swift = won(packed_plan(1), trainer="ms-swift")
+    assert store.last_winner(WORKLOAD.fingerprint) == for_swift
+    assert store.last_winner(WORKLOAD.fingerprint, "qwen-vl") == for_swift
+    own = won(packed_plan(2), trainer=None)
+    later = won(packed_plan(3), trainer="ms-swift")
+    assert store.last_winner(WORKLOAD.fingerprint) == own
+    assert store.last_winner(WORKLOAD.fingerprint, "ms-swift") == later
+    assert store.last_winner(WORKLOAD.fingerprint, "qwen-vl") == later
