@@ -11,6 +11,8 @@ from trials.plan import Padded
 from trials.units import duration_text, number_of
 
 _MEBI = 1 << 20
+_LEAST = 0.01
+"""Device-hours, or their price, below which a job is too small for its figures to matter."""
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
@@ -61,12 +63,17 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
         duration_text(forecast.prediction.epoch_seconds),
         duration_text(found.training_seconds(choice)),
         f"{forecast.predicted_samples_per_second:.1f}",
-        f"{hours:.3g}",
-        *([f"{price * hours:.2f}"] if price else []),
+        _at_least(hours, f"{hours:.3g}"),
+        *([_at_least(price * hours, f"{price * hours:.2f}")] if price else []),
         f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
         f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed"
         f"{f', {selectively} selectively' if selectively else ''}",
     )
+
+
+def _at_least(value: float, text: str) -> str:
+    """Return the text of a value, and for one that shows as nothing how little it is at most."""
+    return text if value >= _LEAST else f"<{_LEAST}"
 
 
 def _advice(found: Recommendation) -> str:
