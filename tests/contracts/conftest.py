@@ -1,4 +1,4 @@
-"""Every contract of the store is checked on SQLite and on a real PostgreSQL."""
+"""Every contract of the store is checked on SQLite and, mostly in `make test-long`, on a real PostgreSQL."""
 
 import shutil
 from collections.abc import Iterator
@@ -29,7 +29,11 @@ def postgres_tables(postgres_server: str) -> Iterator[str]:
         yield str(parse(url).database)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+"""Also `make test` runs the test on PostgreSQL: it is about SQL, locks or several processes."""
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.long)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """URL of a database with all tables for tests that use `store`; without any, as for a new user, for the others."""
     has_tables = "store" in request.fixturenames

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from autotune.machine import agent as agents
 from autotune.machine.agent import Agent
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import PADDED_PLAN, WORKLOAD, beats_of_both, best_of, concluded, packed_plan, result_of
 
 BEAT = 0.02
@@ -34,6 +35,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
+@on_both_databases
 def test_an_agent_is_there_until_it_ends(store: Store) -> None:
     with Agent(store, BEAT) as one:
         with Agent(store, BEAT) as other:
@@ -76,6 +78,7 @@ def test_questions_do_not_count_as_silence(store: Store) -> None:
         assert not one.is_gone(other.id)
 
 
+@on_both_databases
 def test_while_nobody_can_write_nobody_is_gone(store: Store, engine: Engine) -> None:
     """A lock keeps both from giving signs of life: the one that gets through first must not bury the other."""
     other = store.add_agent(ELSEWHERE, "1 2")
@@ -113,6 +116,7 @@ def test_a_later_process_of_the_same_number_is_another_one(store: Store) -> None
         assert not one.is_gone(same.id)
 
 
+@on_both_databases
 def test_of_agents_that_claim_a_plan_one_gets_it(store: Store) -> None:
     study, gate = new_study(store), Barrier(4)
     ids = [store.add_agent(ELSEWHERE, f"{number} 1").id for number in range(4)]
@@ -156,6 +160,7 @@ def test_a_plan_is_claimed_again_by_an_agent_that_knows_how_often_it_was_tried(s
     assert store.claim_trial(study, PADDED_PLAN, "sampled", {}, agent_id=agent, finished=1) is None
 
 
+@on_both_databases
 def test_agents_that_begin_the_same_search_at_once_join_one_study(store: Store) -> None:
     fingerprint, gate = store.add_workload(WORKLOAD), Barrier(4)
 

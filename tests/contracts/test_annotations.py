@@ -17,6 +17,7 @@ from storage.errors import (
 )
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     OWN,
     SHARED,
@@ -31,6 +32,7 @@ from tests.values.storage import (
 # --- archiving ---
 
 
+@on_both_databases
 def test_an_archived_study_is_used_by_name_alone_until_it_is_unarchived(store: Store) -> None:
     study = searched(store)
     name = store.study(study).name
@@ -87,6 +89,7 @@ def test_what_is_archived_here_is_not_exported_and_stays_after_an_import(store: 
 # --- notes and tags ---
 
 
+@on_both_databases
 def test_notes_and_tags_come_back_on_studies_and_plans(store: Store) -> None:
     study = searched(store)
     subjects = store.find_subject(store.study(study).name.upper()), store.find_subject(OWN.id[:8])
@@ -108,6 +111,7 @@ def test_notes_and_tags_come_back_on_studies_and_plans(store: Store) -> None:
         assert store.annotations(subject.kind) == {}
 
 
+@on_both_databases
 def test_studies_and_plans_are_found_by_their_tags(store: Store) -> None:
     first, second = searched(store), searched(store, plans=(7, 50), winner=7)
     store.change_tags(store.find_subject(first), ["paper", "100%"])
@@ -168,6 +172,7 @@ def test_a_name_of_nothing_or_of_several_is_refused(store: Store) -> None:
         store.find_subject(study)
 
 
+@on_both_databases
 def test_tags_that_are_added_at_once_are_all_kept(store: Store) -> None:
     subject = store.find_subject(new_study(store))
     with ThreadPoolExecutor(4) as threads:
@@ -261,6 +266,7 @@ def test_bad_notes_are_found_and_a_repair_drops_them(
         assert again.winner(study) == best_of(study)
 
 
+@on_both_databases
 def test_a_vacuum_keeps_everything_and_gives_the_space_of_deleted_studies_back(store: Store, engine: Engine) -> None:
     kept = searched(store)
     for _ in range(3):

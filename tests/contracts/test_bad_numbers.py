@@ -16,6 +16,7 @@ from storage.records import LaunchResult, TrialResult
 from storage.spool import Spool
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import COSTS, NOON, WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 from trials import wire
 from trials.errors import WireError
@@ -65,6 +66,7 @@ def test_a_waiting_result_with_a_bad_number_is_set_aside(store: Store, tmp_path:
     assert [trial.id for trial in store.running_trials()] == [bad.id]
 
 
+@on_both_databases
 def test_a_column_takes_no_bad_number(store: Store) -> None:
     fingerprint = store.add_workload(WORKLOAD)
     launch = store.start_launch(packed_plan(), fingerprint, None)

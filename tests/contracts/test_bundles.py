@@ -13,6 +13,7 @@ from storage.errors import BadBundle, UnfinishedStudy, UnknownRecord
 from storage.records import LaunchResult
 from storage.store import Store, open_store
 from storage.validity import Verdict, validity
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     COSTS,
     EXPLANATION,
@@ -79,6 +80,7 @@ def exported(store: Store, study: str, path: Path) -> Path:
     return path
 
 
+@on_both_databases
 def test_what_is_exported_is_found_elsewhere_with_where_it_came_from(store: Store, there: Store, bundle: Path) -> None:
     done = there.import_bundle(bundle)
     assert (done.source, done.known) == (HERE, 0)
@@ -135,6 +137,7 @@ FROZEN_BUNDLE = Path(__file__).parents[1] / "assets" / "bundles" / "6.jsonl"
 FROZEN_DATABASE = FROZEN_BUNDLE.parents[1] / "databases" / "0100.db"
 
 
+@on_both_databases
 def test_a_frozen_bundle_is_taken_in_once(store: Store) -> None:
     first, second = store.import_bundle(FROZEN_BUNDLE), store.import_bundle(FROZEN_BUNDLE)
     assert (first.known, second.new, second.known) == (0, 0, first.new)
@@ -202,69 +205,68 @@ def changed(table: str, old: str, new: str) -> Callable[[list[str]], list[str]]:
     return spoil
 
 
-@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda lines: lines[:-1], "without its checksum"),
-        (lambda lines: [*lines[:-1], lines[-1][:20]], "no JSON object"),
-        (lambda lines: [line.replace('": 11.9', '": 99.9') for line in lines], "its checksum differs"),
-        (lambda lines: [*lines[:5], *lines[6:]], "its checksum differs"),
-        (lambda lines: [*lines, "\n"], "no JSON object"),
-        (lambda lines: [], "no JSON object"),
-        (lambda lines: ["\x00\x01\x02"], "no JSON object"),
-        (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
-        *(
-            (with_header('"version": 6', f'"version": {other}'), f"has version {other}, this software reads 6; export")
-            for other in (5, 7)
-        ),
-        (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
-        (without("plan"), "refers to a row that is missing"),
-        (without("model"), "refers to a row that is missing"),
-        (without("outcome"), "without an outcome"),
-        (changed("hardware", '"devices": 8', '"devices": 4'), "its content is that of"),
-        (changed("hardware", '"devices": 8', '"devices": "8"'), "devices is no int"),
-        (changed("hardware", '"devices": 8', '"device": 8'), "does not have the columns"),
-        (changed("trial", '"finished"', '"done"'), "does not have the columns"),
-        (changed("study", '"started": "2', '"started": "x'), "for a time"),
-        (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
-        (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": NaN'), "no JSON object"),
-        (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": 1e999'), "no JSON object"),
-        (
-            changed("best_plan", '"estimated_samples_per_second": 10.0', '"estimated_samples_per_second": 0.0'),
-            "more than 0 samples/s",
-        ),
-        (changed("outcome", "2.5", "null"), r"losses\.0"),
-        (changed("outcome", "2.5", "NaN"), r"losses\.0: Input should be a finite number"),
-        (changed("outcome", "9000", f"{10**30}"), "is no whole number of 64 bits"),
-        (changed("outcome", "[0.5,", "[0.0,"), "timed steps of more than 0 s"),
-        (changed("outcome", '"epoch_seconds": 1234.5', '"epoch_seconds": null'), "no estimate of epoch_seconds"),
-        (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which cannot be a measured value"),
-        (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
-        (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
-        (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
-        (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
-        (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),
-        (with_header('"exported": "', '"exported": "0001-01-01T00:00+14:00", "x": "'), "for a time"),
-        (with_header('"exported"', '"x"'), "None for a time"),
-        (lambda lines: resigned(["[" * 100_000 + "\n", *lines[1:]]), "no JSON object"),
-        (without("best_plan"), "has ended without a winner"),
-        (without("stage_measurement"), "0 ranks in place of 2"),
-        (one_without("trial"), "refers to a row that is missing"),
-        (one_without("stage_measurement"), "1 ranks in place of 2"),
-    ],
+SPOILT: tuple[tuple[Callable[[list[str]], list[str]], str], ...] = (
+    (lambda lines: lines[:-1], "without its checksum"),
+    (lambda lines: [*lines[:-1], lines[-1][:20]], "no JSON object"),
+    (lambda lines: [line.replace('": 11.9', '": 99.9') for line in lines], "its checksum differs"),
+    (lambda lines: [*lines[:5], *lines[6:]], "its checksum differs"),
+    (lambda lines: [*lines, "\n"], "no JSON object"),
+    (lambda lines: [], "no JSON object"),
+    (lambda lines: ["\x00\x01\x02"], "no JSON object"),
+    (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
+    *(
+        (with_header('"version": 6', f'"version": {other}'), f"has version {other}, this software reads 6; export")
+        for other in (5, 7)
+    ),
+    (lambda lines: [lines[0].replace("autotune-bundle", "x"), *lines[1:]], "no file that `autotune db export`"),
+    (without("plan"), "refers to a row that is missing"),
+    (without("model"), "refers to a row that is missing"),
+    (without("outcome"), "without an outcome"),
+    (changed("hardware", '"devices": 8', '"devices": 4'), "its content is that of"),
+    (changed("hardware", '"devices": 8', '"devices": "8"'), "devices is no int"),
+    (changed("hardware", '"devices": 8', '"device": 8'), "does not have the columns"),
+    (changed("trial", '"finished"', '"done"'), "does not have the columns"),
+    (changed("study", '"started": "2', '"started": "x'), "for a time"),
+    (changed("outcome", '"kind": "', '"kind": "x'), r"contradict its document"),
+    (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": NaN'), "no JSON object"),
+    (changed("best_plan", '"epoch_seconds": 100.0', '"epoch_seconds": 1e999'), "no JSON object"),
+    (
+        changed("best_plan", '"estimated_samples_per_second": 10.0', '"estimated_samples_per_second": 0.0'),
+        "more than 0 samples/s",
+    ),
+    (changed("outcome", "2.5", "null"), r"losses\.0"),
+    (changed("outcome", "2.5", "NaN"), r"losses\.0: Input should be a finite number"),
+    (changed("outcome", "9000", f"{10**30}"), "is no whole number of 64 bits"),
+    (changed("outcome", "[0.5,", "[0.0,"), "timed steps of more than 0 s"),
+    (changed("outcome", '"epoch_seconds": 1234.5', '"epoch_seconds": null'), "no estimate of epoch_seconds"),
+    (changed("layer_profile", "0.125", "-0.125"), "forward_seconds is -0.125, which cannot be a measured value"),
+    (changed("layer_profile", "0.125", "1e999"), "Input should be a finite number"),
+    (changed("layer_profile", "vision_embedding", "vision"), "there are no costs of vision_embedding"),
+    (changed("plan", '"autotune_plan"', '"autotune_agent"'), "names no table"),
+    (changed("plan", '"autotune_plan"', '["autotune_plan"]'), "names no table"),
+    (changed("hardware", '"devices": 8', f'"devices": {10**30}'), "cannot be stored"),
+    (with_header('"exported": "', '"exported": "0001-01-01T00:00+14:00", "x": "'), "for a time"),
+    (with_header('"exported"', '"x"'), "None for a time"),
+    (lambda lines: resigned(["[" * 100_000 + "\n", *lines[1:]]), "no JSON object"),
+    (without("best_plan"), "has ended without a winner"),
+    (without("stage_measurement"), "0 ranks in place of 2"),
+    (one_without("trial"), "refers to a row that is missing"),
+    (one_without("stage_measurement"), "1 ranks in place of 2"),
 )
+
+
 def test_a_bundle_that_is_not_whole_is_refused_and_nothing_is_stored(
-    store: Store, tmp_path: Path, foreign_lines: tuple[str, ...], spoil: Callable[[list[str]], list[str]], message: str
+    store: Store, tmp_path: Path, foreign_lines: tuple[str, ...]
 ) -> None:
     bundle = tmp_path / "bundle.jsonl"
-    bundle.write_text("".join(spoil(list(foreign_lines))))
-    with pytest.raises(BadBundle, match=message):
-        store.import_bundle(bundle)
-    assert not store.studies()
-    assert not store.best_plans()
-    with pytest.raises(UnknownRecord):
-        store.workload(WORKLOAD.fingerprint)
+    for spoil, message in SPOILT:
+        bundle.write_text("".join(spoil(list(foreign_lines))))
+        with pytest.raises(BadBundle, match=message):
+            store.import_bundle(bundle)
+        assert not store.studies()
+        assert not store.best_plans()
+        with pytest.raises(UnknownRecord):
+            store.workload(WORKLOAD.fingerprint)
 
 
 def test_the_speed_of_finished_trainings_travels_with_them(store: Store, there: Store, bundle: Path) -> None:

@@ -19,6 +19,7 @@ from storage.queries import studies
 from storage.records import LaunchResult
 from storage.spool import Spool
 from storage.store import Store, open_store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     COSTS,
     NOON,
@@ -55,6 +56,7 @@ def counts(engine: Engine) -> dict[str, int]:
         return {name: connection.scalar(text(f"SELECT count(*) FROM {name}")) or 0 for name in names}
 
 
+@on_both_databases
 def test_a_deleted_study_leaves_nothing_and_another_one_is_untouched(store: Store, engine: Engine) -> None:
     store.add_workload(WORKLOAD)
     store.save_layer_profile(
@@ -202,13 +204,17 @@ def test_a_deleted_study_comes_back_whole_with_its_bundle(store: Store, engine: 
     store.finish_trial(result_of(running.id))
 
 
-def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: Store, database_url: str) -> None:
+@on_both_databases
+@pytest.mark.parametrize("rounds", [4, pytest.param(12, marks=pytest.mark.long)])
+def test_deletions_among_agents_that_join_and_start_trials_break_nothing(
+    store: Store, database_url: str, rounds: int
+) -> None:
     fingerprint = store.add_workload(WORKLOAD)
 
     def search(number: int) -> int:
         done, dice = 0, random.Random(number)
         with open_store(database_url) as own:
-            for _ in range(12):
+            for _ in range(rounds):
                 agent = own.add_agent("a host", f"{number} 1").id
                 study = own.join_study(fingerprint, {}, 0, lambda study: study.finished is None, agent_id=agent).id
                 for _ in range(2):
@@ -224,7 +230,7 @@ def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: 
     def delete(_: int) -> int:
         deleted = 0
         with open_store(database_url) as own:
-            for _ in range(25):
+            for _ in range(2 * rounds):
                 for study in own.studies(archived=True):
                     try:
                         deleted += len(own.delete_studies([study.id]).studies)
@@ -235,7 +241,7 @@ def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: 
     with ThreadPoolExecutor(5) as threads:
         searches = [threads.submit(search, number) for number in range(3)]
         deletions = [threads.submit(delete, number) for number in range(2)]
-        assert [each.result(timeout=300) for each in searches] == [24] * 3
+        assert [each.result(timeout=300) for each in searches] == [2 * rounds] * 3
         assert all(each.result(timeout=300) >= 0 for each in deletions)
     assert store.problems() == ()
     for study in store.studies():
@@ -243,6 +249,7 @@ def test_deletions_among_agents_that_join_and_start_trials_break_nothing(store: 
     assert store.problems() == ()
 
 
+@on_both_databases
 def test_a_plan_that_another_study_begins_to_try_during_a_deletion_stays(store: Store, engine: Engine) -> None:
     first, second = searched(store), new_study(store, changed("hardware.devices", 4))
     with ThreadPoolExecutor(1) as threads:

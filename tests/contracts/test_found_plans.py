@@ -8,6 +8,7 @@ import pytest
 from storage.errors import AmbiguousId, UnknownPlan
 from storage.records import BestPlan
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     NOON,
     PADDED_PLAN,
@@ -33,6 +34,7 @@ def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
     assert store.find_plan(newest.plan.id[:8].upper()).won == newest
 
 
+@on_both_databases
 def test_of_a_plan_that_won_several_studies_the_one_that_holds_best_is_found(store: Store) -> None:
     drifted, elsewhere = changed("hardware.driver", "550.1"), changed("hardware.device_name", "NVIDIA H100")
     for day, workload in enumerate((WORKLOAD, drifted, elsewhere)):
@@ -93,6 +95,7 @@ def test_a_plan_is_found_in_the_study_that_is_asked_for(store: Store) -> None:
         store.find_plan(packed_plan().id, study_id=other)
 
 
+@on_both_databases
 def test_studies_and_winners_have_the_names_of_their_own_models(store: Store) -> None:
     first, second = store.add_workload(WORKLOAD), store.add_workload(OTHER)
     assert first == second

@@ -9,6 +9,8 @@ from storage.errors import DatabaseUnavailable
 from storage.records import AbandonedTrial, FinishedTrial
 from storage.store import Store, open_store
 from storage.upkeep.repair import repair
+from tests.contracts.conftest import on_both_databases
+from tests.values.parameters import parameters
 from tests.values.storage import (
     OUTCOMES,
     WORKLOAD,
@@ -69,13 +71,20 @@ SPOILS = {
 }
 
 
+ALIKE = {
+    *("another device", "other data", "another batch", "another speed"),
+    *("an outcome of nonsense", "ties of nonsense"),
+}
+"""Found as others of them are, in other tables."""
+
+
+@on_both_databases
 def test_what_the_store_writes_is_right(store: Store) -> None:
     filled(store)
     assert list(store.problems()) == []
 
 
-@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
-@pytest.mark.parametrize("name", SPOILS)
+@pytest.mark.parametrize("name", parameters({name: name for name in SPOILS}, short=SPOILS.keys() - ALIKE))
 def test_what_is_wrong_is_found_and_mended_after_a_copy(
     store: Store, database_url: str, engine: Engine, name: str
 ) -> None:
@@ -101,6 +110,7 @@ def test_what_is_wrong_is_found_and_mended_after_a_copy(
         assert Path(done.kept_as).stat().st_size
 
 
+@on_both_databases
 def test_a_trial_whose_outcome_is_lost_is_given_up_and_the_study_goes_on(
     store: Store, database_url: str, engine: Engine
 ) -> None:
@@ -118,6 +128,7 @@ def test_a_trial_whose_outcome_is_lost_is_given_up_and_the_study_goes_on(
         assert again.study(study).finished is None
 
 
+@on_both_databases
 def test_nothing_is_repaired_where_nothing_is(database_url: str) -> None:
     with pytest.raises(DatabaseUnavailable, match=r"no database|no tables"):
         repair(database_url)

@@ -5,9 +5,11 @@ import pytest
 from storage.errors import AlreadyFinished, UnknownRecord
 from storage.records import LaunchResult
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import NOON, WORKLOAD, packed_plan, slow_window, window_of
 
 
+@on_both_databases
 def test_the_speed_of_a_launch_is_stored_by_window_also_after_its_end_and_then_never_changes(store: Store) -> None:
     plan, workload = packed_plan(), store.add_workload(WORKLOAD)
     launch, other = (store.start_launch(plan, workload, 12.5) for _ in range(2))

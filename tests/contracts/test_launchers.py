@@ -105,17 +105,15 @@ def step_of(ranks: RankGroup) -> float:
     return heard[0]
 
 
-def test_ranks_take_requests_from_the_start_on_and_one_after_another(site: Site, ranks: RankGroup) -> None:
+def test_ranks_take_requests_from_the_start_on_and_one_after_another_also_steered_ones_and_one_that_fails(
+    site: Site, ranks: RankGroup
+) -> None:
     for _ in range(2):
         ranks.send(site.request(TWO))
         assert ranks.next_step() is None  # nothing steers the trial
         assert [len(each.step_seconds) for each in reports(ranks)] == [2, 2]
     assert not ranks.ended()
-
-
-def test_each_step_of_a_steered_trial_is_heard_once_and_enough_ends_it_on_all_ranks(
-    site: Site, ranks: RankGroup
-) -> None:
+    # Each step of a steered trial is heard once, and enough ends it on all ranks.
     for enough in (2, 3):
         ranks.send(site.request(THREE))
         heard: list[float] = []
@@ -126,9 +124,6 @@ def test_each_step_of_a_steered_trial_is_heard_once_and_enough_ends_it_on_all_ra
         first, second = reports(ranks)
         assert first.step_seconds == tuple(heard)
         assert len(second.step_seconds) == enough
-
-
-def test_a_request_that_fails_is_answered_with_the_reason(site: Site, ranks: RankGroup) -> None:
     ranks.send(site.too_large)
     wait_for(ranks.answers)
     (rank, answer), *_ = ranks.answers().items()

@@ -10,6 +10,7 @@ from autotune.machine import agent as agents
 from autotune.machine.agent import Agent
 from storage.errors import ResourceHeld, Superseded
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import PADDED_PLAN, WORKLOAD, beats_of_both, packed_plan
 
 BEAT = 0.02
@@ -33,6 +34,7 @@ def test_a_process_that_the_host_hides_is_not_taken_for_dead(store: Store, monke
     assert not agents.lives(other)
 
 
+@on_both_databases
 def test_how_long_an_agent_is_silent_is_counted_by_the_database(store: Store, engine: Engine) -> None:
     one = store.add_agent(ELSEWHERE, "1 2")
     with engine.begin() as connection:
@@ -45,6 +47,7 @@ def test_how_long_an_agent_is_silent_is_counted_by_the_database(store: Store, en
     assert 0 <= silent < 60
 
 
+@on_both_databases
 def test_devices_are_given_all_together_or_not_at_all(store: Store) -> None:
     one, other = elsewhere(store), elsewhere(store)
     store.take_resources(one, ["GPU-b", "GPU-a"])
@@ -73,6 +76,7 @@ def test_a_lease_that_an_ended_agent_left_behind_holds_nothing(store: Store, eng
         store.take_resources(elsewhere(store), ["GPU-a"])
 
 
+@on_both_databases
 def test_who_takes_the_place_of_a_silent_agent_ends_it(store: Store) -> None:
     one, other = elsewhere(store), elsewhere(store)
     study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id

@@ -7,6 +7,7 @@ import pytest
 
 from storage.nearness import differences, distance, fields_of, fields_of_machine
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, changed, concluded
 from trials.workload import Workload
 
@@ -16,6 +17,7 @@ def known(store: Store, workload: Workload, **fields: object) -> str:
     return concluded(store, best_of(study, workload=workload, **fields)).study_id
 
 
+@on_both_databases
 def test_the_same_workload_comes_first_and_then_what_differs_least(store: Store) -> None:
     workloads = {
         "other GPUs": changed("hardware.device_name", "NVIDIA H100"),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
 from trials.job import TrainingSection
@@ -21,7 +22,13 @@ TRAINING = TrainingSection.model_validate(
 )
 
 
-@pytest.fixture(scope="module", params=plugins.names(TINY))
+@pytest.fixture(
+    scope="module",
+    params=parameters(
+        {name: name for name in plugins.names(TINY)},
+        short=("internvl", "qwen2-5-vl", "qwen3-vl", "gemma3", "text-experts"),
+    ),
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     model: Path = tmp_path_factory.mktemp(request.param)
     plugins.load(TINY, request.param).make(model)
@@ -73,6 +80,7 @@ def test_a_stage_has_only_groups_of_its_own_parameters(folder: str) -> None:
     assert sorted((group["lr"], group["weight_decay"]) for group in groups) == [(3, 0), (3, 0.5)]
 
 
+@pytest.mark.parametrize("folder", ["internvl"], indirect=True)
 def test_a_factor_scales_the_configured_rates(folder: str) -> None:
     optimizer = build_optimizer(stage_of(folder, whole=True), TRAINING)
     before = [group["lr"] for group in optimizer.param_groups]

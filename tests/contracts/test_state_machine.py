@@ -13,11 +13,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 from storage.errors import AlreadyFinished, ResourceHeld, Superseded
 from storage.records import AbandonedTrial, FinishedTrial, LaunchResult, RunningTrial, TrialResult
 from storage.store import open_store
+from tests.contracts.conftest import on_both_databases
+from tests.values.parameters import examples
 from tests.values.storage import NOON, OUTCOMES, PADDED_PLAN, best_of, changed, packed_plan, result_of
 from trials.plan import Plan
 
 SETTINGS = settings(
-    max_examples=8,
+    max_examples=examples(10),
     stateful_step_count=25,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -232,6 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {key for key in self.launches if key in running} == {k for k, end in self.launches.items() if not end}
 
 
+@on_both_databases
 def test_the_store_does_what_a_plain_model_does(database_url: str) -> None:
     machine = type("Machine", (StoreMachine,), {"url": database_url})
     run_state_machine_as_test(machine, settings=SETTINGS)

@@ -11,6 +11,7 @@ from storage.errors import AlreadyFinished, UnknownRecord
 from storage.queries import studies
 from storage.records import AbandonedTrial, FinishedTrial, RunningTrial
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     EXPLANATION,
     NOON,
@@ -54,6 +55,7 @@ def test_an_unknown_workload_is_named_in_the_error(store: Store) -> None:
         store.workload("feed")
 
 
+@on_both_databases
 def test_a_study_keeps_its_settings_and_its_time(store: Store) -> None:
     settings = {"trials": 24, "sampler": "tpe", "limits": [1.5, None, True], "nested": {"a": "'"}}
     created = store.create_study(store.add_workload(WORKLOAD), settings, seed=2**31 - 1)
@@ -99,6 +101,7 @@ def test_trials_are_numbered_within_their_study(store: Store) -> None:
     assert numbers == [0, 1, 0, 2]
 
 
+@on_both_databases
 def test_threads_that_start_trials_never_share_a_number(store: Store) -> None:
     study = new_study(store)
     with ThreadPoolExecutor(4) as threads:
@@ -119,6 +122,7 @@ def test_a_result_comes_back_equal(store: Store, outcome: Outcome) -> None:
     assert store.running_trials() == ()
 
 
+@on_both_databases
 def test_what_queries_ask_for_stands_in_columns(store: Store, engine: Engine) -> None:
     study = new_study(store)
     plans = dict(zip(OUTCOMES, (packed_plan(9), PADDED_PLAN, *map(packed_plan, (1, 2, 3))), strict=True))
@@ -191,6 +195,7 @@ def test_the_same_result_may_be_given_twice_and_another_never(store: Store) -> N
     assert answer.result == result
 
 
+@on_both_databases
 def test_threads_that_give_the_same_result_at_once_all_succeed(store: Store) -> None:
     study = new_study(store)
     trials = [store.start_trial(study, packed_plan(), "search") for _ in range(6)]
@@ -232,6 +237,7 @@ def test_answers_come_from_all_studies_of_exactly_this_workload(store: Store) ->
     assert [answer.id for answer in store.answers(other.fingerprint)] == finished[2:]
 
 
+@on_both_databases
 def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devices(store: Store) -> None:
     same = (
         WORKLOAD,
@@ -262,6 +268,7 @@ def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devic
     assert len(store.comparable_trials(on_a_cpu)) == 1
 
 
+@on_both_databases
 def test_what_refers_to_nothing_is_refused(store: Store) -> None:
     store.add_workload(WORKLOAD)
     calls = (
@@ -279,6 +286,7 @@ def test_what_refers_to_nothing_is_refused(store: Store) -> None:
             call()
 
 
+@on_both_databases
 def test_a_winner_comes_back_equal(store: Store) -> None:
     bare = concluded(store, best_of(new_study(store), baselines=(), confidence=None, ties=(), pareto=()))
     assert store.best_plans() == (bare,)
@@ -295,6 +303,7 @@ def test_where_the_time_of_a_compared_plan_goes_is_found_with_it(store: Store) -
     assert store.find_plan(packed_plan(40).id).time is None
 
 
+@on_both_databases
 def test_winners_are_the_fastest_first_within_the_workload_searched_last(store: Store) -> None:
     """What the clock said when a plan won does not count: it may have been set."""
     old = changed("hardware.devices", 4)
@@ -327,6 +336,7 @@ def test_a_study_begins_after_those_before_it_though_the_clock_was_set_back(
     assert store.studies()[0].id == second
 
 
+@on_both_databases
 def test_winners_and_studies_of_other_hardware_models_and_workloads_are_left_out(store: Store) -> None:
     qwen = changed("model.config_digest", "beef", changed("model.name", "qwen2.5-vl_7b"))
     other = changed("hardware.device_name", "NVIDIA H100 50%", qwen)
@@ -357,6 +367,7 @@ def test_a_layer_profile_is_found_only_for_the_same_hardware_model_and_software(
     assert store.layer_profile("feed", model, software) is None
 
 
+@on_both_databases
 def test_layer_profiles_are_listed_with_what_they_were_taken_on_the_newest_first(store: Store) -> None:
     other = changed("hardware.device_name", "AMD EPYC_100% 9754", changed("hardware.driver", None))
     for workload, document in ((WORKLOAD, "{}"), (other, "[1]"), (WORKLOAD, '{"layers": [0.1]}')):
@@ -372,6 +383,7 @@ def test_layer_profiles_are_listed_with_what_they_were_taken_on_the_newest_first
     assert store.layer_profiles(hardware_name="H100") == ()
 
 
+@on_both_databases
 def test_a_launch_runs_until_its_end_is_known_and_then_never_changes(store: Store) -> None:
     plan, workload = packed_plan(), store.add_workload(WORKLOAD)
     launch = store.start_launch(plan, workload, 12.5)

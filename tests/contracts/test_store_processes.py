@@ -12,6 +12,7 @@ from storage.database.url import parse
 from storage.errors import DatabaseUnavailable, OtherVersion
 from storage.store import Store, open_store
 from storage.upkeep.schema import VERSION_TABLE
+from tests.contracts.conftest import on_both_databases
 from tests.programs import postgres
 from tests.values.storage import WORKLOAD
 
@@ -23,6 +24,7 @@ def revision(engine: Engine) -> str:
         return str(connection.scalar(text(f"SELECT version_num FROM {VERSION_TABLE}")))
 
 
+@on_both_databases
 def test_the_migrated_tables_are_the_declared_ones(store: Store, engine: Engine) -> None:
     with engine.connect() as connection:
         context = MigrationContext.configure(
@@ -31,6 +33,7 @@ def test_the_migrated_tables_are_the_declared_ones(store: Store, engine: Engine)
         assert compare_metadata(context, METADATA) == []
 
 
+@on_both_databases
 def test_a_creation_that_fails_halfway_leaves_nothing_and_can_be_repeated(database_url: str, engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE autotune_launch (id INTEGER)"))
@@ -43,6 +46,7 @@ def test_a_creation_that_fails_halfway_leaves_nothing_and_can_be_repeated(databa
         store.add_workload(WORKLOAD)
 
 
+@on_both_databases
 def test_a_lock_that_lasts_is_reported_with_the_remedy(database_url: str, engine: Engine) -> None:
     with open_store(database_url, lock_timeout_seconds=0.2) as store:
         with engine.begin() as other:
@@ -53,6 +57,7 @@ def test_a_lock_that_lasts_is_reported_with_the_remedy(database_url: str, engine
         store.add_workload(WORKLOAD)
 
 
+@on_both_databases
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: str, engine: Engine) -> None:
     open_store(database_url).close()
     with engine.begin() as connection:
@@ -65,7 +70,16 @@ def test_a_database_of_a_newer_version_is_refused_and_left_alone(database_url: s
         assert not engine.dialect.has_table(connection, "autotune_launch_window")
 
 
-@pytest.mark.parametrize("optuna_first", [True, False])
+@pytest.mark.parametrize(
+    ("database_url", "optuna_first"),
+    [
+        ("sqlite", True),
+        ("postgresql", False),
+        pytest.param("sqlite", False, marks=pytest.mark.long),
+        pytest.param("postgresql", True, marks=pytest.mark.long),
+    ],
+    indirect=["database_url"],
+)
 def test_optuna_and_the_store_live_in_one_database(database_url: str, engine: Engine, *, optuna_first: bool) -> None:
     if not optuna_first:
         open_store(database_url).close()

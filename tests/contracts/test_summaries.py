@@ -8,10 +8,12 @@ from sqlalchemy import Engine, text
 
 from storage.records import FinishedTrial
 from storage.store import Store
+from tests.contracts.conftest import on_both_databases
 from tests.values.storage import NOON, OUTCOMES, completed, new_study, packed_plan, result_of
 from trials.outcome import Crash, Failed
 
 
+@on_both_databases
 def test_summaries_are_those_of_the_whole_trials_oldest_first(store: Store) -> None:
     studies = [new_study(store) for _ in range(3)]
     text_of_a_rank = Failed(cause=Crash(rank=0, detail='{"shortened":true}'))

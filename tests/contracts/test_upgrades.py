@@ -24,6 +24,7 @@ from storage.store import Store, open_store
 from storage.upkeep import schema
 from storage.upkeep.repair import repair
 from storage.upkeep.schema import VERSION_TABLE
+from tests.contracts.conftest import on_both_databases
 from tests.programs import postgres
 from tests.values.storage import OUTCOMES, WORKLOAD, best_of, packed_plan, result_of, slow_window, window_of
 
@@ -164,6 +165,7 @@ def counts(url: str) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("next_revision")
+@on_both_databases
 def test_an_older_database_keeps_everything(old_database: str, caplog: pytest.LogCaptureFixture) -> None:
     before = counts(old_database)
     with open_store(old_database) as store:
@@ -228,6 +230,7 @@ def _plans_by_study(url: str) -> dict[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.usefixtures("next_revision")
+@on_both_databases
 def test_a_repair_of_an_older_database_keeps_everything(old_database: str) -> None:
     before = counts(old_database)
     assert not repair(old_database).dropped
@@ -245,6 +248,7 @@ def test_a_damaged_row_of_an_older_database_is_not_made_to_look_right(old_databa
 
 
 @pytest.mark.usefixtures("next_revision")
+@on_both_databases
 def test_an_older_database_is_backed_up_first(old_database: str, caplog: pytest.LogCaptureFixture) -> None:
     before = contents(old_database)
     open_store(old_database).close()

@@ -31,42 +31,41 @@ pytestmark = pytest.mark.usefixtures("home")
 # --- the data ---
 
 
-@pytest.mark.parametrize(
-    ("lines", "changes", "message"),
-    [
-        (None, {}, "train.jsonl does not exist; correct its path"),
-        ([], {}, "train.jsonl is empty; write the dataset again"),
-        ([b"hello"], {}, "is in no format known here (its first record: the record is not JSON"),
-        (
-            BAD_LINES,
-            {},
-            "no sample of {path} can be used, of 3 records; the first fault is {path}:1: the record is not JSON",
-        ),
-        (BAD_LINES[2:], {}, "{path}:1: image {folder}/gone.png does not exist; correct the lines, or `images`"),
-        (
-            (*BAD_LINES, record("What?", "A box.")),
-            {"data__on_error": "fail"},
-            "{path}:1: the record is not JSON: Expecting",
-        ),
-        ((record("Hi?", "Ho."), BAD_LINES[1]), {"data__on_error": "fail"}, "{path}:2: `conversations` is missing"),
-        (
-            [{"vit_num": 1, "token_num": 70, "image_flags": 1}],
-            {},
-            "data.sources: {path} holds only lengths, so there is nothing to train on; give the annotation file",
-        ),
-    ],
-    ids=["missing", "empty", "no format", "only bad", "no image", "no JSON", "no conversations", "lengths"],
+UNUSABLE_DATA: tuple[tuple[tuple[object, ...] | list[object] | None, dict[str, object], str], ...] = (
+    (None, {}, "train.jsonl does not exist; correct its path"),
+    ([], {}, "train.jsonl is empty; write the dataset again"),
+    ([b"hello"], {}, "is in no format known here (its first record: the record is not JSON"),
+    (
+        BAD_LINES,
+        {},
+        "no sample of {path} can be used, of 3 records; the first fault is {path}:1: the record is not JSON",
+    ),
+    (BAD_LINES[2:], {}, "{path}:1: image {folder}/gone.png does not exist; correct the lines, or `images`"),
+    (
+        (*BAD_LINES, record("What?", "A box.")),
+        {"on_error": "fail"},
+        "{path}:1: the record is not JSON: Expecting",
+    ),
+    ((record("Hi?", "Ho."), BAD_LINES[1]), {"on_error": "fail"}, "{path}:2: `conversations` is missing"),
+    (
+        [{"vit_num": 1, "token_num": 70, "image_flags": 1}],
+        {},
+        "data.sources: {path} holds only lengths, so there is nothing to train on; give the annotation file",
+    ),
 )
-def test_unusable_data_is_reported_with_file_and_line(
-    job: JobFile, tmp_path: Path, lines: tuple[object, ...] | None, changes: dict[str, object], message: str
-) -> None:
-    path = tmp_path / "train.jsonl"
-    if lines is not None:
-        write_records(path, *lines)
-    code, reported = refusal("tune", job.spoil(data__sources=[{"path": str(path)}], **changes))
-    assert code == 1
-    assert message.format(path=path, folder=tmp_path) in reported
-    assert lines is not None or not databases(tmp_path)
+
+
+def test_unusable_data_is_reported_with_file_and_line(job: JobFile, tmp_path: Path) -> None:
+    for number, (lines, changes, message) in enumerate(UNUSABLE_DATA):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        path = folder / "train.jsonl"
+        if lines is not None:
+            write_records(path, *lines)
+        code, reported = refusal("tune", job.spoil(data={"sources": [{"path": str(path)}], **changes}))
+        assert code == 1
+        assert message.format(path=path, folder=folder) in reported
+        assert lines is not None or not databases(tmp_path)
 
 
 def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
@@ -111,27 +110,24 @@ def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeyp
     assert {path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()} == {".npz", ".tokens"}
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        ({"samples": 48}, "evaluation.samples: 48 of the 48 samples of data.sources leave none to train on; lower it"),
-        ({"sources": [{"path": "{folder}/gone.jsonl"}]}, "gone.jsonl does not exist; correct its path"),
-        (
-            {"sources": [{"path": "{folder}/lengths.jsonl"}]},
-            "evaluation.sources: {folder}/lengths.jsonl holds only lengths",
-        ),
-    ],
-    ids=["as many as there are", "missing", "lengths"],
+UNUSABLE_EVALUATIONS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"samples": 48}, "evaluation.samples: 48 of the 48 samples of data.sources leave none to train on; lower it"),
+    ({"sources": [{"path": "{folder}/gone.jsonl"}]}, "gone.jsonl does not exist; correct its path"),
+    (
+        {"sources": [{"path": "{folder}/lengths.jsonl"}]},
+        "evaluation.sources: {folder}/lengths.jsonl holds only lengths",
+    ),
 )
-def test_unusable_samples_to_evaluate_on_are_refused_before_anything_runs(
-    job: JobFile, tmp_path: Path, evaluation: dict[str, Any], message: str
-) -> None:
+
+
+def test_unusable_samples_to_evaluate_on_are_refused_before_anything_runs(job: JobFile, tmp_path: Path) -> None:
     write_records(tmp_path / "lengths.jsonl", {"vit_num": 1, "token_num": 70, "image_flags": 1})
-    given = json.loads(json.dumps(evaluation).replace("{folder}", str(tmp_path)))
-    code, reported = refusal("run", job.spoil(evaluation=given))
-    assert code == 1
-    assert message.format(folder=tmp_path) in reported
-    assert not job.output.exists()
+    for evaluation, message in UNUSABLE_EVALUATIONS:
+        given = json.loads(json.dumps(evaluation).replace("{folder}", str(tmp_path)))
+        code, reported = refusal("run", job.spoil(evaluation=given))
+        assert code == 1
+        assert message.format(folder=tmp_path) in reported
+        assert not job.output.exists()
 
 
 def test_samples_to_evaluate_on_that_are_trained_on_too_are_warned_of(
@@ -172,49 +168,49 @@ def set_config(folder: Path, **values: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (shutil.rmtree, "does not exist; give a local folder or a hub id such as org/name"),
-        (
-            lambda folder: (folder / "config.json").unlink(),
-            "has no config.json; save the model there with save_pretrained",
-        ),
-        (lambda folder: (folder / "config.json").write_text("{"), "is not a valid JSON file"),
-        (lambda folder: (folder / "config.json").write_text("{}"), "Should have a `model_type` key in its config.json"),
-        (lambda folder: set_config(folder, model_type="martian"), "has model type `martian` but Transformers does not"),
-        (
-            lambda folder: set_config(folder, model_type="bert"),
-            "model type 'bert' is not supported: its is_decoder is false, as that of an encoder",
-        ),
-        (
-            lambda folder: set_config(folder, text_config={"num_hidden_layers": "eight"}),
-            "Field 'num_hidden_layers' expected int, got str (value: 'eight')",
-        ),
-        (
-            lambda folder: set_config(folder, text_config={"model_type": "gpt2"}),
-            "it has no norm and no rotary_emb next to",
-        ),
-        (
-            lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
-            r"model_type 'own' is not supported: its code comes with the model (auto_map) and can be of any structure",
-        ),
-        (
-            lambda folder: set_config(folder, model_type="internvl_chat", auto_map={"AutoConfig": "own.Config"}),
-            "publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf",
-        ),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer of model"),
-    ],
-    ids=["folder", "config", "JSON", "type", "unknown", "unsupported", "value", "layers", "code", "form", "tokenizer"],
+UNUSABLE_MODELS: tuple[tuple[Callable[[Path], object], str], ...] = (
+    (shutil.rmtree, "does not exist; give a local folder or a hub id such as org/name"),
+    (
+        lambda folder: (folder / "config.json").unlink(),
+        "has no config.json; save the model there with save_pretrained",
+    ),
+    (lambda folder: (folder / "config.json").write_text("{"), "is not a valid JSON file"),
+    (lambda folder: (folder / "config.json").write_text("{}"), "Should have a `model_type` key in its config.json"),
+    (lambda folder: set_config(folder, model_type="martian"), "has model type `martian` but Transformers does not"),
+    (
+        lambda folder: set_config(folder, model_type="bert"),
+        "model type 'bert' is not supported: its is_decoder is false, as that of an encoder",
+    ),
+    (
+        lambda folder: set_config(folder, text_config={"num_hidden_layers": "eight"}),
+        "Field 'num_hidden_layers' expected int, got str (value: 'eight')",
+    ),
+    (
+        lambda folder: set_config(folder, text_config={"model_type": "gpt2"}),
+        "it has no norm and no rotary_emb next to",
+    ),
+    (
+        lambda folder: set_config(folder, model_type="own", auto_map={"AutoConfig": "own.Config"}),
+        r"model_type 'own' is not supported: its code comes with the model (auto_map) and can be of any structure",
+    ),
+    (
+        lambda folder: set_config(folder, model_type="internvl_chat", auto_map={"AutoConfig": "own.Config"}),
+        "publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf",
+    ),
+    (lambda folder: (folder / "tokenizer.json").unlink(), "the tokenizer of model"),
 )
+
+
 def test_an_unusable_model_is_reported_and_no_database_is_created(
-    job: JobFile, model: Path, home: Path, spoil: Callable[[Path], object], message: str
+    job: JobFile, example: Path, home: Path, tmp_path: Path
 ) -> None:
-    spoil(model)
-    code, reported = refusal("tune", job.spoil(model__path=str(model)))
-    assert code == 1
-    assert message in reported
-    assert not databases(home)
+    for number, (spoil, message) in enumerate(UNUSABLE_MODELS):
+        model = shutil.copytree(example / "model", tmp_path / f"{number}")
+        spoil(model)
+        code, reported = refusal("tune", job.spoil(model__path=str(model)))
+        assert code == 1
+        assert message in reported
+        assert not databases(home)
 
 
 def test_a_file_is_no_model(job: JobFile) -> None:
@@ -242,67 +238,52 @@ def save_index(folder: Path, document: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (
-            lambda folder: None,
-            "has no model.safetensors; save the weights there as safetensors, or set `model.weights: random`",
+UNUSABLE_WEIGHTS: tuple[tuple[Callable[[Path], object], str], ...] = (
+    (
+        lambda folder: None,
+        "has no model.safetensors; save the weights there as safetensors, or set `model.weights: random`",
+    ),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "model.safetensors cannot be read ("),
+    (lambda folder: save_index(folder, {}), "has no weight_map, so it is no index of weights"),
+    (
+        lambda folder: save_index(folder, {"weight_map": dict.fromkeys(weights_of(folder), "gone.safetensors")}),
+        "gone.safetensors cannot be read (",
+    ),
+    (
+        lambda folder: save_index(folder, {"weight_map": {"a": "../../other/x.safetensors"}}),
+        "names '../../other/x.safetensors' for a, which is no safetensors file of its folder",
+    ),
+    (lambda folder: save_index(folder, {"weight_map": {"a": 5}}), "names 5 for a, which is no safetensors file"),
+    (lambda folder: save_index(folder, []), "it holds a JSON list, not an object"),
+    (
+        lambda folder: os.mkfifo(folder / "model.safetensors"),
+        "model.safetensors cannot be read (it is a named pipe, not a regular file)",
+    ),
+    (
+        lambda folder: (folder / "model.safetensors").write_bytes((10**18).to_bytes(8, "little") + b"{}"),
+        "model.safetensors cannot be read (",
+    ),
+    (
+        lambda folder: save_file(dict(list(weights_of(folder).items())[2:]), folder / "model.safetensors"),
+        "2 parameters are missing and 0 are unknown, for example",
+    ),
+    (
+        lambda folder: save_file({**weights_of(folder), "x": torch.zeros(1)}, folder / "model.safetensors"),
+        "0 parameters are missing and 1 are unknown, for example x; take the configuration that",
+    ),
+    (
+        lambda folder: save_file(
+            {**weights_of(folder), "lm_head.weight": torch.zeros(3)}, folder / "model.safetensors"
         ),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"junk"), "model.safetensors cannot be read ("),
-        (lambda folder: save_index(folder, {}), "has no weight_map, so it is no index of weights"),
-        (
-            lambda folder: save_index(folder, {"weight_map": dict.fromkeys(weights_of(folder), "gone.safetensors")}),
-            "gone.safetensors cannot be read (",
-        ),
-        (
-            lambda folder: save_index(folder, {"weight_map": {"a": "../../other/x.safetensors"}}),
-            "names '../../other/x.safetensors' for a, which is no safetensors file of its folder",
-        ),
-        (lambda folder: save_index(folder, {"weight_map": {"a": 5}}), "names 5 for a, which is no safetensors file"),
-        (lambda folder: save_index(folder, []), "it holds a JSON list, not an object"),
-        (
-            lambda folder: os.mkfifo(folder / "model.safetensors"),
-            "model.safetensors cannot be read (it is a named pipe, not a regular file)",
-        ),
-        (
-            lambda folder: (folder / "model.safetensors").write_bytes((10**18).to_bytes(8, "little") + b"{}"),
-            "model.safetensors cannot be read (",
-        ),
-        (
-            lambda folder: save_file(dict(list(weights_of(folder).items())[2:]), folder / "model.safetensors"),
-            "2 parameters are missing and 0 are unknown, for example",
-        ),
-        (
-            lambda folder: save_file({**weights_of(folder), "x": torch.zeros(1)}, folder / "model.safetensors"),
-            "0 parameters are missing and 1 are unknown, for example x; take the configuration that",
-        ),
-        (
-            lambda folder: save_file(
-                {**weights_of(folder), "lm_head.weight": torch.zeros(3)}, folder / "model.safetensors"
-            ),
-            "lm_head.weight has shape (3,) in the files but (",
-        ),
-    ],
-    ids=[
-        "absent",
-        "junk",
-        "index",
-        "shard",
-        "outside",
-        "number",
-        "list",
-        "pipe",
-        "header",
-        "missing",
-        "unexpected",
-        "shape",
-    ],
+        "lm_head.weight has shape (3,) in the files but (",
+    ),
 )
-def test_weights_that_do_not_fit_are_reported_before_a_rank_starts(
-    job: JobFile, model: Path, spoil: Callable[[Path], object], message: str
-) -> None:
-    spoil(model)
-    code, reported = refusal("tune", job.spoil(model__path=str(model), model__weights="pretrained"))
-    assert code == 1
-    assert message in reported
+
+
+def test_weights_that_do_not_fit_are_reported_before_a_rank_starts(job: JobFile, example: Path, tmp_path: Path) -> None:
+    for number, (spoil, message) in enumerate(UNUSABLE_WEIGHTS):
+        model = shutil.copytree(example / "model", tmp_path / f"{number}")
+        spoil(model)
+        code, reported = refusal("tune", job.spoil(model__path=str(model), model__weights="pretrained"))
+        assert code == 1
+        assert message in reported

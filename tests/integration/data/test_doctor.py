@@ -38,7 +38,9 @@ def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, examp
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize(("frozen", "bytes_of_parameter"), [((), 16), (("language",), 4)])
+@pytest.mark.parametrize(
+    ("frozen", "bytes_of_parameter"), [pytest.param((), 16, marks=pytest.mark.long), (("language",), 4)]
+)
 def test_the_doctor_names_the_least_memory_and_a_limit_below_it(
     job: JobFile, frozen: tuple[str, ...], bytes_of_parameter: int
 ) -> None:

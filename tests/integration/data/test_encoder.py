@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from autotune.data_problems import model_findings
 from tests.values.data import file_of
-from tests.values.parameters import examples
+from tests.values.parameters import examples, parameters
 from trials.data import formats
 from trials.data.records.images import image_pixels, image_size
 from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Lengths, Sample, Turn
@@ -147,8 +147,13 @@ TEMPLATES = {
 }
 
 
-@pytest.mark.parametrize("begins", [False, True])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    parameters(
+        {f"{name}, {begins}": (name, begins) for name in TEMPLATES for begins in (False, True)},
+        short=("system prompt, False", "first token, True", "names, True", "thinking, False"),
+    ),
+)
 def test_the_folders_own_template_and_tokenizer_are_used(
     example: Path, tmp_path: Path, pictures: dict[tuple[int, int], Path], name: str, begins: bool
 ) -> None:
@@ -251,7 +256,7 @@ def test_images_of_every_mode_of_8_bits_become_rgb(tmp_path: Path, mode: str) ->
 LONG = ("How many?", "Two circles and a square. " * 5)
 
 
-@pytest.mark.parametrize("lost", [0, 1, 20])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.long), 20])
 def test_a_sample_is_cut_alike_when_it_is_measured_and_encoded(
     example: Path, encoder: Encoder, pictures: dict[tuple[int, int], Path], lost: int
 ) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tests import tiny_models
 from tests.values.data import write_records
-from tests.values.parameters import examples
+from tests.values.parameters import examples, parameters
 from trials import plugins
 from trials.data import cache
 from trials.data.epoch import PackPart
@@ -123,7 +123,13 @@ def nothing_written() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    parameters(
+        {name: name for name in FAMILIES},
+        short=("internvl", "qwen2-5-vl", "qwen3-vl", "llava-onevision", "gemma3", "text"),
+    ),
+)
 def test_kept_tokens_are_those_of_a_sample_encoded_anew(
     name: str, folder: Path, encoder_of: Callable[[str], Encoder]
 ) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from autotune import workload
 from tests.programs.small_shared_memory import loaded
 from tests.values.data import record, write_records
+from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
@@ -150,7 +151,10 @@ def test_micro_batches_have_the_sizes_that_the_epoch_predicts(
     assert targets == sum(epoch.step(number).target_tokens for number in range(epoch.steps))
 
 
-@pytest.mark.parametrize(("degree", "workers"), [(2, 0), (3, 0), (4, 2)])
+@pytest.mark.parametrize(
+    ("degree", "workers"),
+    parameters({"2 ranks": (2, 0), "3 ranks": (3, 0), "4 ranks with workers": (4, 2)}, short=("3 ranks",)),
+)
 def test_the_parts_of_a_shared_pack_make_up_the_whole(
     index: DatasetIndex, encoder: Encoder, degree: int, workers: int
 ) -> None:
@@ -267,7 +271,7 @@ def changing(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_an_image_that_changed_its_size_is_named_by_the_line_that_shows_it(
     changing: Path, encoder: Encoder, workers: int
 ) -> None:
@@ -311,8 +315,14 @@ def cut_off(folder: Path) -> None:
     (folder / "a.jsonl").write_bytes(b"")
 
 
-@pytest.mark.parametrize("pixels", [True, False])
-@pytest.mark.parametrize("spoil", [vanish, resize, damage, rewrite, cut_off])
+@pytest.mark.parametrize(
+    ("spoil", "pixels"),
+    [
+        *((each, True) for each in (vanish, resize, damage, rewrite, cut_off)),
+        (rewrite, False),
+        *(pytest.param(each, False, marks=pytest.mark.long) for each in (vanish, resize, damage, cut_off)),
+    ],
+)
 def test_a_sample_that_cannot_be_used_any_more_becomes_a_blank_of_its_lengths(
     changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], pixels: bool
 ) -> None:

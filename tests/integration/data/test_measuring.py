@@ -16,6 +16,7 @@ from tests.integration.data.test_cache import assert_equal
 from tests.programs.measurers import Dying, Slow, Unloadable, Words
 from tests.programs.processes import children, wait_for, wait_for_the_end
 from tests.values.data import record, write_records
+from tests.values.parameters import parameters
 from trials.data import measuring
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
@@ -136,8 +137,18 @@ def to_parent(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.usefixtures("heard_interrupts")
-@pytest.mark.parametrize("delay", [0.4, 1.0], ids=["starting", "measuring"])
-@pytest.mark.parametrize(("stop", "code"), [(to_group, 130), (to_parent, -signal.SIGKILL)], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize(
+    ("stop", "code", "delay"),
+    parameters(
+        {
+            "Ctrl-C, starting": (to_group, 130, 0.4),
+            "Ctrl-C, measuring": (to_group, 130, 1.0),
+            "killed, starting": (to_parent, -signal.SIGKILL, 0.4),
+            "killed, measuring": (to_parent, -signal.SIGKILL, 1.0),
+        },
+        short=("Ctrl-C, measuring", "killed, starting"),
+    ),
+)
 def test_no_process_outlives_the_one_that_reads(
     folder: Path, tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None], code: int, delay: float
 ) -> None:

@@ -1,6 +1,7 @@
 """Two plans side by side, from a database alone."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,28 @@ from trials.workload import Workload
 H100 = changed("hardware.device_name", "NVIDIA H100")
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    """A study here, one on other hardware that the same plan won twice as fast, and one on other data."""
-    url = f"sqlite:///{tmp_path}/known.db"
-    with open_store(url) as store:
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study here, one on other hardware that the same plan won twice as fast, and one on other data: only read it."""
+    path = tmp_path_factory.mktemp("known") / "known.db"
+    with open_store(f"sqlite:///{path}") as store:
         add(store, WORKLOAD, 100.0)
         add(store, H100, 50.0)
         add(store, changed("data.samples", 2000), 100.0, plan=packed_plan(3))
         study = store.studies()[0].id
         store.finish_trial(result_of(store.start_trial(study, packed_plan(40), "sampled").id, OUTCOMES["crash"]))
-    return url
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(known: Path) -> str:
+    return f"sqlite:///{known}"
+
+
+@pytest.fixture
+def own_url(known: Path, tmp_path: Path) -> str:
+    """A copy, which a test may change."""
+    return f"sqlite:///{shutil.copy(known, tmp_path)}"
 
 
 def add(store: Store, workload: Workload, epoch_seconds: float, **fields: Any) -> None:
@@ -89,13 +101,13 @@ def test_the_winner_and_the_usual_settings_are_compared_by_all_that_is_known(url
     assert "different workloads" not in shown
 
 
-def test_a_baseline_has_the_speed_with_which_the_winner_was_compared(url: str) -> None:
-    with open_store(url) as store:
+def test_a_baseline_has_the_speed_with_which_the_winner_was_compared(own_url: str) -> None:
+    with open_store(own_url) as store:
         study = next(study for study in store.studies() if study.workload_fingerprint == WORKLOAD.fingerprint).id
         slow = store.start_trial(study, PADDED_PLAN, "confirm")
         store.finish_trial(replace(result_of(slow.id), epoch_seconds=400.0))
-    here = name_of(url, WORKLOAD)
-    shown = text(url, f"{PADDED_PLAN.id[:6]}@{here}", here)
+    here = name_of(own_url, WORKLOAD)
+    shown = text(own_url, f"{PADDED_PLAN.id[:6]}@{here}", here)
     (epochs,) = (line for line in shown.splitlines() if line.startswith("epoch s"))
     assert epochs.split() == ["epoch", "s", "200.0", "100.0"]  # 300.0 is the mean of its runs
     assert f"{packed_plan().id} is 2.00 +- " in shown
@@ -110,12 +122,12 @@ def test_one_plan_on_other_hardware_is_compared_and_the_difference_named(url: st
     assert "Measured on different workloads: hardware.device_name" in shown
 
 
-def test_compiled_layers_are_compared_with_layers_as_they_are(url: str) -> None:
+def test_compiled_layers_are_compared_with_layers_as_they_are(own_url: str) -> None:
     compiled = changed("model.compiler", "inductor")
-    with open_store(url) as store:
+    with open_store(own_url) as store:
         add(store, compiled, 80.0)
-    shown = text(url, name_of(url, WORKLOAD), name_of(url, compiled))
-    assert f"{packed_plan().id}@{name_of(url, compiled)} is 1.25 +- 0.0" in shown
+    shown = text(own_url, name_of(own_url, WORKLOAD), name_of(own_url, compiled))
+    assert f"{packed_plan().id}@{name_of(own_url, compiled)} is 1.25 +- 0.0" in shown
     assert "Measured on different workloads: model.compiler" in shown
 
 

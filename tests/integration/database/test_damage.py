@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -19,12 +20,18 @@ from tests.programs.damage import DAMAGES, PAGE, damaged, filled, mishandled, on
 from tests.values.storage import WORKLOAD
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with 200 trials: only copy it."""
+    path = tmp_path_factory.mktemp("large") / "store.db"
+    filled(path, trials=200).close()
+    return path
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(7, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_damaged_file_is_reported_and_never_overwritten(tmp_path: Path, kind: str) -> None:
-    for seed in (1, 7):
-        folder = tmp_path / f"{seed}"
-        folder.mkdir()
-        assert mishandled(damaged(folder, kind, random.Random(seed))) == []
+def test_a_damaged_file_is_reported_and_never_overwritten(tmp_path: Path, kind: str, seed: int) -> None:
+    assert mishandled(damaged(tmp_path, kind, random.Random(seed))) == []
 
 
 def test_a_database_of_which_only_the_log_is_left_is_not_created_again(tmp_path: Path) -> None:
@@ -35,9 +42,9 @@ def test_a_database_of_which_only_the_log_is_left_is_not_created_again(tmp_path:
     assert not path.exists()
 
 
-def test_a_repair_saves_what_other_pages_hold(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    with filled(path, trials=200) as store:
+def test_a_repair_saves_what_other_pages_hold(large: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(large, tmp_path / "store.db"))
+    with open_store(f"sqlite:///{path}") as store:
         before = {trial.id: trial for trial in store.answers(WORKLOAD.fingerprint)}
     with closing(sqlite3.connect(path)) as file:
         (page,) = file.execute(
@@ -131,9 +138,9 @@ def test_agents_that_are_lost_take_no_measurement_with_them(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "which", [pytest.param(0, marks=pytest.mark.long), 0.5, pytest.param(1, marks=pytest.mark.long)]
 )
-def test_rows_before_and_behind_a_lost_page_are_saved(tmp_path: Path, which: float) -> None:
-    path = tmp_path / "store.db"
-    with filled(path, trials=200) as store:
+def test_rows_before_and_behind_a_lost_page_are_saved(large: Path, tmp_path: Path, which: float) -> None:
+    path = Path(shutil.copy(large, tmp_path / "store.db"))
+    with open_store(f"sqlite:///{path}") as store:
         outcomes = {trial.id for trial in store.answers(WORKLOAD.fingerprint)}
     leaves = pages_with(path, b'{"measurement":')
     lost = leaves[round(which * (len(leaves) - 1))]

@@ -20,6 +20,7 @@ from storage.spool import Spool
 from storage.store import Store, open_store
 from tests.programs.users import JobFile, refusal
 from tests.values.data import record, write_records
+from tests.values.parameters import parameters
 from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, new_study, packed_plan, result_of
 from trials.workload import Workload
 
@@ -284,17 +285,17 @@ def test_the_doctor_looks_at_the_rest_where_the_database_cannot_be_used(home: Pa
     assert "not a database" in answer.stderr
 
 
-SPOILED = (
-    "DELETE FROM autotune_plan",
-    "UPDATE autotune_data_profile SET samples = 0",
-    "UPDATE autotune_hardware SET devices = 1e300",
-    "UPDATE autotune_study SET settings = 'x'",
-    "DROP TABLE autotune_best_plan",
-    "ALTER TABLE autotune_trial RENAME COLUMN role TO part",
-)
+SPOILED = {
+    "no plans": "DELETE FROM autotune_plan",
+    "no samples": "UPDATE autotune_data_profile SET samples = 0",
+    "too many devices": "UPDATE autotune_hardware SET devices = 1e300",
+    "settings of nonsense": "UPDATE autotune_study SET settings = 'x'",
+    "no table": "DROP TABLE autotune_best_plan",
+    "no column": "ALTER TABLE autotune_trial RENAME COLUMN role TO part",
+}
 
 
-@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("spoil", parameters(SPOILED, short=("no plans", "too many devices", "no table")))
 def test_every_command_reports_invalid_rows_in_one_message(store: Store, spoil: str) -> None:
     study = store.studies()[0].id
     store.close()

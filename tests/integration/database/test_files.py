@@ -133,7 +133,7 @@ def test_a_remedy_follows_from_the_error_and_not_from_a_name(error: OSError, rem
 
 @pytest.mark.parametrize(
     "arguments",
-    parameters({each: each for each in ("plans", "studies", "doctor", "db check")}, short=("plans", "doctor")),
+    parameters({each: each for each in ("plans", "studies", "doctor", "db check")}, short=("doctor",)),
 )
 def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_known(
     tmp_path: Path, arguments: str
@@ -148,7 +148,8 @@ def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_k
     ("arguments", "has_database"),
     [
         *(pytest.param(each, True, marks=pytest.mark.long) for each in ("studies", "doctor", "db check")),
-        *((each, True) for each in ("plans", "db import x.jsonl", "note x y")),
+        *(pytest.param(each, True, marks=pytest.mark.long) for each in ("plans", "db import x.jsonl")),
+        ("note x y", True),
         ("db import x.jsonl", False),
     ],
 )

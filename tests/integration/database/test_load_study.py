@@ -21,6 +21,7 @@ def read_only(url: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}options=-c%20default_transaction_read_only%3Don"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 def test_optuna_reads_a_search_by_name_while_it_runs_and_cannot_change_it(database_url: str, tmp_path: Path) -> None:
     seen: list[int] = []
     with open_store(database_url) as store:

@@ -25,7 +25,7 @@ def test_a_server_with_as_many_connections_as_it_allows_is_to_be_freed() -> None
     )
 
 
-@pytest.mark.parametrize("has_tables", [False, True])
+@pytest.mark.parametrize("has_tables", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_database_that_is_read_only_is_to_be_made_writable(postgres_server: str, has_tables: bool) -> None:
     with postgres.database(postgres_server) as url:
         if has_tables:

@@ -83,6 +83,12 @@ def samples_of(index: DatasetIndex) -> list[str]:
     return sorted(repr((sample.turns, sample.images)) for sample in samples)
 
 
+def check_folder_of_checkpoints(out: Path, file: str) -> None:
+    """A trainer writes them to a folder of their own; a relative one is inside of that where the command starts."""
+    assert out / read_arguments(out / file).values["output_dir"] == out / "output"
+    assert not (out / "output").exists()
+
+
 def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
     job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
 ) -> None:
@@ -103,33 +109,29 @@ def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
     rows, left = divmod(len(packs), 2)
     assert left == 0
     assert rows % configuration["gradient_accumulation_steps"] == 0
-
-
-def test_a_price_is_the_product_of_its_parts(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
-    price = exported("ms-swift", PLAN)[0]["price"]
+    price = document["price"]
     assert price["over_wanted"] == pytest.approx(prod(price["parts"].values()))
     assert price["epoch_seconds"] == pytest.approx(price["over_wanted"] * price["wanted_epoch_seconds"])
     assert price["over_present"] is None
+    (warning,) = [note for note in document["notes"] if "takes no float32; set model.dtype: bfloat16" in note]
+    assert warning.startswith("It cannot train these packs")
 
 
-def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written(
-    exported: Callable[..., tuple[dict[str, Any], Path]],
+def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written_also_by_a_program(
+    job: JobFile, profile: Path, exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
 ) -> None:
     document, out = exported("ms-swift", HELD_BY_ALL)
     assert (document["missing"], document["plan_id"]) == ([], HELD_BY_ALL.id)
     assert set(document["price"]["parts"].values()) == {1.0}
-    configuration = yaml.safe_load((out / "sft.yaml").read_text())
-    assert (configuration["packing"], configuration["per_device_train_batch_size"]) == (False, 2)
-
-
-def test_packs_of_ms_swift_in_float32_are_warned_of(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
-    document, out = exported("ms-swift", PLAN)
-    (warning,) = [note for note in document["notes"] if "takes no float32; set model.dtype: bfloat16" in note]
-    assert warning.startswith("It cannot train these packs")
-    document, out = exported("ms-swift", HELD_BY_ALL)
     assert not any("float32" in note for note in document["notes"])
     configuration = yaml.safe_load((out / "sft.yaml").read_text())
+    assert (configuration["packing"], configuration["per_device_train_batch_size"]) == (False, 2)
     assert [configuration[name] for name in ("torch_dtype", "bf16", "fp16")] == ["float32", False, False]
+    check_folder_of_checkpoints(out, "sft.yaml")
+    found = export(job.path, "ms-swift", tmp_path / "by-hand", plan=HELD_BY_ALL, device_profile=profile)
+    assert (found.plan.id, found.command) == (document["plan_id"], document["command"])
+    for name in found.files:
+        assert (found.folder / name).read_bytes() == (out / name).read_bytes()
 
 
 def test_a_present_configuration_is_kept_and_compared(
@@ -163,16 +165,6 @@ def test_held_out_samples_are_a_file_of_their_own(
     assert not {*samples_of(held)} & {*samples_of(trained)}
 
 
-def test_a_program_exports_as_the_command_does(
-    job: JobFile, profile: Path, exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
-) -> None:
-    document, out = exported("ms-swift", HELD_BY_ALL)
-    found = export(job.path, "ms-swift", tmp_path / "by-hand", plan=HELD_BY_ALL, device_profile=profile)
-    assert (found.plan.id, found.command) == (document["plan_id"], document["command"])
-    for name in found.files:
-        assert (found.folder / name).read_bytes() == (out / name).read_bytes()
-
-
 def test_llama_factory_gets_padded_micro_batches_that_init_reads_again(
     exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
 ) -> None:
@@ -200,6 +192,7 @@ def test_llama_factory_trains_the_model_s_own_prompt(
     _, out = exported("llama-factory", HELD_BY_ALL)
     chosen = yaml.safe_load((out / "sft.yaml").read_text())
     assert (chosen["template"], chosen["default_system"]) == ("intern_vl", "")
+    check_folder_of_checkpoints(out, "sft.yaml")
     chat = (model / "chat_template.jinja").read_text()
     (model / "chat_template.jinja").write_text(chat.replace("<|im_start|>", "### "))
     options = ("--device-profile", profile, "--out", tmp_path / "new")
@@ -254,6 +247,7 @@ def test_internvl_gets_the_capacities_of_packs(
     assert samples_of(measured(read, out / "train.jsonl")) == samples_of(ForecastData.of(read).index)
     arguments = read_arguments(out / "sft.sh")
     assert arguments.devices == 2
+    check_folder_of_checkpoints(out, "sft.sh")
     assert arguments.values["use_packed_ds"] == "True"
     assert arguments.values.keys() <= OF_TRANSFORMERS | {*INTERNVL_FIELDS.split()}
 
@@ -287,18 +281,6 @@ def test_qwen_vl_gets_packs_as_items(
     assert arguments["output_dir"] == str(out / "output")
     assert arguments.keys() <= OF_TRANSFORMERS | {*QWEN_VL_FIELDS.split()}
     assert "data_dict[" in (out / "data_dict.py").read_text()
-
-
-@pytest.mark.parametrize(
-    ("trainer", "file"), [("ms-swift", "sft.yaml"), ("llama-factory", "sft.yaml"), ("internvl", "sft.sh")]
-)
-def test_checkpoints_have_a_folder_of_their_own(
-    exported: Callable[..., tuple[dict[str, Any], Path]], trainer: str, file: str
-) -> None:
-    _, out = exported(trainer, HELD_BY_ALL)
-    # A relative one is inside of the folder in which the command starts.
-    assert out / read_arguments(out / file).values["output_dir"] == out / "output"
-    assert not (out / "output").exists()
 
 
 @pytest.mark.parametrize(

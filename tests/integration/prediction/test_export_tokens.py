@@ -9,6 +9,7 @@ import pytest
 from autotune.exporting.same_tokens import Room
 from tests.programs.users import JobFile, document, refusal
 from tests.values.forecast import PLAN
+from tests.values.parameters import parameters
 from tests.values.training import plan_of
 from trials.plan import Padded, Plan
 
@@ -107,11 +108,14 @@ def arguments(
     return made
 
 
-@pytest.mark.parametrize(("trainer", "plan"), [("ms-swift", PLAN), ("llama-factory", PLAN), ("internvl", PLAN)])
+@pytest.mark.parametrize(
+    "trainer",
+    parameters({name: name for name in ("ms-swift", "llama-factory", "internvl")}, short=("llama-factory",)),
+)
 def test_the_model_s_own_processor_counts_where_a_trainer_is_not_installed(
-    arguments: Callable[..., list[str]], trainer: str, plan: Plan
+    arguments: Callable[..., list[str]], trainer: str
 ) -> None:
-    same, warned, *_ = document(*arguments(trainer, plan))["notes"]
+    same, warned, *_ = document(*arguments(trainer, PLAN))["notes"]
     assert same.startswith("the model's own processor counts the same tokens in 32 samples; ")
     assert "did not count itself" in warned
     assert warned.endswith("may count otherwise")

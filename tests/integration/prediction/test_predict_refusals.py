@@ -47,55 +47,40 @@ def test_a_plan_of_another_model_or_for_more_devices_or_packs_is_refused(
     assert re.search(r"400 data ranks but the epoch only \d+ packs", refused(wider, "--devices", "800"))
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (
-            lambda text: text.replace("0.001,", "NaN,", 1),
-            "costs.layers.1.1.forward_seconds.0: Input should be a finite number",
-        ),
-        (
-            lambda text: re.sub(r'(?<="seconds_per_parameter":)[^}]+', "1e308", text),
-            "costs.updates.0.seconds_per_parameter: Input should be less than or equal to 1000000000000000, not 1e+308",
-        ),
-        (
-            lambda text: text.replace("0.001,", "-0.001,", 1),
-            "forward_seconds is -0.001, which cannot be a measured value",
-        ),
-        (lambda text: text.replace('"float32"', '"bfloat16"'), "model with dtype bfloat16, not float32"),
-        (lambda text: text.replace('_layers":12', '_layers":45'), "model with vision_layers 45, not 12"),
-        (lambda text: re.sub(r',\["head",\{.*?\}\]', "", text), "there are no costs of head"),
-        (lambda text: text.replace('"devices":2', '"devices":0'), "hardware.devices is 0, but has to be at least 1"),
-        (lambda text: json.dumps(json.loads(text)["costs"]), "hardware: Field required"),
-        (lambda text: text.replace("00.123456Z", "00"), "created: "),
-        (lambda text: text[:-9], "cannot read a ProfiledCosts"),
-        (lambda _: "{}", "cannot read a ProfiledCosts"),
-    ],
-    ids=[
-        "nan",
-        "too large",
-        "negative",
-        "dtype",
-        "layers",
-        "a kind missing",
-        "no devices",
-        "costs alone",
-        "no zone",
-        "cut off",
-        "empty",
-    ],
+SPOILT: tuple[tuple[Callable[[str], str], str], ...] = (
+    (
+        lambda text: text.replace("0.001,", "NaN,", 1),
+        "costs.layers.1.1.forward_seconds.0: Input should be a finite number",
+    ),
+    (
+        lambda text: re.sub(r'(?<="seconds_per_parameter":)[^}]+', "1e308", text),
+        "costs.updates.0.seconds_per_parameter: Input should be less than or equal to 1000000000000000, not 1e+308",
+    ),
+    (
+        lambda text: text.replace("0.001,", "-0.001,", 1),
+        "forward_seconds is -0.001, which cannot be a measured value",
+    ),
+    (lambda text: text.replace('"float32"', '"bfloat16"'), "model with dtype bfloat16, not float32"),
+    (lambda text: text.replace('_layers":12', '_layers":45'), "model with vision_layers 45, not 12"),
+    (lambda text: re.sub(r',\["head",\{.*?\}\]', "", text), "there are no costs of head"),
+    (lambda text: text.replace('"devices":2', '"devices":0'), "hardware.devices is 0, but has to be at least 1"),
+    (lambda text: json.dumps(json.loads(text)["costs"]), "hardware: Field required"),
+    (lambda text: text.replace("00.123456Z", "00"), "created: "),
+    (lambda text: text[:-9], "cannot read a ProfiledCosts"),
+    (lambda _: "{}", "cannot read a ProfiledCosts"),
 )
-def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(
-    job: JobFile, profile: Path, spoil: Callable[[str], str], reason: str
-) -> None:
+
+
+def test_a_profile_that_no_measurement_gives_or_of_another_model_is_refused(job: JobFile, profile: Path) -> None:
     before = profile.read_text()
-    profile.write_text(spoil(before))
-    assert profile.read_text() != before
-    code, message = refusal("predict", job.path, "--device-profile", profile)
-    assert code == 2
-    assert str(profile) in message
-    assert reason in message
-    assert "`autotune profile JOB --out FILE`" in message
+    for spoil, reason in SPOILT:
+        profile.write_text(spoil(before))
+        assert profile.read_text() != before
+        code, message = refusal("predict", job.path, "--device-profile", profile)
+        assert code == 2
+        assert str(profile) in message
+        assert reason in message
+        assert "`autotune profile JOB --out FILE`" in message
 
 
 def test_a_profile_that_is_no_text_or_not_there_is_refused(job: JobFile, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from storage.store import Store, open_store
 from tests.programs.browser import LAPTOP, PHONE, opened
 from tests.programs.users import refusal
 from tests.values import storage as storage_values
+from tests.values.parameters import parameters
 from tests.values.storage import OUTCOMES, WORKLOAD, packed_plan, result_of
 from trials.outcome import Crash, Failed, Rejected
 
@@ -73,7 +74,7 @@ LACKING: dict[str, tuple[Callable[[Store, str], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LACKING)
+@pytest.mark.parametrize("kind", parameters({name: name for name in LACKING}, short=("no trial", "one run")))
 def test_a_study_that_lacks_results_has_a_report_that_says_so(kind: str, browser: Browser, tmp_path: Path) -> None:
     fill, said = LACKING[kind]
     url, path = f"sqlite:///{tmp_path}/study.db", tmp_path / "report.html"
@@ -119,7 +120,10 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize(
+    "kind",
+    parameters({name: name for name in BROKEN}, short=("all trials", "the winner", "the profile", "wrong corrections")),
+)
 def test_what_cannot_be_read_is_left_out(kind: str, study_url: str, tmp_path: Path) -> None:
     broken = tmp_path / "study.db"
     shutil.copy(study_url.removeprefix("sqlite:///"), broken)
@@ -131,7 +135,11 @@ def test_what_cannot_be_read_is_left_out(kind: str, study_url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "damage", ["autotune_data_profile SET histogram = 'x'", "autotune_model SET token_flops = '[]'"]
+    "damage",
+    [
+        "autotune_data_profile SET histogram = 'x'",
+        pytest.param("autotune_model SET token_flops = '[]'", marks=pytest.mark.long),
+    ],
 )
 def test_a_workload_that_cannot_be_read_is_refused(damage: str, study_url: str, tmp_path: Path) -> None:
     broken = tmp_path / "study.db"

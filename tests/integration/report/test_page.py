@@ -14,6 +14,7 @@ from playwright.sync_api import Browser
 
 from autotune.cli import main
 from tests.programs.browser import LAPTOP, PHONE, opened
+from tests.values.parameters import parameters
 
 CHARTS = {
     *("causes", "step-before", "step-after", "ranks", "memory-before", "memory-after", "layers", "packs", "balance"),
@@ -51,7 +52,10 @@ CONTRASTS = """() => {
 FILLS = "getComputedStyle(document.querySelector('#chart-failures .mark-rect path')).fill"
 
 
-@pytest.mark.parametrize("options", [LAPTOP, {**LAPTOP, "color_scheme": "dark"}, PHONE], ids=["light", "dark", "phone"])
+@pytest.mark.parametrize(
+    "options",
+    parameters({"light": LAPTOP, "dark": {**LAPTOP, "color_scheme": "dark"}, "phone": PHONE}, short=("dark", "phone")),
+)
 def test_every_chart_is_drawn_without_a_message_or_a_request(
     browser: Browser, report: Path, options: dict[str, Any]
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from tests.programs.browser import LAPTOP, PHONE
+from tests.values.parameters import parameters
 
 ROOT = Path(__file__).parents[3]
 FIELD, FOUND = "input[name=query]", ".md-search-result__item a"
@@ -23,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("options", parameters({"laptop": LAPTOP, "phone": PHONE}, short=("phone",)))
 def test_pages_that_are_opened_as_files_can_be_searched(browser: Browser, site: Path, options: dict[str, Any]) -> None:
     page = browser.new_context(offline=True, **options).new_page()
     asked: list[str] = []
