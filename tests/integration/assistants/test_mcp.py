@@ -215,13 +215,15 @@ def test_stored_plans_and_studies_have_the_origin_of_each_number(reader: Assista
 
 
 def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
-    runner: Assistant, job: Path, profile: Path
+    runner: Assistant, job: Path, profile: Path, folder: Path
 ) -> None:
-    answered = runner.answered("predict", job=str(job), device_profile=str(profile), top=1)
+    plan = folder / "predicted.json"
+    plan.write_text(wire.encode(plan_of("12+8", data=2)))
+    answered = runner.answered("predict", job=str(job), device_profile=str(profile), plan=str(plan))
     found = origins(answered)
     assert found[".plans[].epoch_seconds"] == found[".plans[].stages[].expected"] == "predicted"
     assert found[".plans[].plan.layout.data"] == found[".samples"] == "exact"
-    found = origins(runner.answered("pack", job=str(job), set=["training.global_batch_samples=4"], qt=500))
+    found = origins(runner.answered("pack", job=str(job), set=["training.global_batch_samples=4"], qv=10, qt=500))
     assert found[".after.text_fill"] == found[".global_batch_samples"] == "exact"
     assert found[".after.cost_per_sample"] == "analytic"
     answered = runner.answered("pack", job=str(job), what_if=["cutoff=200"])

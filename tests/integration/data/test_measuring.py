@@ -49,9 +49,12 @@ def index(folder: Path, measurer: Measurer, workers: int, **changes: Any) -> tup
     return build_index(data, measurer, folder, workers=workers)
 
 
-def test_several_processes_give_the_results_of_one_in_the_same_order(folder: Path, example: Path) -> None:
-    encoder = internvl.encoder(str(example / "model"))
-    (alone, report), (together, reports) = (index(folder, encoder, workers) for workers in (1, 2))
+@pytest.mark.parametrize("reads_a_model", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_several_processes_give_the_results_of_one_in_the_same_order(
+    folder: Path, example: Path, reads_a_model: bool
+) -> None:
+    measurer = internvl.encoder(str(example / "model")) if reads_a_model else Words()
+    (alone, report), (together, reports) = (index(folder, measurer, workers) for workers in (1, 2))
     assert_equal(alone, together)
     assert report == reports
     assert [line.place[1] for line in report.bad_lines] == [11, 20]

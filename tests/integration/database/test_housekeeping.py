@@ -97,7 +97,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_it_is_confirmed(store: Sto
     assert len(store.studies()) == 2
 
 
-@pytest.mark.parametrize(("answer", "left"), [("n", 2), ("y", 1)])
+@pytest.mark.parametrize(("answer", "left"), [("n", 2), pytest.param("y", 1, marks=pytest.mark.long)])
 def test_on_a_terminal_a_deletion_asks_first(store: Store, older: StudyRecord, answer: str, left: int) -> None:
     ours, theirs = pty.openpty()
     os.write(ours, f"{answer}\n".encode())

@@ -132,6 +132,7 @@ def test_packs_without_room_are_told_in_words() -> None:
     assert str(Room(fewer=-2, more=0, what="packs are rebuilt")).endswith("with -2 to +0 tokens more in each")
 
 
+@pytest.mark.long
 def test_a_few_tokens_more_fit(
     swift: Path, arguments: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

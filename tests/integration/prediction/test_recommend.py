@@ -129,28 +129,34 @@ def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: La
 
 
 @pytest.mark.usefixtures("home")
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in ("recommend", "predict", "export", "pack")}, short=("predict",))
+)
 def test_every_answer_from_data_names_and_counts_skipped_lines(
-    job: JobFile, inputs: tuple[Path, Path], costs: LayerCosts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str,
+    job: JobFile,
+    inputs: tuple[Path, Path],
+    costs: LayerCosts,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    folder = job.path.parent
     turns = [{"from": "human", "value": "<image>\nso?"}, {"from": "gpt", "value": "yes"}]
-    lost = tmp_path / "lost.jsonl"
+    lost = folder / "lost.jsonl"
     lost.write_text(json.dumps({"conversations": turns, "image": "gone.png"}) + "\n")
     model, *files = (*inputs, lost)
     job.spoil(data__sources=[{"path": str(each)} for each in files])
     store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda")
-    commands: tuple[tuple[str | Path, ...], ...] = (
-        ("recommend", model, *files, "--device", "h100", "--devices", "1"),
-        ("predict", job.path, "--device-profile", "H100", "--top", "1"),
-        ("export", job.path, "--device-profile", "H100", "--to", "ms-swift", "--out", tmp_path / "exported"),
-        ("pack", job.path, "--what-if", "cutoff=512"),
-    )
-    for command in commands:
-        caplog.clear()
-        found = document(*command)
-        assert found.get("variants", [found])[0]["skipped_lines"] == 1
-        (warning,) = (each for each in caplog.messages if "dataset lines" in each)
-        assert warning.startswith("1 of 49 dataset lines are skipped"), command[0]
-        assert warning.endswith(f"{lost}:1: image {tmp_path / 'gone.png'} does not exist")
+    arguments: dict[str, tuple[str | Path, ...]] = {
+        "recommend": (model, *files, "--device", "h100", "--devices", "1"),
+        "predict": (job.path, "--device-profile", "H100", "--top", "1"),
+        "export": (job.path, "--device-profile", "H100", "--to", "ms-swift", "--out", folder / "exported"),
+        "pack": (job.path, "--what-if", "cutoff=512"),
+    }
+    found = document(name, *arguments[name])
+    assert found.get("variants", [found])[0]["skipped_lines"] == 1
+    (warning,) = (each for each in caplog.messages if "dataset lines" in each)
+    assert warning.startswith("1 of 49 dataset lines are skipped")
+    assert warning.endswith(f"{lost}:1: image {folder / 'gone.png'} does not exist")
 
 
 @pytest.mark.usefixtures("home")

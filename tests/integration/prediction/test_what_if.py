@@ -141,7 +141,11 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
 
 
 @pytest.mark.parametrize(
-    ("database", "reason"), [(None, "no profile of the layers is stored"), ("missing.db", "the database sqlite:")]
+    ("database", "reason"),
+    [
+        pytest.param(None, "no profile of the layers is stored", marks=pytest.mark.long),
+        ("missing.db", "the database sqlite:"),
+    ],
 )
 def test_without_a_profile_the_reason_is_shown(database: str | None, reason: str, job: JobFile, tmp_path: Path) -> None:
     options = ["--db", f"sqlite:///{tmp_path / database}"] if database else []

@@ -122,7 +122,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(
     "kind",
-    parameters({name: name for name in BROKEN}, short=("all trials", "the winner", "the profile", "wrong corrections")),
+    parameters({name: name for name in BROKEN}, short=("all trials", "the profile")),
 )
 def test_what_cannot_be_read_is_left_out(kind: str, study_url: str, tmp_path: Path) -> None:
     broken = tmp_path / "study.db"
