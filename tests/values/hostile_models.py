@@ -1,6 +1,6 @@
 """Damaged and hostile model folders, each used by a process of its own whose time and memory are limited.
 
-Run as a module with a valid model folder, it prints how each of CASES, or each random damage, ended.
+Run as a module with a valid model folder, it prints how some of CASES, or random damages, ended.
 """
 
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,16 +164,9 @@ CASES: dict[str, tuple[Spoil, str]] = {
 }
 
 
-def endings(model: Path, damages: int | None = None) -> dict[str, Ending]:
-    """Return how the use of a copy of this model folder ended, for each of CASES or for random damage."""
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "tests.values.hostile_models",
-        str(model),
-        *([] if damages is None else [str(damages)]),
-    ]
+def endings(model: Path, which: Sequence[str] | int) -> dict[str, Ending]:
+    """Return how the use of a copy of this model folder ended, for these of CASES or for as many random damages."""
+    command = [sys.executable, "-P", "-m", "tests.values.hostile_models", str(model), json.dumps(which)]
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, env=environment, check=True)
     return {name: Ending(**ending) for name, ending in json.loads(done.stdout.splitlines()[-1]).items()}
@@ -253,10 +246,11 @@ def _uses(folder: Path) -> tuple[list[str], list[str]]:
 
 
 if __name__ == "__main__":
+    which = json.loads(sys.argv[2])
     spoils = (
-        {str(seed): damaged(seed) for seed in range(int(sys.argv[2]))}
-        if len(sys.argv) > 2
-        else {name: spoil for name, (spoil, _) in CASES.items()}
+        {str(seed): damaged(seed) for seed in range(which)}
+        if isinstance(which, int)
+        else {name: CASES[name][0] for name in which}
     )
     _uses(Path(sys.argv[1]))  # imports here, once, what each of the processes would import
     found = {name: asdict(_ending(Path(sys.argv[1]), spoil)) for name, spoil in spoils.items()}

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.tiny_models import TEXT
 from tests.values.chat_templates import FORMS, THOUGHT, TOKENS, Form
-from tests.values.parameters import examples
+from tests.values.parameters import examples, parameters
 from trials.data.records.sample import IGNORED, Encoder, Sample, Turn
 from trials.errors import DataError
 from trials.model.families import text
@@ -22,7 +22,8 @@ from trials.model.inputs.answers import REASONING
 
 PLAIN, REASONED = (("one?", "one."), ("two?", "two.")), (("one?", THOUGHT), ("two?", "two."))
 CODE = "def f():\n        return 1\n\n\n    # two  spaces"
-QWEN3, THINKING = FORMS["qwen3"], FORMS["qwen3-thinking"]
+SHORT = ("qwen3", "qwen3-thinking", "llama-2", "mistral", "gemma-2", "r1-distill", "vicuna", "exaone-deep")
+"""Those that differ in how answers end, and in what becomes of thoughts"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def asked(tokenizer: Any, sample: Sample) -> list[int]:
     return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", parameters({name: name for name in FORMS}, short=SHORT))
 def test_ids_and_answers_are_those_of_published_templates(save: Callable[..., Path], name: str) -> None:
     form = FORMS[name]
     folder = save(form)

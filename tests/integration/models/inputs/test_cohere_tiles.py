@@ -16,6 +16,7 @@ from transformers.image_utils import SizeDict
 from transformers.models.cohere2_vision.processing_cohere2_vision import Cohere2VisionProcessor
 
 from tests.tiny_models.tiles import cohere2_vision
+from tests.values.parameters import parameters
 from trials.data.records.sample import IMAGE, Encoder, Sample, Turn
 from trials.model.family import load_family
 from trials.model.inputs.chat_encoder import ChatEncoder
@@ -77,7 +78,7 @@ def own(encoder: Encoder, folder: Path, case: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_tokens_and_pixels_are_those_of_the_real_processor(folder: Path, encoder: Encoder, case: str) -> None:
+def test_tokens_pixels_and_lengths_are_those_of_the_real_processor(folder: Path, encoder: Encoder, case: str) -> None:
     expected = json.loads(KNOWN.read_text())[case]
     if importlib.util.find_spec("torchvision"):
         assert own(encoder, folder, case) == expected
@@ -88,6 +89,8 @@ def test_tokens_and_pixels_are_those_of_the_real_processor(folder: Path, encoder
     # Another processor may round a pixel to the next of its 256 values.
     np.testing.assert_allclose(made.pop("pixels"), expected.pop("pixels"), atol=0.02)
     assert made == expected
+    lengths = encoder.measure(sample_of(folder, case), CASES[case]).lengths
+    assert (lengths.vision_units, lengths.text_tokens) == (len(encoded.pixel_values), len(encoded.input_ids))
 
 
 @lru_cache
@@ -103,7 +106,7 @@ def own_functions() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 7, 12])
+@pytest.mark.parametrize("most", parameters({str(most): most for most in (1, 2, 4, 7, 12)}, short=("7",)))
 def test_an_image_has_the_grid_of_tiles_that_transformers_chooses(most: int) -> None:
     images, seen = Cohere2VisionImageProcessorPil(size={"height": 28, "width": 28}, max_patches=most), set()
     chosen = own_functions()["get_optimal_tiled_canvas"]
@@ -121,14 +124,6 @@ def test_tiles_are_the_parts_of_the_image_row_by_row_and_the_whole_image_last() 
     *tiles, whole = images.crop_image_to_patches(picture, 1, 6, patch_size=SizeDict(height=4, width=4), resample=3)
     assert np.array_equal(np.block([tiles[:3], tiles[3:]]), picture)
     assert whole.shape == (3, 4, 4)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_measured_lengths_are_those_of_the_encoded_sample(folder: Path, encoder: Encoder, case: str) -> None:
-    encoded = encoder.encode(sample_of(folder, case), pixels=True)
-    assert encoded.pixel_values is not None
-    lengths = encoder.measure(sample_of(folder, case), CASES[case]).lengths
-    assert (lengths.vision_units, lengths.text_tokens) == (len(encoded.pixel_values), len(encoded.input_ids))
 
 
 def test_the_processor_is_found_by_its_former_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from tests.contracts.test_families import TINY
-from tests.values.parameters import examples
+from tests.values.parameters import examples, parameters
 from trials import plugins
 from trials.data.records.sample import IMAGE, Encoder, ImageOptions, Sample, Turn
 from trials.errors import DataError
@@ -20,6 +20,7 @@ from trials.model.inputs.processor import load_processor
 from trials.model.skeleton import load_config
 
 QWEN = ("qwen2-vl", "qwen2-5-vl", "qwen3-vl", "qwen3-vl-moe")
+OTHERS = sorted({*plugins.names(TINY)} - {*QWEN, "text", "text-capped", "text-experts"})
 SIDE = 14
 """Pixels of a side of a merged patch of the tiny models."""
 
@@ -33,7 +34,7 @@ def encoder_of(folder: Path) -> Encoder:
     return load_family(load_config(str(folder))).encoder(str(folder))
 
 
-@pytest.fixture(scope="module", params=QWEN)
+@pytest.fixture(scope="module", params=parameters({name: name for name in QWEN}, short=("qwen3-vl",)))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made(tmp_path_factory.mktemp("model"), request.param)
 
@@ -131,7 +132,7 @@ def test_a_size_that_the_model_contradicts_is_refused(
             work()
 
 
-@pytest.mark.parametrize("name", sorted(set(plugins.names(TINY)) - set(QWEN) - {"text", "text-capped", "text-experts"}))
+@pytest.mark.parametrize("name", parameters({name: name for name in OTHERS}, short=("internvl", "llava-next", "glm4v")))
 def test_models_that_prepare_all_images_by_one_rule_refuse_options(tmp_path: Path, name: str) -> None:
     encoder = encoder_of(made(tmp_path / "model", name))
     sample = sample_of(tmp_path, ((20, 30), ImageOptions(max_pixels=500)))

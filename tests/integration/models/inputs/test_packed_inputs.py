@@ -13,6 +13,7 @@ from autotune.errors import PackError
 from autotune.loop import collator
 from autotune.loop.collator import check_packing
 from autotune.loop.packed_inputs import packed_inputs, stand_in
+from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from tests.values.training import PACKED, job_of
 from trials import plugins
@@ -24,6 +25,7 @@ from trials.model.skeleton import load_config
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 MODELS = plugins.names(TINY)
+SHORT = ("gemma3", "glm4v", "qwen3-vl-moe", "text-capped", "paligemma")
 MIXED = {"gemma3": "the samples of a pack are not kept apart by 'gemma3' with .*, logits by"}
 """Models whose attention inside images does not know of samples, in transformers 5.23."""
 WITHOUT_KERNEL = {
@@ -45,7 +47,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.filterwarnings("ignore:Sliding Window Attention")
 @pytest.mark.parametrize("attention", ["sdpa", pytest.param("eager", marks=pytest.mark.long)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", parameters({name: name for name in MODELS}, short=SHORT))
 def test_a_pack_has_the_results_of_its_samples_or_is_refused(name: str, attention: str, tmp_path: Path) -> None:
     plugins.load(TINY, name).make(tmp_path)
     config = load_config(str(tmp_path))
@@ -74,7 +76,13 @@ def test_an_attention_that_cannot_be_run_is_refused(example: Path) -> None:
         check_packing(load_config(str(example / "model")), "flash_attention_2")
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("text")])
+@pytest.mark.parametrize(
+    "name",
+    parameters(
+        {name: name for name in MODELS if not name.startswith("text")},
+        short=("internvl", "llava-next", "qwen3-vl", "paligemma"),
+    ),
+)
 def test_blank_images_run_through_a_model_in_a_pack_without_images(name: str, tmp_path: Path) -> None:
     plugins.load(TINY, name).make(tmp_path)
     config = load_config(str(tmp_path))

@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from tests.values.parameters import examples, parameters
 from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.errors import DataError, ModelError
 from trials.job import DataSection, ModelSection
@@ -81,6 +83,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "image": "<IMG_CONTEXT>",
     },
 }
+SHORT = ("llava_next", "llava_onevision", "qwen2_5_vl", "internvl")
 AROUND = {"llava": 1, "llava_next": 1, "llava_onevision": 1, "qwen2_5_vl": 2, "glm46v": 2}
 """Tokens that a template writes around an image."""
 SPECIAL = {
@@ -121,10 +124,11 @@ def save_model(folder: Path, model_type: str, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folder = tmp_path_factory.mktemp("models")
-    for name in MODELS:
-        save_model(folder / name, name)
-    return lambda name: folder / name
+    @cache
+    def made(name: str) -> Path:
+        return save_model(tmp_path_factory.mktemp(name), name)
+
+    return made
 
 
 def random_sizes(seed: int, count: int) -> list[tuple[int, int]]:
@@ -152,7 +156,7 @@ def processed(processor: Any, sizes: tuple[tuple[int, int], ...], **options: int
     return len(found["input_ids"][0]), units
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", parameters({name: name for name in MODELS}, short=SHORT))
 def test_tokens_and_units_are_those_of_really_processed_images(saved: Callable[[str], Path], name: str) -> None:
     folder = saved(name)
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
@@ -160,14 +164,14 @@ def test_tokens_and_units_are_those_of_really_processed_images(saved: Callable[[
     text = measurer.measure(question(0), ()).lengths.text_tokens
     extra = AROUND.get(name, 0)
     seen = set()
-    for size in random_sizes(1, 45):
+    for size in random_sizes(1, examples(45)):
         lengths = measurer.measure(question(1), (size,)).lengths
         assert (lengths.text_tokens - text - extra, lengths.vision_units) == processed(processor, (size,)), size
         seen.add(lengths.vision_units)
     assert len(seen) > 3 or name == "llava"
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", parameters({name: name for name in MODELS}, short=SHORT))
 def test_several_images_of_a_sample_are_counted_as_they_are_processed(saved: Callable[[str], Path], name: str) -> None:
     folder = saved(name)
     processor = load_processor(str(folder), load_config(str(folder)), trust_remote_code=False)
@@ -192,6 +196,12 @@ TALK = (
     Turn(role="assistant", text="Yes, \U0001f600."),
 )
 SIZES = ((40, 90), (28, 28))
+FIRST: dict[str, tuple[str | None, bool]] = {
+    "no first token": (None, False),
+    "by the tokenizer": ("<|endoftext|>", False),
+    "by the template": ("<|endoftext|>", True),
+}
+"""The token that begins a text, and whether the template writes it"""
 
 
 def talk(*turns: Turn) -> Sample:
@@ -199,11 +209,16 @@ def talk(*turns: Turn) -> Sample:
     return Sample(turns=turns, images=(Path("a.png"),) * images, image_sizes=(None,) * images)
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "internvl"])
 @pytest.mark.parametrize(
-    ("bos", "is_written"),
-    [(None, False), ("<|endoftext|>", False), ("<|endoftext|>", True)],
-    ids=["no first token", "by the tokenizer", "by the template"],
+    ("name", "bos", "is_written"),
+    parameters(
+        {
+            f"{name}, {first}": (name, *how)
+            for name in ("llava", "qwen2_5_vl", "internvl")
+            for first, how in FIRST.items()
+        },
+        short=("llava, by the tokenizer", "qwen2_5_vl, by the template"),
+    ),
 )
 def test_a_conversation_has_the_tokens_that_the_real_processor_makes_of_it(
     tmp_path: Path, name: str, bos: str | None, is_written: bool

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.values.data import write_records
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data import formats
 from trials.data.records.sample import IGNORED, Sample
@@ -37,7 +38,10 @@ def parts(messages: list[dict[str, str]], images: int = 0) -> list[dict[str, Any
     return found
 
 
-@pytest.mark.parametrize("name", ["qwen2-5-vl", "qwen3-vl", "llava-onevision", "gemma3"])
+@pytest.mark.parametrize(
+    "name",
+    parameters({name: name for name in ("qwen2-5-vl", "qwen3-vl", "llava-onevision", "gemma3")}, short=("qwen2-5-vl",)),
+)
 def test_labels_are_those_of_trl(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     plugins.load(TINY, name).make(model)

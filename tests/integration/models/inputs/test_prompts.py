@@ -86,7 +86,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(scope="module", params=parameters({name: name for name in FORMS}, short=("Gemma 2, its words",)))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = FORMS[request.param](tmp_path_factory.mktemp("model"))
     for number, size in enumerate(SIZES):

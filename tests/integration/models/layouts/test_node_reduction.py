@@ -25,7 +25,7 @@ from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 pytestmark = pytest.mark.ranks
 
 WITHIN = 1e-6
-STEPS = 3
+STEPS = 2
 TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
 
 
@@ -43,16 +43,16 @@ def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
 
 def check(plan: Plan, pool: WarmPool, example: Path, folder: Path, dtype: str = "float32") -> None:
     """Train some steps under the plan and under the one that averages at once, and compare them."""
+    prepared = prepared_of(
+        example,
+        folder,
+        hardware={"devices": plan.layout.world_size},
+        model={"dtype": dtype},
+        training={"global_batch_samples": 16, "checkpoint_every": 1, "keep_checkpoints": STEPS},
+    )
     losses, gradients = [], []
     for name, each in (("groups", plan), ("at once", replace(plan, layout=replace(plan.layout, reduce_within=1)))):
-        prepared = prepared_of(
-            example,
-            folder / name,
-            hardware={"devices": plan.layout.world_size},
-            model={"dtype": dtype},
-            training={"global_batch_samples": 16, "checkpoint_every": 1, "keep_checkpoints": STEPS},
-        )
-        output = prepared.job.training.output
+        output = folder / name
         answer = pool.ask(prepared.request(each, Training(output=output, max_steps=STEPS)), 240)
         assert isinstance(answer, Answers), answer
         losses.append([line.loss for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Progress)])

@@ -1,4 +1,4 @@
-"""Gradients that are averaged during the last backward pass: the same steps as those averaged after it."""
+"""Gradients that are averaged or scattered during the last backward pass: the steps are those of averages after it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from trials import wire
 from trials.engine.gradients.overlapped_averages import buckets
 from trials.engine.group import process_group
 from trials.engine.state import WEIGHT
-from trials.plan import Packed, Plan
+from trials.plan import Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Request, Training
 from trials.tasks.session import open_session
@@ -35,7 +35,6 @@ TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
 CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
     "ZeRO 0": (plan_of("4+2r2,1", data=2, packing=TIGHT), {}),
     "ZeRO 1": (plan_of("4+2", data=2, zero=1, packing=TIGHT), {"training": {"clip_norm": 0.1}}),
-    "bfloat16": (plan_of("4+2r2,1", data=2, zero=1, packing=TIGHT), {"model": {"dtype": "bfloat16"}}),
     "a frozen vision tower": (plan_of("4+2", data=2, packing=TIGHT), {"training": {"freeze": ["vision"]}}),
     "only the vision tower": (
         plan_of("4+2r4,2", data=2, zero=1, packing=TIGHT),
@@ -48,37 +47,49 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("plan", "changes"), parameters(CASES, short=("bfloat16",)))
+@pytest.mark.long
+@pytest.mark.parametrize(("plan", "changes"), CASES.values(), ids=CASES)
 def test_steps_are_those_of_averages_after_the_pass(
     plan: Plan, changes: dict[str, Any], tied: Path, pools: Mapping[int, WarmPool], tmp_path: Path
 ) -> None:
-    after, during = (replace(plan, layout=replace(plan.layout, bucket_bytes=size)) for size in (0, BUCKET))
-    check_same_steps((after, during), changes, tied, pools[plan.layout.data], tmp_path)
+    check_same_steps((plan, averaging(plan)), changes, tied, pools[plan.layout.data], tmp_path)
+
+
+def test_averages_during_the_pass_and_shards_have_the_steps_of_averages_after_it(
+    tied: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    after = plan_of("4+2r2,1", data=2, zero=1, packing=TIGHT)
+    of_weights = plan_of("4+2r2,1g3", data=2, zero=3, packing=TIGHT)
+    changes = {"model": {"dtype": "bfloat16"}, "training": {"clip_norm": 0.1}}
+    check_same_steps((after, averaging(after), of_weights), changes, tied, pool, tmp_path)
+
+
+def averaging(plan: Plan) -> Plan:
+    """The plan, with averages during the pass."""
+    return replace(plan, layout=replace(plan.layout, bucket_bytes=BUCKET))
 
 
 def check_same_steps(
-    plans: tuple[Plan, Plan], changes: Mapping[str, Any], example: Path, pool: WarmPool, folder: Path
+    plans: Sequence[Plan], changes: Mapping[str, Any], example: Path, pool: WarmPool, folder: Path
 ) -> None:
-    """Compare losses, weights and moments after the steps of two plans, of jobs with these changes."""
+    """Compare losses, weights and moments after the steps of plans, of a job with these changes."""
+    settings = {"checkpoint_every": STEPS, "global_batch_samples": 16, **changes.get("training", {})}
+    hardware = {"devices": plans[0].layout.data}
+    prepared = prepared_of(example, folder, **{**changes, "training": settings, "hardware": hardware})
     losses, weights = [], []
     for number, plan in enumerate(plans):
-        settings = {"checkpoint_every": STEPS, "global_batch_samples": 16, **changes.get("training", {})}
-        prepared = prepared_of(
-            example,
-            folder / str(number),
-            **{**changes, "training": settings, "hardware": {"devices": plan.layout.data}},
-        )
-        output = prepared.job.training.output
+        output = folder / str(number)
         answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=STEPS)), 240)
         assert isinstance(answer, Answers), answer
         losses.append([line.loss for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Progress)])
         weights.append(stored(output / f"checkpoint-{STEPS}"))
     assert len(losses[0]) == STEPS
-    assert losses[0] == pytest.approx(losses[1], rel=WITHIN)
-    first, second = weights
-    assert first.keys() == second.keys()
-    for name, weight in first.items():
-        assert torch.linalg.vector_norm(second[name] - weight) <= WITHIN * torch.linalg.vector_norm(weight), name
+    for plan, found, states in zip(plans[1:], losses[1:], weights[1:], strict=True):
+        assert losses[0] == pytest.approx(found, rel=WITHIN), plan.layout
+        assert weights[0].keys() == states.keys()
+        for name, state in weights[0].items():
+            difference = torch.linalg.vector_norm(states[name] - state)
+            assert difference <= WITHIN * torch.linalg.vector_norm(state), (name, plan.layout)
 
 
 def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -90,22 +101,23 @@ def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_ranks_whose_passes_leave_other_gradients_out_still_average_the_same_buckets(
-    shallow: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("averaged", "sharded"), parameters({"ZeRO 1 and 2": (1, 2), "ZeRO 0 and 3": (0, 3)}, short=("ZeRO 1 and 2",))
+)
+def test_ranks_whose_passes_leave_other_gradients_out_send_the_same(
+    averaged: ZeroStage, sharded: ZeroStage, shallow: Path, tmp_path: Path
 ) -> None:
     """On one rank no vision layer gets a gradient, on the other one no language layer does."""
-    files = []
-    for name, zero, size in (("after", 0, 0), ("during", 0, BUCKET), ("during, ZeRO 1", 1, BUCKET)):
-        prepared = prepared_of(shallow, tmp_path / name)
-        plan = plan_of("4+2", data=2, zero=zero, packing=TIGHT)  # type: ignore[arg-type]
-        plan = replace(plan, layout=replace(plan.layout, bucket_bytes=size))
-        files.append(tmp_path / name / "request.json")
+    whole, during, shards = (plan_of("4+2", data=2, zero=zero, packing=TIGHT) for zero in (0, averaged, sharded))
+    prepared, files = prepared_of(shallow, tmp_path), []
+    for number, plan in enumerate((whole, averaging(during), shards)):
+        files.append(tmp_path / f"{number}.json")
         files[-1].write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
     one, other = on_ranks(weights_after_a_step, files)
     assert one == other
     after, *several = one
-    for during in several:
-        assert during == pytest.approx(after, rel=WITHIN)
+    for found in several:
+        assert found == pytest.approx(after, rel=WITHIN)
 
 
 def weights_after_a_step(files: Sequence[Path]) -> list[list[float]]:
@@ -129,8 +141,7 @@ def weights_after_a_step(files: Sequence[Path]) -> list[list[float]]:
 
 def test_a_gradient_that_grows_after_its_bucket_has_begun_ends_the_step(shallow: Path, tmp_path: Path) -> None:
     prepared = prepared_of(shallow, tmp_path / "work")
-    plan = plan_of("4+2r4,2", data=2, packing=TIGHT)
-    plan = replace(plan, layout=replace(plan.layout, bucket_bytes=BUCKET))
+    plan = averaging(plan_of("4+2r4,2", data=2, packing=TIGHT))
     file = tmp_path / "request.json"
     file.write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
     for message in on_ranks(fault_of_shared_layers, file):

@@ -155,7 +155,8 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         yield pool
 
 
-@pytest.mark.parametrize("plan", parameters(TWO_RANKS, short=("small packs, recomputed, ZeRO 1",)))
+@pytest.mark.long
+@pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
 def test_packs_that_two_ranks_share_have_the_plain_models_gradients(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

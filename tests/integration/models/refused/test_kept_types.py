@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from autotune.model_shape import model_shape
+from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.job import ModelSection
@@ -52,7 +53,7 @@ def types_of_transformers(folder: Path) -> dict[str, torch.Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-@pytest.mark.parametrize("kind", KEPT)
+@pytest.mark.parametrize("kind", parameters({kind: kind for kind in KEPT}, short=("glm4_moe", "ernie4_5_moe")))
 def test_a_model_with_weights_in_float32_is_refused_in_bfloat16_alone(kind: str, shallow: Path, tmp_path: Path) -> None:
     saved_model(shallow, tmp_path, text={"model_type": kind, **KEPT[kind]})
     kept = [name for name, each in types_of_transformers(tmp_path).items() if each.dtype == torch.float32]
@@ -63,7 +64,7 @@ def test_a_model_with_weights_in_float32_is_refused_in_bfloat16_alone(kind: str,
     assert model_shape(section(tmp_path, "float32")).dtype == "float32"
 
 
-@pytest.mark.parametrize("kind", SAME)
+@pytest.mark.parametrize("kind", parameters({kind: kind for kind in SAME}, short=("kolibri1",)))
 def test_the_other_models_have_the_types_and_weights_that_transformers_loads(
     kind: str, shallow: Path, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ def training(**settings: Any) -> TrainingSection:
         ),
         (
             {"targets": ["layers.0.self_attn.q_proj"]},
-            "training.lora.targets: layers.0.self_attn.q_proj leaves 7 of the 8 layers",
+            "training.lora.targets: layers.0.self_attn.q_proj leaves 1 of the 2 layers",
         ),
         ({"targets": ["_proj"]}, "training.lora.targets: _proj is no module of language"),
         ({"targets": ["input_layernorm"]}, "training.lora.targets: input_layernorm is no linear layer of language"),
@@ -45,10 +45,10 @@ def training(**settings: Any) -> TrainingSection:
     ],
 )
 def test_targets_that_are_no_linear_layer_of_the_parts_are_refused_with_those_that_are(
-    lora: dict[str, Any], message: str, example: Path
+    lora: dict[str, Any], message: str, shallow: Path
 ) -> None:
     with pytest.raises(ModelError) as raised:
-        model_shape(section(example / "model"), training(lora=lora))
+        model_shape(section(shallow / "model"), training(lora=lora))
     assert str(raised.value).startswith(message)
 
 
@@ -68,8 +68,8 @@ def test_a_freeze_that_leaves_nothing_to_train_is_refused(freeze: list[str], tmp
         model_shape(section(tmp_path), training(freeze=freeze))
 
 
-def test_what_trains_is_part_of_the_models_key_and_of_the_cost_of_packs(example: Path) -> None:
-    whole = model_shape(section(example / "model"))
+def test_what_trains_is_part_of_the_models_key_and_of_the_cost_of_packs(shallow: Path) -> None:
+    whole = model_shape(section(shallow / "model"))
     settings = [
         training(),
         training(freeze=["vision"]),
@@ -81,7 +81,7 @@ def test_what_trains_is_part_of_the_models_key_and_of_the_cost_of_packs(example:
         training(compile=True),
         training(compile=True, freeze=["vision"]),
     ]
-    shapes = [model_shape(section(example / "model"), each) for each in settings]
+    shapes = [model_shape(section(shallow / "model"), each) for each in settings]
     assert shapes[0] == whole
     assert whole.trained is None
     assert len({shape.fingerprint for shape in shapes}) == len(shapes)

@@ -16,11 +16,18 @@ from trials.model.weights import WeightFiles
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 4512398720\n"
 
 
-@pytest.fixture
-def model(example: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with weights, in a folder as transformers saves it."""
-    saved_model(example, tmp_path / "model")
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("saved")
+    saved_model(shallow, folder)
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
 
 
 def change(model: Path, **settings: Any) -> None:

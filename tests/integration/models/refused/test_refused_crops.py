@@ -1,5 +1,6 @@
 """Configurations and processors of the LLaVA models that cannot be followed are refused with the reason."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from autotune.model_shape import model_shape
-from tests.contracts.test_families import TINY
 from tests.values.hostile_models import Spoil, config, settings, without
-from trials import plugins
+from tests.values.parameters import parameters
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.family import load_family
@@ -128,19 +128,21 @@ PROCESSORS: dict[str, tuple[str, Spoil, str]] = {
         r"processor_config.json is not there, or lacks num_image_tokens; take that of the published model, or write it",
     ),
 }
+LIKE_OTHERS = {
+    *("no such layer", "one of several", "huge tile", "image token", "lost patch", "many resolutions", "none"),
+    *("channels", "deviation", "features", "no number"),
+}
+"""Further values and families of checks that other cases show, too"""
 
 
-def made(name: str, folder: Path, spoil: Spoil) -> Path:
-    plugins.load(TINY, name).make(folder)
-    spoil(folder)
-    return folder
-
-
-@pytest.mark.parametrize(("name", "spoil", "message"), CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"), parameters(CONFIGURATIONS, short=CONFIGURATIONS.keys() - LIKE_OTHERS)
+)
 def test_a_configuration_that_cannot_be_followed_is_refused(
-    name: str, spoil: Spoil, message: str, tmp_path: Path
+    name: str, spoil: Spoil, message: str, tiny: Callable[[str], Path]
 ) -> None:
-    folder = made(name, tmp_path, spoil)
+    folder = tiny(name)
+    spoil(folder)
     with pytest.raises(ModelError, match=message):
         model_shape(ModelSection(path=str(folder), weights="random"))
     with pytest.raises(ModelError):
@@ -148,21 +150,22 @@ def test_a_configuration_that_cannot_be_followed_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore:(divide by zero|invalid value):RuntimeWarning")
-@pytest.mark.parametrize(("name", "spoil", "message"), PROCESSORS.values(), ids=PROCESSORS)
+@pytest.mark.parametrize(("name", "spoil", "message"), parameters(PROCESSORS, short=PROCESSORS.keys() - LIKE_OTHERS))
 def test_a_processor_that_disagrees_with_the_model_is_refused(
-    name: str, spoil: Spoil, message: str, tmp_path: Path
+    name: str, spoil: Spoil, message: str, tiny: Callable[[str], Path]
 ) -> None:
-    folder = made(name, tmp_path, spoil)
+    folder = tiny(name)
+    spoil(folder)
     with pytest.raises(ModelError, match=message):
         load_family(load_config(str(folder))).encoder(str(folder))
 
 
-def test_weights_that_nothing_runs_are_wanted_too(tmp_path: Path) -> None:
-    plugins.load(TINY, "llava").make(tmp_path)
-    AutoModelForImageTextToText.from_config(load_config(str(tmp_path))).save_pretrained(tmp_path)
-    section = ModelSection(path=str(tmp_path), weights="pretrained")
+def test_weights_that_nothing_runs_are_wanted_too(tiny: Callable[[str], Path]) -> None:
+    folder = tiny("llava")
+    AutoModelForImageTextToText.from_config(load_config(str(folder))).save_pretrained(folder)
+    section = ModelSection(path=str(folder), weights="pretrained")
     assert model_shape(section).vision_layers == 3
-    file = tmp_path / "model.safetensors"
+    file = folder / "model.safetensors"
     kept = {name: tensor for name, tensor in load_file(file).items() if ".layers.3.mlp.fc1" not in name}
     save_file(kept, file)
     with pytest.raises(
@@ -172,9 +175,8 @@ def test_weights_that_nothing_runs_are_wanted_too(tmp_path: Path) -> None:
         model_shape(section)
 
 
-def test_layers_that_nothing_runs_are_in_no_part_of_the_chain(tmp_path: Path) -> None:
-    plugins.load(TINY, "llava-siglip").make(tmp_path)
-    chain = build_skeleton(load_config(str(tmp_path)), torch.float32).chain
+def test_layers_that_nothing_runs_are_in_no_part_of_the_chain(made: Callable[[str], Path]) -> None:
+    chain = build_skeleton(load_config(str(made("llava-siglip"))), torch.float32).chain
     tower = "model.vision_tower"
     assert chain.vision_layers == tuple(f"{tower}.encoder.layers.{number}" for number in range(4))
     assert chain.kept == (0, 2)

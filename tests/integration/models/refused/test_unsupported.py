@@ -64,12 +64,11 @@ REASONS = {
 }
 """Model type -> what the message says of it."""
 SHORT = (
-    "mllama", "florence2", "blip-2", "kosmos-2", "qwen2_5_omni", "qwen3_5", "bert", "gpt_neox", "rwkv",
-    "lfm3", "trocr", "ernie4_5_vl_moe", "vibevoice_asr", "gemma3n_text", "gemma4_unified_text", "deepseek_v32", "dbrx",
-    "clip", "qianfan_ocr",
+    "mllama", "florence2", "blip-2", "qwen2_5_omni", "bert", "gpt_neox", "rwkv", "lfm3", "trocr", "ernie4_5_vl_moe",
+    "vibevoice_asr", "gemma3n_text", "gemma4_unified_text", "deepseek_v32", "dbrx", "clip", "qianfan_ocr",
 )  # fmt: skip
 """One or two of each kind"""
-BY_COMMAND = ("mllama", "rwkv", "bert", "qianfan_ocr")
+BY_COMMAND = ("mllama",)
 OF_TRANSFORMERS = re.compile(r"cannot be (built|checked)|correct \w+|divide its hidden_size|cannot be (pooled|merged)")
 """Default sizes do not fit each other: transformers or the family says so."""
 
