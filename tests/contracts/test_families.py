@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from transformers import PretrainedConfig
 
 from autotune.model_shape import model_shape
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.data.loader import collate
 from trials.data.records.images import image_size
@@ -45,7 +46,19 @@ TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
 """Modules that write folders with a tiny model's configuration, tokenizer and processor; a family may have several."""
 
 
-@pytest.fixture(scope="module", params=plugins.names(TINY))
+SHORT = ("gemma3", "internvl", "qwen2-5-vl", "qwen3-vl-moe", "text")
+"""Families that between them have tiles, windows, any resolution, inner features, experts, blocks of image tokens, and
+text alone."""
+
+
+def families(*short: str) -> list[Any]:
+    return parameters({name: name for name in plugins.names(TINY)}, short=short)
+
+
+every_family = pytest.mark.parametrize("folder", plugins.names(TINY), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", params=families(*SHORT))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model: Path = tmp_path_factory.mktemp(request.param)
     plugins.load(TINY, request.param).make(model)
@@ -125,12 +138,14 @@ def vision(skeleton: Skeleton) -> tuple[str, ...]:
     return skeleton.chain.vision_layers
 
 
-@pytest.fixture(params=[2, 0], ids=["two images", "text alone"])
-def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Sample:
-    """Images of different sizes, with text around them, or text alone."""
-    if request.param:
-        request.getfixturevalue("vision")
-    images = tuple(tmp_path / f"{width}.png" for width in (60, 130)[: request.param])
+@pytest.fixture(scope="module")
+def samples(skeleton: Skeleton, folder: Path) -> tuple[Sample, ...]:
+    """Text alone, and where the model takes them, images of different sizes with text around them."""
+    return tuple(sample_of(folder, count) for count in (0, 2)[: 2 if skeleton.chain.vision_layers else 1])
+
+
+def sample_of(folder: Path, count: int) -> Sample:
+    images = tuple(folder / f"{width}.png" for width in (60, 130)[:count])
     for path in images:
         Image.new("RGB", (int(path.stem), 70), (90, 140, 30)).save(path)
     turns = (
@@ -148,6 +163,7 @@ def test_every_family_has_a_tiny_model() -> None:
     assert {name for name, _ in plugins.each(FAMILIES)} <= set(plugins.names(TINY))
 
 
+@every_family
 def test_one_family_takes_the_configuration(config: PretrainedConfig, family: Family) -> None:
     assert [each for _, each in plugins.each(FAMILIES) if each.takes(config)] == [family]
 
@@ -190,43 +206,49 @@ def test_a_shrunk_configuration_is_one_of_the_same_family_with_few_tokens(
 # --- data ---
 
 
-def test_measured_lengths_are_those_of_the_encoded_sample(encoder: Encoder, sample: Sample) -> None:
-    encoded = encoder.encode(sample, pixels=True)
-    assert (encoded.pixel_values is not None) == bool(sample.images)
-    if encoded.pixel_values is not None:
-        assert encoded.pixel_values.dtype == np.float32
-        assert encoded.pixel_values.shape[1:] == encoder.unit_shape
-    measured = encoder.measure(sample, tuple(image_size(image) for image in sample.images)).lengths
-    assert measured == Lengths(
-        vision_units=0 if encoded.pixel_values is None else len(encoded.pixel_values),
-        text_tokens=len(encoded.input_ids),
-        target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
-    )
-    assert measured.target_tokens > 0
+@every_family
+def test_measured_lengths_are_those_of_the_encoded_sample(encoder: Encoder, samples: tuple[Sample, ...]) -> None:
+    for sample in samples:
+        encoded = encoder.encode(sample, pixels=True)
+        assert (encoded.pixel_values is not None) == bool(sample.images)
+        if encoded.pixel_values is not None:
+            assert encoded.pixel_values.dtype == np.float32
+            assert encoded.pixel_values.shape[1:] == encoder.unit_shape
+        measured = measured_lengths(encoder, sample)
+        assert measured == Lengths(
+            vision_units=0 if encoded.pixel_values is None else len(encoded.pixel_values),
+            text_tokens=len(encoded.input_ids),
+            target_tokens=int(np.count_nonzero(encoded.labels != IGNORED)),
+        )
+        assert measured.target_tokens > 0
 
 
-def test_without_pixels_the_tokens_and_labels_are_the_same(encoder: Encoder, sample: Sample) -> None:
-    with_pixels, without = (encoder.encode(sample, pixels=pixels) for pixels in (True, False))
-    assert without.pixel_values is None
-    assert np.array_equal(with_pixels.input_ids, without.input_ids)
-    assert np.array_equal(with_pixels.labels, without.labels)
+def measured_lengths(encoder: Encoder, sample: Sample) -> Lengths:
+    return encoder.measure(sample, tuple(image_size(image) for image in sample.images)).lengths
+
+
+def test_without_pixels_the_tokens_and_labels_are_the_same(encoder: Encoder, samples: tuple[Sample, ...]) -> None:
+    for sample in samples:
+        with_pixels, without = (encoder.encode(sample, pixels=pixels) for pixels in (True, False))
+        assert without.pixel_values is None
+        assert np.array_equal(with_pixels.input_ids, without.input_ids)
+        assert np.array_equal(with_pixels.labels, without.labels)
 
 
 def test_a_blank_sample_has_the_lengths_of_the_one_that_it_replaces(
-    config: PretrainedConfig, family: Family, encoder: Encoder, stage: StageModule, sample: Sample
+    config: PretrainedConfig, family: Family, encoder: Encoder, stage: StageModule, samples: tuple[Sample, ...]
 ) -> None:
-    encoded = encoder.encode(sample, pixels=True)
-    lengths = encoder.measure(sample, tuple(image_size(image) for image in sample.images)).lengths
-    blank = encoder.blank(lengths, pixels=True)
-    assert len(blank.input_ids) == lengths.text_tokens
-    assert (blank.labels == IGNORED).all()
-    assert (blank.pixel_values is None) == (encoded.pixel_values is None)
-    if blank.pixel_values is None or encoded.pixel_values is None:
-        return
-    assert blank.pixel_values.shape == encoded.pixel_values.shape
-    tokens = join_samples(family, config, [(torch.from_numpy(blank.input_ids), torch.from_numpy(blank.grids))])
-    # As many features as image tokens, so that those of the samples behind it find theirs.
-    joined_text(stage, states_of(stage, torch.from_numpy(blank.pixel_values), tokens), tokens)
+    for sample in samples:
+        encoded, lengths = encoder.encode(sample, pixels=True), measured_lengths(encoder, sample)
+        blank = encoder.blank(lengths, pixels=True)
+        assert len(blank.input_ids) == lengths.text_tokens
+        assert (blank.labels == IGNORED).all()
+        assert (blank.pixel_values is None) == (encoded.pixel_values is None)
+        if blank.pixel_values is not None and encoded.pixel_values is not None:
+            assert blank.pixel_values.shape == encoded.pixel_values.shape
+            tokens = join_samples(family, config, [(torch.from_numpy(blank.input_ids), torch.from_numpy(blank.grids))])
+            # As many features as image tokens, so that those of the samples behind it find theirs.
+            joined_text(stage, states_of(stage, torch.from_numpy(blank.pixel_values), tokens), tokens)
 
 
 def test_equal_settings_have_equal_digests_and_another_limit_has_another(family: Family, folder: Path) -> None:
@@ -238,6 +260,7 @@ def test_equal_settings_have_equal_digests_and_another_limit_has_another(family:
 # --- the model ---
 
 
+@every_family
 def test_every_parameter_belongs_to_exactly_one_part_of_the_chain(skeleton: Skeleton) -> None:
     claimed = [
         name
@@ -306,21 +329,9 @@ def test_a_sample_of_a_pack_sees_nothing_of_the_others(config: PretrainedConfig,
     torch.testing.assert_close(packed, torch.cat(alone, dim=1))
 
 
+@every_family
 def test_stages_compute_what_transformers_computes(folder: Path) -> None:
     check_parity(ModelSection(path=str(folder), weights="random", dtype="float32"))
-
-
-def test_the_weights_that_transformers_saves_are_read_whole(
-    config: PretrainedConfig, family: Family, tmp_path: Path
-) -> None:
-    plain = family.AUTO_MODEL.from_config(config, dtype=torch.float32)
-    plain.save_pretrained(tmp_path)
-    whole = build_skeleton(config, torch.float32)
-    files = WeightFiles(tmp_path, whole)
-    files.check()
-    read_weights(whole.model, (*whole.chain.parts, *whole.chain.unused), files, CPU)
-    wanted = plain.state_dict()
-    assert all(torch.equal(parameter, wanted[name]) for name, parameter in whole.model.named_parameters())
 
 
 def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleton: Skeleton) -> None:
@@ -349,7 +360,7 @@ def test_one_layer_of_each_kind_runs_as_a_whole_model(config: PretrainedConfig, 
 
 
 def test_weights_are_read_and_saved_as_transformers_does(
-    folder: Path, config: PretrainedConfig, family: Family, tmp_path: Path
+    config: PretrainedConfig, family: Family, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     expected = family.AUTO_MODEL.from_config(config, dtype=torch.float32)
@@ -358,13 +369,17 @@ def test_weights_are_read_and_saved_as_transformers_does(
     files = WeightFiles(tmp_path, skeleton)
     files.check()
     read_weights(skeleton.model, (*skeleton.chain.parts, *skeleton.chain.unused), files, CPU)
+    wanted = expected.state_dict()
+    assert all(torch.equal(parameter, wanted[name]) for name, parameter in skeleton.model.named_parameters())
     kept = {name: value for name, value in skeleton.model.state_dict().items() if name not in skeleton.tied}
     save_file(stored_form(skeleton.model, kept), tmp_path / "model.safetensors", metadata={"format": "pt"})
     again, report = family.AUTO_MODEL.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not any(report.values()), report
-    assert all(torch.equal(again.state_dict()[name], value) for name, value in expected.state_dict().items())
+    found = again.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
 
 
+@pytest.mark.parametrize("folder", families("got-ocr2", "qwen2-5-vl"), indirect=True, scope="module")
 def test_no_layer_has_calls_with_a_faster_way(
     config: PretrainedConfig, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def is_taken(folder: Path) -> bool:
     ("kind", "setting"),
     parameters(
         {kind: (kind, None) for kind in LANGUAGE} | {f"{kind}, {name}": (kind, name) for kind, name in FEW.items()},
-        short=[f"{kind}, {name}" for kind, name in FEW.items()],
+        short=["minicpm3, dim_model_base"],
     ),
 )
 def test_no_setting_of_a_language_model_is_passed_over(kind: str, setting: str | None, tmp_path: Path) -> None:
@@ -86,7 +86,15 @@ def test_no_setting_of_a_language_model_is_passed_over(kind: str, setting: str |
     assert not passed_over(tmp_path, (each for each in changes if setting in (None, each[0])))
 
 
-@pytest.mark.parametrize("change", [{"tokenize_function": "st_argmax"}, {"hidden_stride": 1}, {"hidden_stride": 4}])
+OF_OVIS: dict[str, dict[str, Any]] = {
+    "the first row": {"tokenize_function": "st_argmax"},
+    "no squares": {"hidden_stride": 1},
+    "wide squares": {"hidden_stride": 4},
+    "the first row, no squares": {"tokenize_function": "st_argmax", "hidden_stride": 1},
+}
+
+
+@pytest.mark.parametrize("change", parameters(OF_OVIS, short=("the first row, no squares",)))
 def test_choices_of_rows_and_squares_of_patches_of_ovis_are_followed(change: dict[str, Any], tmp_path: Path) -> None:
     ovis2.make(tmp_path)
     settings = settings_of(tmp_path)

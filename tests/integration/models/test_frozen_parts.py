@@ -51,10 +51,7 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("freeze", "plan"),
     parameters(
         CASES,
-        short=(
-            "first stage frozen, the second's leading layers too",
-            "data parallel, ZeRO 1",
-        ),
+        short=("first stage frozen, the second's leading layers too",),
     ),
 )
 def test_the_other_parts_have_the_clipped_gradients_of_the_plain_model(

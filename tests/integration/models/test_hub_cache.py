@@ -59,6 +59,7 @@ def test_a_cached_model_is_the_one_of_its_folder(saved: Path, cache: Path, shall
     assert hub.path == str(snapshot)
     assert model_shape(hub).name == "Tiny-VLM-1B"
     assert model_shape(hub).fingerprint == model_shape(folder).fingerprint
+    assert published_name(hub.path) == ID
 
 
 @pytest.mark.usefixtures("home")
@@ -93,6 +94,7 @@ def test_that_the_hub_does_not_answer_is_said_once(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_an_adapter_names_the_id_of_the_cached_model_on_which_it_was_trained(
     saved: Path, cache: Path, shallow: Path, pool: WarmPool, tmp_path: Path

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from tests.contracts.test_families import CPU, TINY, tokens_of
 from tests.machines.own_ranks import on_ranks
 from tests.machines.reference_convolutions import roundings_allowed
+from tests.values.parameters import parameters
 from trials import plugins
 from trials.engine.memory import SavedTensorMeter
 from trials.model.ends.patches import embed_by_matrix
@@ -102,8 +103,13 @@ def drawn(folder: Path, dtype: torch.dtype) -> Skeleton:
     return skeleton
 
 
-@dtypes
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    parameters(
+        {f"{name}, {dtype}": (name, dtype) for name in FAMILIES for dtype in WITHIN},
+        short=("internvl, torch.float32", "pixtral, torch.float32", "qwen2-5-vl, torch.bfloat16"),
+    ),
+)
 def test_the_embedding_of_every_family_runs_no_convolution_and_gives_what_it_would(
     name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import patch
@@ -268,12 +269,34 @@ KERNELS: dict[str, tuple[str, ...]] = {"gemma3": ("one_by_one",), "text-capped":
 """Of other attention than that of one call for all samples. Capped scores are computed without one."""
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "recomputed": {"recompute": "whole"},
+    "offloaded": {"recompute": "whole", "offload": True},
+    "recomputed selectively": {"recompute": "selective"},
+}
+"""What layers do in a step of two stages."""
+STEPS = {
+    f"every family, {way}": [Step(folder=name, pipeline=2, **options) for name in NAMES]
+    for way, options in WAYS.items()
+} | {
+    "each way": [
+        Step(folder=name, pipeline=2, **options)
+        for name, options in zip(("internvl", "text-experts", "internvl"), WAYS.values(), strict=True)
+    ]
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    made = {name: tmp_path_factory.mktemp(name) for name in NAMES}
-    for name, folder in made.items():
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return the folder of a family's tiny model, which is made once."""
+
+    @cache
+    def made(name: str) -> str:
+        folder = tmp_path_factory.mktemp(name)
         plugins.load(TINY, name).make(folder)
-    return {name: str(folder) for name, folder in made.items()}
+        return str(folder)
+
+    return made
 
 
 def check(found: dict[str, Any] | str, *kernels: str) -> None:
@@ -283,35 +306,21 @@ def check(found: dict[str, Any] | str, *kernels: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("names", parameters({"internvl": (("internvl",),), "all": (NAMES,)}, short=("internvl",)))
-def test_a_step_has_its_tensors_on_the_device_and_never_waits(folders: dict[str, str], names: Sequence[str]) -> None:
-    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="whole") for name in names))
-    for name, outcome_of_step in zip(names, found, strict=True):
-        check(outcome_of_step, *KERNELS.get(name, ("together",)))
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(
-    "names", parameters({"text-experts": (("text-experts",),), "all": (NAMES,)}, short=("text-experts",))
-)
-def test_so_has_a_step_whose_layers_offload(folders: dict[str, str], names: Sequence[str]) -> None:
-    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="whole", offload=True) for name in names))
-    for name, outcome_of_step in zip(names, found, strict=True):
-        check(outcome_of_step, *KERNELS.get(name, ("together",)))
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("names", parameters({"internvl": (("internvl",),), "all": (NAMES,)}, short=("internvl",)))
-def test_so_has_a_step_whose_layers_are_recomputed_selectively(folders: dict[str, str], names: Sequence[str]) -> None:
-    found = in_new_process(*(Step(folder=folders[name], pipeline=2, recompute="selective") for name in names))
-    for name, outcome_of_step in zip(names, found, strict=True):
-        check(outcome_of_step, *KERNELS.get(name, ("together",)))
+@pytest.mark.parametrize("steps", parameters(STEPS, short=("each way",)))
+def test_a_step_has_its_tensors_on_the_device_and_never_waits(
+    folder_of: Callable[[str], str], steps: Sequence[Step]
+) -> None:
+    found = in_new_process(*(replace(step, folder=folder_of(step.folder)) for step in steps))
+    for step, outcome_of_step in zip(steps, found, strict=True):
+        check(outcome_of_step, *KERNELS.get(step.folder, ("together",)))
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("name", parameters({name: name for name in NAMES}, short=()))
-def test_so_has_a_step_in_one_stage_without_images_weighted_or_in_float32(folders: dict[str, str], name: str) -> None:
-    folder, fused = folders[name], "one_by_one" if name == "gemma3" else "together"
+def test_so_has_a_step_in_one_stage_without_images_weighted_or_in_float32(
+    folder_of: Callable[[str], str], name: str
+) -> None:
+    folder, fused = folder_of(name), "one_by_one" if name == "gemma3" else "together"
     one, two, text, single = in_new_process(
         Step(folder=folder, weighted=True),
         Step(folder=folder, pipeline=2),
@@ -342,8 +351,8 @@ FOUND = {
 
 @pytest.mark.long
 @pytest.mark.ranks
-def test_a_wrong_device_and_a_waiting_host_are_found(folders: dict[str, str]) -> None:
-    found = in_new_process(*(Step(folder=folders["internvl"], fault=fault) for fault in FOUND))
+def test_a_wrong_device_and_a_waiting_host_are_found(folder_of: Callable[[str], str]) -> None:
+    found = in_new_process(*(Step(folder=folder_of("internvl"), fault=fault) for fault in FOUND))
     for error, expected in zip(found, FOUND.values(), strict=True):
         assert isinstance(error, str)
         assert expected in error

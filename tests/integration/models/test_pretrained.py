@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from autotune.model_shape import model_shape
+from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.job import ModelSection
@@ -83,8 +84,17 @@ def check_equal(folder: Path) -> Skeleton:
     return skeleton
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-@pytest.mark.parametrize("save", [as_transformers_saves, in_shards, as_in_memory, as_published])
+LAYOUTS = {
+    f"{save.__name__}, {'tied' if tied else 'untied'}": (save, tied)
+    for save in (as_transformers_saves, in_shards, as_in_memory, as_published)
+    for tied in (False, True)
+}
+
+
+@pytest.mark.parametrize(
+    ("save", "tied"),
+    parameters(LAYOUTS, short=("in_shards, tied", "as_in_memory, untied", "as_published, tied")),
+)
 def test_weights_are_read_from_every_layout_of_files(
     save: Callable[[PreTrainedModel, Path], None], tied: bool, shallow: Path, tmp_path: Path
 ) -> None:

@@ -49,7 +49,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module", params=text.KINDS)
+SHORT = ("qwen2", "qwen2 dynamic", "gemma2", "gpt_oss")
+"""Kinds that between them have tied weights, positions by length, windows, caps, sinks and experts."""
+
+
+def kinds(*short: str) -> list[Any]:
+    return parameters({kind: kind for kind in text.KINDS}, short=short)
+
+
+one_kind = pytest.mark.parametrize("folder", kinds("qwen2"), indirect=True, scope="module")
+"""For what depends on the tokenizer alone"""
+
+
+@pytest.fixture(scope="module", params=kinds(*SHORT))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each kind, with weights that transformers saved."""
     folder: Path = tmp_path_factory.mktemp("model")
@@ -188,6 +200,7 @@ def test_a_model_with_parts_is_not_one_of_text_alone() -> None:
     assert not text_family.takes(config)
 
 
+@one_kind
 def test_a_conversation_with_images_is_refused(encoder: Encoder, tmp_path: Path) -> None:
     shown = Sample(
         turns=conversation((f"{IMAGE}What is in the picture?", "A circle.")).turns,
@@ -198,6 +211,7 @@ def test_a_conversation_with_images_is_refused(encoder: Encoder, tmp_path: Path)
         encoder.measure(shown, ((60, 60),))
 
 
+@one_kind
 def test_the_chat_template_is_the_tokenizers_own_and_replies_are_the_targets(folder: Path, encoder: Encoder) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     sample = conversation(*CONVERSATIONS)
@@ -209,6 +223,7 @@ def test_the_chat_template_is_the_tokenizers_own_and_replies_are_the_targets(fol
     assert targets == "".join(f"{reply}<|im_end|>\n" for _, reply in CONVERSATIONS)
 
 
+@one_kind
 def test_processes_that_measure_get_the_same_encoder(encoder: Encoder) -> None:
     copied = pickle.loads(pickle.dumps(encoder))
     sample = conversation(*CONVERSATIONS)
@@ -216,6 +231,7 @@ def test_processes_that_measure_get_the_same_encoder(encoder: Encoder) -> None:
     assert copied.measure(sample, ()) == encoder.measure(sample, ())
 
 
+@one_kind
 def test_a_tokenizer_without_a_chat_template_is_refused(folder: Path, tmp_path: Path) -> None:
     model = Path(shutil.copytree(folder, tmp_path / "model"))
     (model / "chat_template.jinja").unlink()

@@ -1,5 +1,6 @@
 """Of several sets of weights in a folder, the one is trained that transformers loads, and the others are named."""
 
+import copy
 import json
 import logging
 import re
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 
 from autotune.model_shape import model_shape
 from tests.integration.models.test_pretrained import SINGLE, check_equal, in_shards, section
+from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
 from trials.model.weights import weights_fingerprint
@@ -109,35 +111,73 @@ def beside(*files: str) -> Callable[[PreTrainedModel, Path], None]:
     return change
 
 
+SETS: dict[str, tuple[Callable[[PreTrainedModel, Path], None], str | None]] = {
+    "other shards": (other_shards, rf"those of {SINGLE} are used, .* model-00001-of-.* and \d+ more passed over"),
+    "a stale index": (stale_index, rf"those of {SINGLE} are used, as by transformers, and {INDEX} passed over"),
+    "shards of old and new": (
+        shards_of_old_and_new,
+        rf"those of {INDEX} are used, .* and model-00001-of-00001.safetensors passed over",
+    ),
+    "a wrong index": (wrong_index, rf"{INDEX} is not right about 1 tensors: .* is read from"),
+    "twice in shards": (twice_in_shards, None),
+    "in a folder below": (in_folder_below, None),
+    "a dangling link": (dangling_single, None),
+    "a folder in its place": (folder_in_its_place, None),
+    "named": (named("chosen.safetensors"), r"those of chosen.safetensors are used, .* and \d+ more passed over"),
+    "named index": (named(INDEX), rf"those of {INDEX} are used, .* chosen.safetensors, {SINGLE} passed over"),
+    "pickled beside": (
+        beside("pytorch_model.bin"),
+        rf"those of {SINGLE} are used, .* and pytorch_model.bin passed over",
+    ),
+    "a variant beside": (
+        beside("model.fp16.safetensors"),
+        rf"those of {SINGLE} are used, .* and model.fp16.safetensors passed over",
+    ),
+    "an adapter beside": (
+        beside("adapter_model.safetensors", "consolidated.safetensors"),
+        r"and adapter_model.safetensors, consolidated.safetensors passed over",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def original(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    """A model's folder, and the model: read them, do not change them."""
+    folder = tmp_path_factory.mktemp("original")
+    return folder, saved_model(shallow, folder)
+
+
+@pytest.fixture
+def saved(original: tuple[Path, PreTrainedModel], tmp_path: Path) -> PreTrainedModel:
+    """The model that `tmp_path` holds."""
+    folder, model = original
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    return copy.deepcopy(model)
+
+
 @pytest.mark.parametrize(
     ("add", "note"),
-    [
-        (other_shards, rf"those of {SINGLE} are used, .* model-00001-of-.* and \d+ more passed over"),
-        (stale_index, rf"those of {SINGLE} are used, as by transformers, and {INDEX} passed over"),
-        (shards_of_old_and_new, rf"those of {INDEX} are used, .* and model-00001-of-00001.safetensors passed over"),
-        (wrong_index, rf"{INDEX} is not right about 1 tensors: .* is read from"),
-        (twice_in_shards, None),
-        (in_folder_below, None),
-        (dangling_single, None),
-        (folder_in_its_place, None),
-        (named("chosen.safetensors"), r"those of chosen.safetensors are used, .* and \d+ more passed over"),
-        (named(INDEX), rf"those of {INDEX} are used, .* chosen.safetensors, {SINGLE} passed over"),
-        (beside("pytorch_model.bin"), rf"those of {SINGLE} are used, .* and pytorch_model.bin passed over"),
-        (beside("model.fp16.safetensors"), rf"those of {SINGLE} are used, .* and model.fp16.safetensors passed over"),
-        (
-            beside("adapter_model.safetensors", "consolidated.safetensors"),
-            r"and adapter_model.safetensors, consolidated.safetensors passed over",
+    parameters(
+        SETS,
+        short=(
+            "other shards",
+            "a stale index",
+            "a wrong index",
+            "in a folder below",
+            "a dangling link",
+            "named",
+            "an adapter beside",
         ),
-    ],
+    ),
 )
 def test_the_set_is_read_that_transformers_loads(
     add: Callable[[PreTrainedModel, Path], None],
     note: str | None,
-    shallow: Path,
+    saved: PreTrainedModel,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    add(saved_model(shallow, tmp_path), tmp_path)
+    add(saved, tmp_path)
     with caplog.at_level(logging.WARNING, "trials"):
         check_equal(tmp_path)
     found = [record.getMessage() for record in caplog.records if record.name.startswith("trials")]
@@ -145,15 +185,15 @@ def test_the_set_is_read_that_transformers_loads(
     assert all(re.search(note or "", message) for message in found)
 
 
-def test_a_training_is_that_of_the_files_that_are_read(shallow: Path, tmp_path: Path) -> None:
-    model = saved_model(shallow, tmp_path)
+def test_a_training_is_that_of_the_files_that_are_read(saved: PreTrainedModel, tmp_path: Path) -> None:
     before = weights_fingerprint(tmp_path)
-    other_shards(model, tmp_path)
+    other_shards(saved, tmp_path)
     assert weights_fingerprint(tmp_path) == before
     (tmp_path / SINGLE).unlink()
     assert weights_fingerprint(tmp_path) != before
 
 
+@pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize(
     ("add", "message"),
     [
@@ -169,18 +209,17 @@ def test_a_training_is_that_of_the_files_that_are_read(shallow: Path, tmp_path: 
     ids=["pickled", "distributed"],
 )
 def test_weights_that_transformers_alone_can_read_are_refused(
-    add: Callable[[Path], object], message: str, shallow: Path, tmp_path: Path
+    add: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
-    saved_model(shallow, tmp_path)
     (tmp_path / SINGLE).unlink()
     add(tmp_path)
     with pytest.raises(ModelError, match=message):
         model_shape(section(tmp_path))
 
 
+@pytest.mark.usefixtures("saved")
 @pytest.mark.parametrize("file", ["/etc/weights.safetensors", "../model.safetensors", "pytorch_model.bin", 3])
-def test_a_configuration_cannot_name_weights_outside_its_folder(file: object, shallow: Path, tmp_path: Path) -> None:
-    saved_model(shallow, tmp_path)
+def test_a_configuration_cannot_name_weights_outside_its_folder(file: object, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "transformers_weights": file}))
     with pytest.raises(ModelError, match=r"transformers_weights of .* which is no file of safetensors in that folder"):
