@@ -18,6 +18,7 @@ from benchmarks.machines.links import Network, overlap
 from benchmarks.machines.pipeline import Act, events, stage_ends
 from tests.machines.simulated import Behaviour
 from tests.machines.truths import PredictedTruth
+from tests.values.parameters import parameters
 from trials.costs.coefficients import LayerKind
 from trials.costs.layer_costs import LayerCosts
 from trials.grid import Grid
@@ -175,7 +176,7 @@ def test_dials_vary_around_their_level_up_to_2() -> None:
         assert not any(getattr(dials, name) for name in OF_FORMS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parameters({name: name for name in NAMES}, short=("efficiency", "memory", "profile")))
 def test_each_dial_alone_moves_either_the_machine_or_its_profile(name: str) -> None:
     usual, turned = job_of(), job_of(0, **{name: 1.0})
     same = [usual.machine.epoch_seconds(plan) == turned.machine.epoch_seconds(plan) for plan in (*PLANS, SMALL_PACKS)]

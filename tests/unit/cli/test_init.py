@@ -174,7 +174,9 @@ def test_the_keys_of_a_source_stand_above_the_sources() -> None:
     assert all(f"`{name}`" in above for name in Source.model_fields)
 
 
-@pytest.mark.parametrize("model", ["MODLE", "models/MODLE/base", "local/MODLE"])
+@pytest.mark.parametrize(
+    "model", [*(pytest.param(name, marks=pytest.mark.long) for name in ("MODLE", "models/MODLE/base")), "local/MODLE"]
+)
 def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_refused(model: str) -> None:
     Path("local").mkdir()
     code, message = refusal("init", model, "train.jsonl")

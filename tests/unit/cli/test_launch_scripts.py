@@ -118,11 +118,13 @@ def test_parts_that_qwen_vl_is_not_told_to_train_are_frozen() -> None:
     ("options", "frozen"),
     [
         ("", ("vision",)),
-        ("--unfreeze_mm_vision_tower True", ()),
+        pytest.param("--unfreeze_mm_vision_tower True", (), marks=pytest.mark.long),
         ("--tune_mm_mlp_adapter True", ("vision", "language")),
-        ("--freeze_mm_mlp_adapter True", ("vision", "projector")),
+        pytest.param("--freeze_mm_mlp_adapter True", ("vision", "projector"), marks=pytest.mark.long),
         ('--mm_tunable_parts="mm_mlp_adapter"', ("vision", "language")),
-        ('--mm_tunable_parts="mm_vision_tower,mm_mlp_adapter,mm_language_model"', ()),
+        pytest.param(
+            '--mm_tunable_parts="mm_vision_tower,mm_mlp_adapter,mm_language_model"', (), marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_script_of_llava_trains_the_parts_that_llava_trains(options: str, frozen: tuple[str, ...]) -> None:
@@ -246,7 +248,13 @@ def test_a_model_and_data_that_are_given_replace_those_of_the_script() -> None:
     assert "gone.json" not in notes
 
 
-@pytest.mark.parametrize("flag", ["--use_lora true", "--lora_enable True", "--use_peft", "--lora_r 4"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--use_lora true",
+        *(pytest.param(flag, marks=pytest.mark.long) for flag in ("--lora_enable True", "--use_peft", "--lora_r 4")),
+    ],
+)
 def test_adapters_are_never_read_as_full_fine_tuning(flag: str) -> None:
     assert converted(TRAINER.replace("OPTIONS", flag))[0].training.lora.rank is not None
 
@@ -267,7 +275,13 @@ def test_what_changes_the_training_is_named_with_its_value() -> None:
     assert "differs" not in notes
 
 
-@pytest.mark.parametrize("program", ["internvl/train/internvl_chat_dpo.py", "examples/grpo_vlm.py", "train_reward.py"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "internvl/train/internvl_chat_dpo.py",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("examples/grpo_vlm.py", "train_reward.py")),
+    ],
+)
 def test_preference_and_reward_training_is_refused(program: str) -> None:
     Path("run.sh").write_text(TRAINER.replace("OPTIONS", "").replace("train.py", program))
     code, text = refusal("init", "--from", "run.sh")

@@ -70,23 +70,22 @@ def test_the_schema_refuses_what_the_job_file_refuses(
     assert not validator.is_valid(document)
 
 
-def completed(*words: str) -> list[str]:
-    """What bash offers for the last of these words, after its user has turned completion on."""
-    script = (
-        'eval "$(autotune completion bash)"\n'
-        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
-        '_autotune_completion autotune 2>/dev/null; printf "%s\\n" "${COMPREPLY[@]}"'
+def completed(*lines: str) -> list[str]:
+    """What bash offers for the last word of each of these lines, after its user has turned completion on."""
+    script = 'eval "$(autotune completion bash)"\n' + "".join(
+        f"COMPREPLY=(); COMP_WORDS=({line}); COMP_CWORD={len(line.split()) - 1}\n"
+        '_autotune_completion autotune 2>/dev/null; printf "%s\\n" "${COMPREPLY[*]}"\n'
+        for line in lines
     )
     bash = shutil.which("bash")
     assert bash, "every Linux system has bash"
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=True, env=environment)
-    return done.stdout.split()
+    return done.stdout.splitlines()
 
 
 def test_bash_completes_commands_and_options() -> None:
-    assert completed("autotune", "stu") == ["studies"]
-    assert completed("autotune", "launch", "--dr") == ["--dry-run"]
+    assert completed("autotune stu", "autotune launch --dr") == ["studies", "--dry-run"]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.epoch_balance import balance
 from tests.values.data import WEIGHTS, index_of
+from tests.values.parameters import parameters
 from trials.arrays import Ints
 from trials.certification import Mixed, Neutrality
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
@@ -48,8 +49,17 @@ def epoch_of(index: DatasetIndex, packer: str, ranks: int, number: int = 0) -> E
     return build_epoch(index, packing, settings, data_parallel=ranks, number=number)
 
 
-@pytest.mark.parametrize("packer", ["best-fit", "isf", "cutting-stock"])
-@pytest.mark.parametrize("kind", ["zero-inflated images", "log-normal text", "long-tailed", "tiles", "sources"])
+PACKERS = "best-fit", "isf", "cutting-stock"
+KINDS = "zero-inflated images", "log-normal text", "long-tailed", "tiles", "sources"
+
+
+@pytest.mark.parametrize(
+    ("kind", "packer"),
+    parameters(
+        {f"{kind}, {packer}": (kind, packer) for kind in KINDS for packer in PACKERS},
+        short=("zero-inflated images, best-fit", "long-tailed, isf", "sources, cutting-stock"),
+    ),
+)
 def test_steps_of_packs_vary_no_more_than_random_ones(kind: str, packer: str) -> None:
     index = data(kind)
     for ranks in (8, 32):

@@ -1,5 +1,6 @@
 """Settings of jobs as other trainers write them: `init --from`, then `export --to`, then `init --from` again."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ OF_TRAINER: tuple[dict[str, Any], ...] = (
     {"max_grad_norm": 0},
 )
 """Settings of transformers' Trainer, which have the same names everywhere."""
+TOGETHER: dict[str, Any] = {
+    "learning_rate": 3e-5,
+    "weight_decay": 0.0,
+    "save_total_limit": 7,
+    "seed": 5,
+    "dataloader_num_workers": 3,
+    "output_dir": "elsewhere",
+    "save_steps": 40,
+    "save_strategy": "steps",
+    "bf16": True,
+    "max_steps": 90,
+    "num_train_epochs": 4,
+    "lr_scheduler_type": "cosine",
+    "warmup_ratio": 0.05,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.9,
+    "max_grad_norm": 0.5,
+}
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "ms-swift": (
         *OF_TRAINER,
@@ -98,7 +117,6 @@ NAMES = {
     "internvl": transformers_trainer.NAMES,
     "llama-factory": llama_factory.NAMES,
 }
-EACH = [(name, given) for name, every in SETTINGS.items() for given in every]
 KEPT = (
     "dataset",
     "dataset_use",
@@ -135,9 +153,16 @@ def absolute(values: dict[str, Any]) -> dict[str, Any]:
     return {key: str(Path("/", value)) if key == "training.output" else value for key, value in values.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "given"), [(name, given) for name, every in SETTINGS.items() for given in every], ids=str
-)
+def each_setting() -> Iterator[Any]:
+    """Yield those that all trainers have, together and for `make test-long` alone, and those of one trainer."""
+    for name, every in SETTINGS.items():
+        yield pytest.param(name, TOGETHER, id=f"{name}-together")
+        for given in every:
+            is_usual = given in OF_TRAINER
+            yield pytest.param(name, given, id=f"{name}-{given}", marks=pytest.mark.long if is_usual else ())
+
+
+@pytest.mark.parametrize(("name", "given"), [*each_setting()])
 def test_settings_survive_the_way_there_and_back(name: str, given: dict[str, Any]) -> None:
     exporter = plugins.load(EXPORTS, name)
     values = {**USUAL[name], **given}

@@ -49,6 +49,7 @@ def test_memory_that_is_kept_is_not_cleared_again_and_is_returned_when_asked() -
     assert returned > 260
 
 
+@pytest.mark.long
 def test_without_keeping_it_the_system_clears_it_again() -> None:
     faults, _ = faults_and_returned(keeps=False)
     assert faults > _PAGES / 2

@@ -8,7 +8,7 @@ import pytest
 HOME = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("name", ["storage", "trials"])
+@pytest.mark.parametrize("name", [pytest.param("storage", marks=pytest.mark.long), "trials"])
 def test_a_folder_that_hides_a_package_of_autotune_is_named(tmp_path: Path, name: str) -> None:
     """As with `PYTHONPATH=.` in a folder that has a package of this common name."""
     (tmp_path / name).mkdir()

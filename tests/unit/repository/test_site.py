@@ -55,6 +55,7 @@ def test_the_site_loads_nothing_from_other_hosts(site: Path) -> None:
         assert not NOT_HERE.search(text), file
 
 
+@pytest.mark.long
 def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     for name in ("mkdocs.yml", *PAGES):
         shutil.copy(ROOT / name, tmp_path)

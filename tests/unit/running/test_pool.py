@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import uuid4
@@ -98,10 +99,17 @@ def request_in(folder: Path) -> Request:
     return prepared_of(folder).request(plan_of("4+4"), Training(output=folder))
 
 
-def processes(folder: Path, requests: int, *, leaked: int = 0, requests_per_start: int = 50) -> list[int]:
+def processes(
+    folder: Path,
+    requests: int,
+    *,
+    leaked: int = 0,
+    requests_per_start: int = 50,
+    on_start: Callable[[bool], None] = lambda _: None,
+) -> list[int]:
     """Which process served each request, numbered from 0 in order of appearance; each leaks some descriptors."""
     served: list[int] = []
-    with WarmPool(SmallLauncher(folder, leaked=leaked), requests_per_start) as pool:
+    with WarmPool(SmallLauncher(folder, leaked=leaked), requests_per_start, on_start) as pool:
         for _ in range(requests):
             answer = pool.ask(request_in(folder), 60)
             assert isinstance(answer, Answers), answer
@@ -112,14 +120,8 @@ def processes(folder: Path, requests: int, *, leaked: int = 0, requests_per_star
     return [order.index(process) for process in served]
 
 
-@pytest.mark.parametrize(
-    ("requests_per_start", "served_by"),
-    [
-        pytest.param(50, [0, 0, 0], marks=pytest.mark.long),
-        (2, [0, 0, 1]),
-        pytest.param(1, [0, 1, 2], marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("requests_per_start", "served_by"), [(50, [0, 0, 0]), (1, [0, 1, 2])])
 def test_ranks_serve_as_many_requests_as_they_are_given(
     tmp_path: Path, requests_per_start: int, served_by: list[int]
 ) -> None:
@@ -155,12 +157,11 @@ def test_the_time_of_a_request_does_not_include_the_start_of_its_ranks(
     assert now > 0.2
 
 
-def test_the_start_of_ranks_is_told_and_that_they_have_begun(tmp_path: Path) -> None:
+def test_ranks_serve_two_requests_and_their_start_is_told_and_that_they_have_begun(tmp_path: Path) -> None:
     reported: list[bool] = []
-    with WarmPool(SmallLauncher(tmp_path), 2, reported.append) as pool:
-        for _ in range(3):
-            assert isinstance(pool.ask(request_in(tmp_path), 60), Answers)
+    served = processes(tmp_path, 3, requests_per_start=2, on_start=reported.append)
     # The second request has the ranks of the first one.
+    assert served == [0, 0, 1]
     assert reported == [False, True, True, False, True]
 
 

@@ -47,7 +47,12 @@ def python(script: str, *arguments: str | Path, redirect: str) -> "subprocess.Co
 
 
 @pytest.mark.parametrize(
-    "redirect", ["2>&-", "2>/dev/full", "2> >(exec true)"], ids=["closed", "full disk", "reader left"]
+    "redirect",
+    [
+        pytest.param("2>&-", id="closed"),
+        pytest.param("2>/dev/full", id="full disk"),
+        pytest.param("2> >(exec true)", id="reader left", marks=pytest.mark.long),
+    ],
 )
 def test_work_continues_when_stderr_is_closed_or_full(redirect: str) -> None:
     done = python(TELL, redirect=redirect)

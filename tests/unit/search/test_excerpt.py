@@ -52,7 +52,7 @@ def test_a_short_epoch_is_its_own_excerpt() -> None:
     assert Excerpt.of(index, settings(BATCH)) == Excerpt(index=index, share=1.0)
 
 
-@pytest.mark.parametrize("batch", [BATCH, 1000])
+@pytest.mark.parametrize("batch", [pytest.param(BATCH, marks=pytest.mark.long), 1000])
 def test_an_excerpt_has_the_longest_samples_and_at_least_a_step(batch: int) -> None:
     found = Excerpt.of(LONG, settings(batch, 3))
     assert max(SAMPLES, batch) <= len(found.index) <= max(SAMPLES, batch) + 2
@@ -99,7 +99,7 @@ def test_repeated_samples_are_drawn_as_often_as_they_are_shown() -> None:
     assert 2900 <= len(epoch_order(found.index, 0, 0)) == len(found.index) <= 2902
 
 
-@pytest.mark.parametrize("batch", [BATCH, 350])
+@pytest.mark.parametrize("batch", [pytest.param(BATCH, marks=pytest.mark.long), 350])
 def test_times_and_bytes_on_an_excerpt_are_nearly_those_of_the_epoch(batch: int, tmp_path: Path) -> None:
     """With 350 samples a step, the second step of the excerpt is cut short: it must not count as many short steps."""
     calibrated = calibrated_of(tmp_path, batch)

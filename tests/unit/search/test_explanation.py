@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,14 +33,16 @@ PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
 LEAN = plan_of("5+0", "0+4", packing=PADDED)
 BETTER = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=480, qv_min=12, qt_min=416))
-AMPLE, QUIET = 1 << 40, Behaviour(noise=0.002)
+AMPLE, QUIET, PREDICTOR = 1 << 40, Behaviour(noise=0.002), predictor_of()
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[[Plan], FinishedTrial]:
-    """Run a plan on a quiet machine that is as the profile says."""
-    runner = runner_of(tmp_path, SimulatedLauncher(predictor_of(), QUIET), timed_steps=4)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], FinishedTrial]:
+    """Return the trial of a plan on a quiet machine that is as the profile says."""
+    folder, launcher = tmp_path_factory.mktemp("machine"), SimulatedLauncher(PREDICTOR, QUIET)
+    runner = runner_of(folder, launcher, AMPLE, PREDICTOR, timed_steps=4)
 
+    @cache
     def trial(plan: Plan) -> FinishedTrial:
         result = runner.run(plan)
         assert isinstance(result.outcome, Completed)
@@ -56,7 +59,7 @@ def run(tmp_path: Path) -> Callable[[Plan], FinishedTrial]:
 def explained(
     *trials: tuple[Role, FinishedTrial], predictor: Predictor | None = None, memory: int = AMPLE
 ) -> Explanation | None:
-    calibrated = CalibratedPredictor(predictor or predictor_of())
+    calibrated = CalibratedPredictor(predictor or PREDICTOR)
     surrogate, known = Surrogate(calibrated), [replace(trial, role=str(role)) for role, trial in trials]
     for trial in known:
         surrogate.learn(trial)
@@ -97,10 +100,9 @@ def shortened(trial: FinishedTrial) -> FinishedTrial:
 def test_a_run_that_goes_as_predicted_has_the_predicted_parts(run: Callable[[Plan], FinishedTrial]) -> None:
     found = times(explained((Role.DEFAULT, run(DEFAULT)), (Role.SAMPLED, run(BETTER))))
     for role, plan in (("default", DEFAULT), (BEST, BETTER)):
-        predicted = predictor_of().predict(plan).breakdown.totals
-        for name, seconds in predicted.items():
-            part = found[role].part(name)
-            assert part.seconds == pytest.approx(seconds, rel=0.02, abs=0.02 * found[role].epoch_seconds), name
+        for name, seconds in PREDICTOR.predict(plan).breakdown.totals.items():
+            tolerance = 0.02 * found[role].epoch_seconds
+            assert found[role].part(name).seconds == pytest.approx(seconds, rel=0.02, abs=tolerance), name
         assert abs(found[role].part("unexplained").seconds) < 0.01 * found[role].epoch_seconds
 
 
@@ -189,10 +191,9 @@ def test_runs_of_other_studies_explain_nothing(run: Callable[[Plan], FinishedTri
 
 
 def test_a_default_that_ended_early_is_explained_from_the_steps_that_ran(run: Callable[[Plan], FinishedTrial]) -> None:
-    usual = run(DEFAULT)
-    found = times(explained((Role.DEFAULT, shortened(usual)), (Role.SAMPLED, run(BETTER))))
+    found = times(explained((Role.DEFAULT, shortened(run(DEFAULT))), (Role.SAMPLED, run(BETTER))))
     assert found["default"].shortened
-    assert found["default"].epoch_seconds == pytest.approx(usual.result.epoch_seconds)
+    assert found["default"].epoch_seconds == pytest.approx(run(DEFAULT).result.epoch_seconds)
     assert not found[BEST].shortened
 
 
@@ -238,7 +239,7 @@ def test_errors_grow_with_those_of_the_measurement(run: Callable[[Plan], Finishe
 
 
 def changes_of(trials: Sequence[FinishedTrial], memory: int = AMPLE) -> Changes:
-    calibrated = CalibratedPredictor(predictor_of())
+    calibrated = CalibratedPredictor(PREDICTOR)
     surrogate = Surrogate(calibrated)
     for trial in trials:
         surrogate.learn(trial)
@@ -267,16 +268,15 @@ def test_each_change_alone_is_predicted_where_it_was_not_measured(run: Callable[
     assert found["packing"].plan == replace(DEFAULT, packing=BETTER.packing)
     assert found["split"].plan == plan_of("4+0r4,0", "1+4r1,4", packing=PADDED)
     assert (found["recompute"].plan, found["recompute"].measured) == (LEAN, True)
-    predictor = predictor_of()
     for effect in effects:
-        true = predictor.epoch_seconds(DEFAULT) / predictor.epoch_seconds(effect.plan)
+        true = PREDICTOR.epoch_seconds(DEFAULT) / PREDICTOR.epoch_seconds(effect.plan)
         assert effect.gain == pytest.approx(true, rel=0.02), effect.change
         assert effect.epoch_seconds * effect.gain == pytest.approx(100.0)
         assert effect.fits
 
 
 def test_a_change_that_does_not_fit_says_so(run: Callable[[Plan], FinishedTrial]) -> None:
-    least = max(predictor_of().predict(DEFAULT).stage_bytes)
+    least = max(PREDICTOR.predict(DEFAULT).stage_bytes)
     packed = replace(DEFAULT, packing=BETTER.packing)
     ran_out = finished(packed, Failed(cause=OutOfMemory(stage=1, rank=1, needed_bytes=12345, limit_bytes=12000)))
     effects = changes_of([run(DEFAULT), ran_out], round(1.05 * least)).towards(BETTER, DEFAULT, time_of(DEFAULT, 100.0))

@@ -32,7 +32,7 @@ def test_a_failure_of_another_study_is_tried_again_unless_it_was_memory(bench: B
     assert faulty.asked[1] not in pool.asked
 
 
-@pytest.mark.parametrize("cause", [CRASH, Timeout(seconds=5)])
+@pytest.mark.parametrize("cause", [CRASH, pytest.param(Timeout(seconds=5), marks=pytest.mark.long)])
 def test_several_crashes_in_a_row_end_the_search_with_the_common_cause(bench: Bench, cause: Cause) -> None:
     pool = SimulatedLauncher(PREDICTOR, cause_of=lambda _: cause)
     with pytest.raises(TrialsKeepFailing, match=f"4 trials in a row failed, 4 of 4 with: {cause}"):

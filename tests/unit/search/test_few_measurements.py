@@ -35,7 +35,11 @@ def crashing(is_bad: Callable[[Plan], bool], cause: Cause = CRASH) -> SimulatedL
     return SimulatedLauncher(PREDICTOR, cause_of=lambda plan: cause if is_bad(plan) else None)
 
 
-@pytest.mark.parametrize("budget", [{"trials": 1}, {"trials": 2}, {"time_limit": "0.001s"}], ids=str)
+@pytest.mark.parametrize(
+    "budget",
+    [{"trials": 1}, pytest.param({"trials": 2}, marks=pytest.mark.long), {"time_limit": "0.001s"}],
+    ids=str,
+)
 def test_a_budget_for_the_baselines_alone_gives_the_fastest_even_outside_the_space(
     bench: Bench, budget: dict[str, Any]
 ) -> None:
@@ -58,7 +62,7 @@ def test_a_budget_for_the_baselines_alone_gives_the_fastest_even_outside_the_spa
             "narrow space, crashes": (NARROW, CRASH),
             "narrow space, memory": (NARROW, TOO_LARGE),
         },
-        short=("any space, memory", "narrow space, crashes"),
+        short=("narrow space, crashes",),
     ),
 )
 def test_where_all_proposals_fail_the_fastest_baseline_wins(bench: Bench, cause: Cause, space: dict[str, Any]) -> None:
@@ -70,7 +74,7 @@ def test_where_all_proposals_fail_the_fastest_baseline_wins(bench: Bench, cause:
 
 def test_trials_that_keep_failing_after_some_completed_end_the_search_with_a_winner(bench: Bench) -> None:
     pool = crashing(lambda _: len(pool.asked) > 5)
-    ledger = bench.search(bench.study(), pool, trials=20)
+    ledger = bench.search(bench.study(), pool, trials=20, time_limit="1h")
     assert len(pool.asked) <= 10
     assert any(
         re.search("ends early with what completed: 4 trials in a row failed, .*boom", text) for text in bench.said
@@ -97,7 +101,7 @@ def test_disturbed_runs_alone_give_a_winner(bench: Bench) -> None:
 
 def test_a_plan_of_the_space_that_completed_wins_over_faster_baselines_outside_it(bench: Bench) -> None:
     pool = SimulatedLauncher(PREDICTOR, factor_of=lambda plan: 0.1 if is_padded(plan) else 1.0)
-    bench.search(bench.study(), pool, trials=8, space={"packers": ["isf", "best-fit"]})
+    bench.search(bench.study(), pool, trials=5, space={"packers": ["isf", "best-fit"]})
     assert not is_padded(winner(bench).plan)
     assert not any("No plan of search.space" in text for text in bench.said)
 

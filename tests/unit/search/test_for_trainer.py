@@ -21,6 +21,7 @@ from autotune.workbench import Workbench
 from storage.store import open_store
 from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import SimulatedLauncher
+from tests.values.parameters import parameters
 from tests.values.search import epoch_of, prepared_of, solver_of, workload_of
 from trials import plugins, wire
 from trials.outcome import OutOfMemory
@@ -55,13 +56,22 @@ def axes_for(target: Target) -> Axes:
     return space.axes
 
 
-@pytest.mark.parametrize("target", [SWIFT, FACTORY], ids=lambda target: target.name)
-@pytest.mark.parametrize("sampler", ["model", "uniform"])
+@pytest.mark.parametrize(
+    ("target", "sampler"),
+    parameters(
+        {
+            f"{target.name}, {sampler}": (target, sampler)
+            for target in (SWIFT, FACTORY)
+            for sampler in ("model", "uniform")
+        },
+        short=("ms-swift, model",),
+    ),
+)
 def test_beyond_the_baselines_only_plans_are_tried_that_the_trainer_can_hold(
     bench: Bench, target: Target, sampler: str
 ) -> None:
     study = bench.study()
-    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), axes=axes_for(target), trials=10, sampler=sampler)
+    ledger = bench.search(study, SimulatedLauncher(PREDICTOR), axes=axes_for(target), trials=6, sampler=sampler)
     held = holding(target)
     searched = [trial for trial in ledger.trials if trial.role not in (*BASELINES, *REPEATS)]
     assert {trial.role for trial in searched} >= {Role.PREDICTED}
@@ -75,7 +85,7 @@ def test_a_faster_baseline_that_the_trainer_cannot_hold_does_not_win_and_says_wh
     def fast_pipelines(plan: Plan) -> float:
         return 0.1 if plan.layout.pipeline > 1 else 1.0
 
-    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, factor_of=fast_pipelines), axes=axes_for(SWIFT), trials=8)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR, factor_of=fast_pipelines), axes=axes_for(SWIFT), trials=5)
     held, standings = holding(SWIFT), bench.standings
     winner = standings.winner()
     assert held.holds(standings.entries[winner.number].plan)

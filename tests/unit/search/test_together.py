@@ -58,7 +58,7 @@ def test_groups_of_devices_run_trials_at_the_same_time(bench: Bench) -> None:
 
     bench.on_end = listen
     study = bench.study()
-    ledger = bench.search(study, one, other)
+    ledger = bench.search(study, one, other, trials=7)
     assert min(one.met, other.met) >= 2
     once = [trial.plan for trial in ledger.trials if trial.role not in REPEATS]
     assert len(set(once)) == len(once)
@@ -122,6 +122,7 @@ def test_a_trial_on_other_devices_is_given_up_when_the_search_ends(bench: Bench)
     assert ledger.trials
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.long)], indirect=True)
 def test_agents_share_one_study(database_url: str, tmp_path: Path) -> None:
     """Two at the same time: no plan runs twice, the budget is shared, and Optuna's study has each trial once."""
     with ExitStack() as stack:
@@ -232,7 +233,7 @@ def test_open_trials_of_an_agent_that_died_are_closed_and_run_again(bench: Bench
         bench.store.end_agent(other.id)
 
     bench.on_end = listen
-    bench.search(study, SimulatedLauncher(PREDICTOR))
+    bench.search(study, SimulatedLauncher(PREDICTOR), trials=6)
     assert left
     assert bench.store.running_trials() == ()
     with database(bench.store.optuna_url) as storage:

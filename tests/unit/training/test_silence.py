@@ -12,12 +12,14 @@ from autotune.training import silence
 from autotune.training.silence import Silence
 from tests.programs.processes import wait_for
 
+WAITING = "import time; time.sleep(600)"
+
 
 @pytest.fixture
-def ranks() -> Iterator[list[psutil.Process]]:
-    """Provide one rank that waits and one that computes."""
-    scripts = ("import time; time.sleep(600)", "while True: pass")
-    processes = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
+def ranks(request: pytest.FixtureRequest) -> Iterator[list[psutil.Process]]:
+    """Provide two ranks that wait, or with the parameter "computes" one that waits and one that computes."""
+    second = "while True: pass" if getattr(request, "param", None) == "computes" else WAITING
+    processes = [subprocess.Popen([sys.executable, "-c", script]) for script in (WAITING, second)]
     yield [psutil.Process(process.pid) for process in processes]
     for process in processes:
         process.kill()
@@ -42,6 +44,7 @@ def watch(quiet: Silence, ranks: list[psutil.Process], caplog: pytest.LogCapture
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("ranks", ["computes"], indirect=True)
 def test_a_silence_is_reported_with_what_each_rank_does_and_so_is_its_end(
     ranks: list[psutil.Process], caplog: pytest.LogCaptureFixture
 ) -> None:

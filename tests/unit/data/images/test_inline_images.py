@@ -13,6 +13,7 @@ from PIL import Image
 
 from tests.programs.measurers import Words
 from tests.values.data import file_of, record, write_records
+from tests.values.parameters import parameters
 from trials.data import formats
 from trials.data.lengths import measure
 from trials.data.records.sample import BadLine, Measured, Sample
@@ -33,16 +34,16 @@ def read(tmp_path: Path, line: dict[str, Any], name: str = "qwen") -> Sample | M
     return found
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+KINDS = "PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"
+WRITTEN = "{}", "data:image/png;base64,{}", "DATA:image/png;base64,{}", "Data:image/PNG;BASE64,{}", "data:;base64,{}"
+
+
 @pytest.mark.parametrize(
-    "written",
-    [
-        "{}",
-        "data:image/png;base64,{}",
-        "DATA:image/png;base64,{}",
-        "Data:image/PNG;BASE64,{}",
-        "data:;base64,{}",
-    ],
+    ("written", "kind"),
+    parameters(
+        {f"{written}, {kind}": (written, kind) for written in WRITTEN for kind in KINDS},
+        short=[*(f"{written}, PNG" for written in WRITTEN), *(f"{WRITTEN[0]}, {kind}" for kind in KINDS)],
+    ),
 )
 def test_an_image_in_base64_is_read_with_and_without_its_url(tmp_path: Path, kind: str, written: str) -> None:
     content = picture(kind)

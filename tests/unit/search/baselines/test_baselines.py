@@ -30,7 +30,9 @@ def ends_of(plan: Plan) -> tuple[int, ...]:
     return tuple(sum(counts[: number + 1]) for number in range(len(counts)))
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    "devices", [6, *(pytest.param(devices, marks=pytest.mark.long) for devices in (1, 2, 3, 4, 8))]
+)
 def test_every_baseline_is_a_plan_of_the_model_on_all_devices(devices: int) -> None:
     found = baselines_of(workload_of(devices=devices))
     assert [each.role for each in found[:3]] == [Role.PACKED, Role.DEFAULT, Role.OMNIBAL]
@@ -74,7 +76,7 @@ def test_the_default_splits_uniformly_and_recomputes_everything_or_nothing(
     assert recomputed == [split, [(0, 0)] * len(split)]
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [4, *(pytest.param(devices, marks=pytest.mark.long) for devices in (2, 8))])
 def test_a_uniform_split_is_deepspeeds(devices: int) -> None:
     from deepspeed.runtime.utils import partition_uniform  # noqa: PLC0415 - seconds to import
 
@@ -82,7 +84,7 @@ def test_a_uniform_split_is_deepspeeds(devices: int) -> None:
     assert [0, *ends_of(default)] == partition_uniform(VISION_LAYERS + LANGUAGE_LAYERS, default.layout.pipeline)
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
+@pytest.mark.parametrize("devices", [4, *(pytest.param(devices, marks=pytest.mark.long) for devices in (2, 8))])
 def test_omnibal_starts_at_the_balanced_forward_split_and_continues_with_its_neighbours(devices: int) -> None:
     anchor, *neighbours = omnibal_of(workload_of(devices=devices))
     assert ends_of(anchor) == solver_of(1, PREDICTOR).forward_boundaries(anchor.packing, anchor.layout)
@@ -107,7 +109,7 @@ def test_omnibal_moves_each_boundary_both_ways_unless_a_stage_would_be_empty() -
     assert found == possible
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [4, *(pytest.param(devices, marks=pytest.mark.long) for devices in (1, 2, 8))])
 def test_omnibal_packs_by_its_own_capacities_within_the_global_batch(devices: int) -> None:
     workload = workload_of(devices=devices)
     (packing,) = {plan.packing for plan in omnibal_of(workload)}

@@ -32,7 +32,7 @@ def packed(
     return packed_plan(workload_of(memory, devices, dtype), Solver(costs, limits), limits, hold_all=hold_all)
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("devices", [4, *(pytest.param(devices, marks=pytest.mark.long) for devices in (1, 2, 8))])
 def test_with_ample_memory_it_has_one_stage_all_devices_in_data_parallelism_and_recomputes_nothing(
     devices: int,
 ) -> None:

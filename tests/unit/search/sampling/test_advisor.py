@@ -87,7 +87,10 @@ def held(stage: Stage) -> tuple[int, int, int, int]:
     )
 
 
-@pytest.mark.parametrize("memory_limit_bytes", [AMPLE, TIGHT], ids=["ample", "tight"])
+@pytest.mark.parametrize(
+    "memory_limit_bytes",
+    [pytest.param(AMPLE, id="ample", marks=pytest.mark.long), pytest.param(TIGHT, id="tight")],
+)
 def test_the_first_proposal_is_predicted_to_fit_and_to_be_about_as_fast_as_any(memory_limit_bytes: int) -> None:
     advisor = advisor_of(memory_limit_bytes)
     first = proposed(advisor)
@@ -132,7 +135,7 @@ def test_a_plan_whose_trial_is_still_running_is_not_proposed() -> None:
 
 def test_every_proposal_is_a_plan_of_the_space() -> None:
     advisor = advisor_of(TIGHT)
-    for _ in range(5):
+    for _ in range(3):
         plan = proposed(advisor).plan
         point = advisor.space.point(plan)
         assert point is not None
@@ -206,7 +209,7 @@ def test_a_stage_with_the_projector_and_one_without_cannot_be_compared() -> None
 
 
 def test_with_several_objectives_all_weights_are_tried_before_the_search_ends() -> None:
-    space = Space(axes_of(), solver_of(AMPLE, PREDICTOR))
+    space = Space(axes_of(**SMALL), solver_of(AMPLE, PREDICTOR))
     settings = SETTINGS.model_copy(update={"objectives": ("time", "memory")})
     advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
     advisor.learn(measured(proposed(advisor).plan))

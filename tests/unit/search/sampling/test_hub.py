@@ -84,7 +84,7 @@ def test_a_search_tries_the_plans_nearest_to_what_a_sampler_of_a_folder_suggests
     assert {trial.id for trial in sampled} <= {trial.user_attrs["trial_id"] for trial in found if trial.params}
 
 
-@pytest.mark.parametrize("package", ["guess", "unnamed", "passing_on"])
+@pytest.mark.parametrize("package", ["guess", pytest.param("unnamed", marks=pytest.mark.long), "passing_on"])
 def test_the_seed_of_the_study_reaches_a_sampler_that_takes_one(registry: Path, package: str) -> None:
     name = f"hub:{package}@{registry}"
     points = suggested(name, 3, seed=1)

@@ -12,6 +12,7 @@ from autotune.search.sampling.context import Nearest, SamplerContext
 from autotune.search.sampling.proposals import SAMPLERS, load_sampler
 from autotune.search.space.space import Space
 from tests.machines.simulated import Behaviour, SimulatedLauncher
+from tests.values.parameters import parameters
 from tests.values.search import axes_of, finished, limits_of, predictor_of, runner_of, solver_of
 from trials import plugins
 from trials.job import SearchSection
@@ -63,17 +64,19 @@ def test_a_suggestion_is_the_point_of_a_plan_that_can_be_trained(name: str) -> N
         assert SPACE.point(plan) == point
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", parameters({name: name for name in NAMES}, short=("model", "tpe", "uniform")))
 def test_the_same_seed_suggests_the_same(name: str) -> None:
     assert suggested(name, 4, seed=1) == suggested(name, 4, seed=1)
 
 
-@pytest.mark.parametrize("name", ["gp", "tpe", "uniform"])
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in ("gp", "tpe", "uniform")}, short=("tpe", "uniform"))
+)
 def test_another_seed_suggests_something_else(name: str) -> None:
     assert suggested(name, 3, seed=1) != suggested(name, 3, seed=2)
 
 
-@pytest.mark.parametrize("name", ["gp", "tpe"])
+@pytest.mark.parametrize("name", [pytest.param("gp", marks=pytest.mark.long), "tpe"])
 def test_optunas_samplers_choose_all_parameters_together_when_some_trials_have_none(name: str) -> None:
     """Baselines are no points of the space."""
     study = study_of(name)

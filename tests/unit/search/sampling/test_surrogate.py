@@ -82,7 +82,10 @@ def _factor(factors: Mapping[Plan, float], plan: Plan, _: int) -> float:
     return factors[plan]
 
 
-@pytest.mark.parametrize("own", [0.003, 0.03], ids=["predictable plans", "plans that differ on their own"])
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param(0.003, id="predictable plans", marks=pytest.mark.long), pytest.param(0.03, id="plans that differ")],
+)
 def test_a_difference_of_plans_is_within_two_errors_19_times_of_20(own: float) -> None:
     within = []
     for seed in range(12):
@@ -177,7 +180,7 @@ def test_that_some_packs_are_predicted_well_says_little_about_others() -> None:
     assert min(surrogate.posterior(others).error) > 0.02
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.03, 0.06])
+@pytest.mark.parametrize("noise", [0.03, *(pytest.param(noise, marks=pytest.mark.long) for noise in (0.01, 0.06))])
 def test_the_noise_of_one_trial_is_found_within_a_factor_of_two(noise: float) -> None:
     surrogate = surrogate_after(trials_of(PLANS * 8, lambda *_: 1.0, noise))
     assert noise / 2 <= surrogate.noise <= 2 * noise

@@ -50,7 +50,7 @@ def is_best_of_the_measured(bench: Bench, machine: SimulatedLauncher) -> bool:
     ),
 )
 def test_the_best_plan_that_was_measured_wins(bench: Bench, machine: SimulatedLauncher) -> None:
-    ledger = bench.search(bench.study(), machine)
+    ledger = bench.search(bench.study(), machine, trials=8)
     assert sum(map(ran, ledger.trials)) > 3
     assert is_best_of_the_measured(bench, machine)
 

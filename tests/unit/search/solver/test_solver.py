@@ -337,7 +337,12 @@ def test_a_step_without_micro_batches_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("vision", "language", "stages", "room"),
-    [(5, 5, 3, 1.02), (5, 5, 4, 1.1), (6, 4, 3, 1.3), (3, 7, 4, 1.02), (4, 8, 4, 1.5), (8, 6, 3, 1.05), (5, 5, 2, 0.9)],
+    [
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((5, 5, 3, 1.02), (5, 5, 4, 1.1), (3, 7, 4, 1.02))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((4, 8, 4, 1.5), (8, 6, 3, 1.05))),
+        (6, 4, 3, 1.3),
+        (5, 5, 2, 0.9),
+    ],
 )
 def test_an_independent_integer_program_finds_the_same_optimum(
     vision: int, language: int, stages: int, room: float

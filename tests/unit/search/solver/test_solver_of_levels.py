@@ -179,13 +179,15 @@ def check(number: int) -> bool:
     return bool(found)
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(30, 300, 30))])
-def test_the_best_plan_has_the_least_recomputation_of_all_that_fit(first: int) -> None:
-    fits = [check(number) for number in range(first, first + 30)]
-    assert 15 < sum(fits) < 30
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 8), *(pytest.param(first, 30, marks=pytest.mark.long) for first in range(0, 300, 30))]
+)
+def test_the_best_plan_has_the_least_recomputation_of_all_that_fit(first: int, count: int) -> None:
+    fits = [check(number) for number in range(first, first + count)]
+    assert count / 2 < sum(fits) < count
 
 
-@pytest.mark.parametrize("number", [60, 87, 290])
+@pytest.mark.parametrize("number", [60, *(pytest.param(number, marks=pytest.mark.long) for number in (87, 290))])
 def test_a_level_without_packs_is_solved_too(number: int) -> None:
     predictor, _, packing, layout = problem(number)
     assert len(np.unique(predictor.sizes(packing, layout).levels)) < len(packing.degrees)
@@ -215,7 +217,7 @@ def test_shared_packs_need_less_recomputation() -> None:
     assert counts[0] < counts[1]
 
 
-@pytest.mark.parametrize("pipeline", [2, 3])
+@pytest.mark.parametrize("pipeline", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_long_packs_that_are_recomputed_leave_room_for_short_ones_that_are_kept(pipeline: int) -> None:
     """Each level alone fits with counts with which a step that mixes them takes up to 23 % more than there is."""
     light = replace(PLAIN, layers=tuple((kind, replace(cost, parameters=1000)) for kind, cost in PLAIN.layers))

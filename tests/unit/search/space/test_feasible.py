@@ -44,7 +44,7 @@ def test_without_a_space_in_the_job_everything_that_the_devices_and_the_data_off
 
 def test_a_given_capacity_goes_with_each_of_the_other() -> None:
     assert pairs(space_of(workload_of(), qv=(9,), qt=(320, 480))) == {(9, 320), (9, 480)}
-    of_units = pairs(space_of(workload_of(), qv=(9,)))
+    of_units = pairs(space_of(workload_of(), qv=(9,), layouts=("p2-d1-z0",)))
     assert {qv for qv, _ in of_units} == {9}
     assert len(of_units) > 2
 
@@ -87,14 +87,14 @@ def test_a_split_chooses_the_layouts_with_its_number_of_stages() -> None:
         {"qt_slack": (1000,), "qv_slack": (100, 0)},
         pytest.param({"qv": (1,), "qv_slack": (2,)}, marks=pytest.mark.long),
         pytest.param({"qv": (9, 12), "packers": ("isf",), "qt_slack": (0, 32)}, marks=pytest.mark.long),
-        {"layouts": ("p2-d1-z0",), "recompute": "none"},
-        {"split": (4, 5), "recompute": "all"},
+        pytest.param({"layouts": ("p2-d1-z0",), "recompute": "none"}, marks=pytest.mark.long),
+        pytest.param({"split": (4, 5), "recompute": "all"}, marks=pytest.mark.long),
         {"split": (4, 5), "recompute": ((1, 0), (0, 2))},
     ],
 )
 def test_every_plan_of_a_space_may_win(wanted: dict[str, Any]) -> None:
     space = space_of(workload_of(), **wanted)
-    for start in space.starts[:6]:
+    for start in space.starts[:3]:
         assert all(map(space.allows, (start, *space.neighbours(start))))
 
 
@@ -193,7 +193,13 @@ def test_where_no_pack_keeps_the_batch_the_space_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", [{"recompute": "none"}, {"split": (5, 4), "recompute": ((0, 0), (0, 0))}, {"split": (1, 8)}, {}]
+    "wanted",
+    [
+        {"recompute": "none"},
+        pytest.param({"split": (5, 4), "recompute": ((0, 0), (0, 0))}, marks=pytest.mark.long),
+        {"split": (1, 8)},
+        pytest.param({}, marks=pytest.mark.long),
+    ],
 )
 def test_where_the_space_keeps_what_would_fit_out_the_leanest_is_named_and_what_it_lacks_is_true(
     wanted: dict[str, Any],

@@ -90,9 +90,7 @@ def test_they_are_left_out_with_the_reason_where_they_took_longer() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "within"),
-    parameters(
-        {"one node": (1, 2), "one rank on each": (4, 2), "not timed": (2, 1)}, short=("one rank on each", "not timed")
-    ),
+    parameters({"one node": (1, 2), "one rank on each": (4, 2), "not timed": (2, 1)}, short=("one rank on each",)),
 )
 def test_nothing_is_said_where_nodes_have_no_such_ranks_or_the_profile_has_not_timed_them(
     nodes: int, within: int

@@ -80,7 +80,13 @@ def test_they_are_left_out_where_nothing_is_recomputed() -> None:
     )
 
 
-@pytest.mark.parametrize("costs", [COSTS, replace(FAST, compile_seconds=30.0)], ids=["older", "compiled"])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        pytest.param(COSTS, id="older", marks=pytest.mark.long),
+        pytest.param(replace(FAST, compile_seconds=30.0), id="compiled"),
+    ],
+)
 def test_nothing_is_said_where_they_are_not_possible(costs: LayerCosts) -> None:
     space, said = searched(costs)
     assert offloads_of(space) == {"none"}
@@ -106,7 +112,12 @@ def test_a_layout_is_left_out_whose_plans_offload_nothing_of_a_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "offload"), [("p2-d1-z0-ov", "vision"), ("p2-d1-z0-ol", "language"), ("p2-d1-z0-ovl", "both")]
+    ("name", "offload"),
+    [
+        pytest.param("p2-d1-z0-ov", "vision", marks=pytest.mark.long),
+        pytest.param("p2-d1-z0-ol", "language", marks=pytest.mark.long),
+        ("p2-d1-z0-ovl", "both"),
+    ],
 )
 def test_a_layout_may_be_named(name: str, offload: Offload) -> None:
     layout = Layout(pipeline=2, data=1, zero=0, offload=offload)

@@ -10,7 +10,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from autotune.dimensions.folds import layout_name
 from autotune.search.space.space import Space
-from tests.values.parameters import examples
+from tests.values.parameters import examples, parameters
 from tests.values.search import COSTS, LANGUAGE_LAYERS, VISION_LAYERS, axes_of, predictor_of, solver_of
 from tests.values.solver import selecting
 from trials.costs.coefficients import KINDS
@@ -95,7 +95,7 @@ def test_the_plan_of_a_point_has_a_point_that_stands_for_it(drawn: tuple[str, di
     assert space.plan(found) == plan
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", parameters({name: name for name in SPACES}, short=("selective",)))
 def test_starts_and_their_neighbours_can_be_trained_and_have_points(name: str) -> None:
     space = SPACES[name]
     assert space.starts
@@ -121,7 +121,7 @@ def test_a_start_is_the_solvers_own_plan() -> None:
         assert plan == TIGHT_SOLVER.solve(plan.packing, plan.layout)
 
 
-@pytest.mark.parametrize("name", SPACES)
+@pytest.mark.parametrize("name", parameters({name: name for name in SPACES}, short=("tight", "selective")))
 def test_no_start_is_faster_than_its_bound_and_the_fastest_one_is_found_without_the_slow_ones(name: str) -> None:
     space, solver = SPACES[name], SOLVERS[name]
     seconds = dict(zip(space.starts, solver.epoch_seconds(space.starts), strict=True))
