@@ -98,7 +98,7 @@ def test_a_resumed_training_has_the_states_of_an_uninterrupted_one(
         assert difference <= TOLERANCES[dtype] * torch.linalg.vector_norm(tensor), key
 
 
-def prepared(example: Path, folder: Path, *, devices: int = 2, samples: int = 48, dtype: str = "bfloat16") -> Prepared:
+def prepared(example: Path, folder: Path, *, devices: int = 2, samples: int = 24, dtype: str = "bfloat16") -> Prepared:
     return prepared_of(
         example,
         folder,

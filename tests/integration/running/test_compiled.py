@@ -20,6 +20,7 @@ from tests.machines.traced import traced
 from tests.programs.processes import children
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import text
+from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials.channels.folder import FolderChannel, file_rendezvous
 from trials.data.epoch import Step
@@ -223,35 +224,31 @@ def examined(path: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
-    ("command", "changes", "message"),
-    [
-        ("tune", {"search__space": {"layouts": ["p1-d2-z3"]}}, "training.compile does not work with ZeRO 3, whose"),
-        (
-            "tune",
-            {"search__space": {"layouts": ["p1-d1-t2-z0"]}},
-            "training.compile does not work with tensor degree 2",
-        ),
-    ],
+    ("layout", "message"),
+    parameters(
+        {
+            "ZeRO 3": ("p1-d2-z3", "training.compile does not work with ZeRO 3, whose"),
+            "layers cut": ("p1-d1-t2-z0", "training.compile does not work with tensor degree 2"),
+        },
+        short=("ZeRO 3",),
+    ),
 )
 def test_a_named_layout_that_cannot_be_compiled_is_refused_before_anything_is_measured(
-    command: str, changes: dict[str, Any], message: str, shallow: Path, tmp_path: Path
+    layout: str, message: str, shallow: Path, tmp_path: Path
 ) -> None:
     job = JobFile(shallow, tmp_path)
-    job.spoil(training__compile=True, **changes)
-    _, said = refusal(command, job.path)
+    job.spoil(training__compile=True, search__space={"layouts": [layout]})
+    _, said = refusal("tune", job.path)
     assert "search.space.layouts: " in said
     assert message in said
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [plan_of("4+2", data=2, zero=3), plan_of("4+2", tensor=2), plan_of("4+2s0,1")],
-    ids=str,
-)
-def test_a_given_plan_that_cannot_be_compiled_is_refused(plan: Plan, shallow: Path, tmp_path: Path) -> None:
-    check_plan(prepared_of(shallow, tmp_path), plan)
-    with pytest.raises(PlanNotValid, match=r"cannot train model: .*; use .*, or remove training\.compile"):
-        check_plan(prepared_of(shallow, tmp_path, training=COMPILED), plan)
+def test_given_plans_that_cannot_be_compiled_are_refused(shallow: Path, tmp_path: Path) -> None:
+    plain, compiled = prepared_of(shallow, tmp_path), prepared_of(shallow, tmp_path, training=COMPILED)
+    for plan in (plan_of("4+2", data=2, zero=3), plan_of("4+2", tensor=2), plan_of("4+2s0,1")):
+        check_plan(plain, plan)
+        with pytest.raises(PlanNotValid, match=r"cannot train model: .*; use .*, or remove training\.compile"):
+            check_plan(compiled, plan)
 
 
 NO_COMPILER = "training.compile needs a compiler, and CXX=/nonexistent is none; install it, or remove training.compile"

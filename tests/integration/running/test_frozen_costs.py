@@ -11,7 +11,6 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
-from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
 from trials.costs.coefficients import KINDS, LayerKind
 from trials.model.cut import cut
@@ -51,8 +50,9 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("brief_profiles")
-@pytest.mark.parametrize("name", parameters({name: name for name in CASES}, short=("frozen language layers",)))
+@pytest.mark.parametrize("name", CASES)
 def test_time_and_bytes_are_predicted_without_what_does_not_run(
     name: str, wide_shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

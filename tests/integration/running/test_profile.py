@@ -29,7 +29,7 @@ from trials.launchers.local import LocalLauncher
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool
-from trials.tasks.answer import ProfileReport
+from trials.tasks.profiling.layer_profile import run_profile
 from trials.tasks.request import ProbeSizes, Profile, Request
 
 pytestmark = pytest.mark.ranks
@@ -222,7 +222,7 @@ def test_three_ranks_cannot_share_four_heads(shallow: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("spread", "timed"), [(1e9, {1, 2, 5}), (0.0, {1, 2})])
 def test_further_sizes_are_timed_where_repeats_agree(
-    spread: float, timed: set[int], shallow: Path, pool: WarmPool, tmp_path: Path
+    spread: float, timed: set[int], shallow: Path, tmp_path: Path
 ) -> None:
     task = Profile(
         sizes=ProbeSizes(unit_counts=(1, 2), sample_shapes=((1, 64), (2, 64))),
@@ -230,13 +230,10 @@ def test_further_sizes_are_timed_where_repeats_agree(
         curve_spread=spread,
         zero_stages=(),
         exchange_seconds=None,
-        repeats=3,
-        of_node=2,
+        repeats=2,
+        of_node=1,
     )
-    answers = pool.ask(prepared_of(shallow, tmp_path).request(plan_of("3+2", data=2), task), 300)
-    assert isinstance(answers, Answers), answers
-    report = answers.reports[0]
-    assert isinstance(report, ProfileReport)
+    report = run_profile(prepared_of(shallow, tmp_path).request(plan_of("4+2"), task), task, torch.device("cpu"))
     assert {timing.units for timing in report.timings if timing.layer == "vision"} == timed
     # No time is given for exchanges.
     assert (report.updates, report.communications, report.exchanges) == ((),) * 3
@@ -282,7 +279,8 @@ def test_a_tower_whose_states_behind_several_layers_are_taken_is_profiled(
     assert costs["projector"].parameters == count_parameters(skeleton.model, skeleton.chain.projector)
 
 
-def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path, home: Path) -> None:
+@pytest.mark.usefixtures("home", "brief_profiles")
+def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path: Path) -> None:
     job = job_of(example, tmp_path / "output", hardware={"devices": 1})
     (tmp_path / "job.json").write_text(json.dumps(job.model_dump(mode="json", exclude_none=True)))
     out = tmp_path / "costs.json"

@@ -14,7 +14,6 @@ from autotune.errors import PackError, PlanNotValid
 from autotune.loop.sampler import PackSampler
 from autotune.loop.samples import SampleDataset
 from tests.programs.users import JobFile, refusal
-from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of
 from trials.plan import Levelled, Plan
 from trials.stage import Recomputed
@@ -45,8 +44,9 @@ def job(shallow: Path, tmp_path: Path) -> JobFile:
     return file
 
 
+@pytest.mark.long
 @pytest.mark.ranks
-@pytest.mark.parametrize("plan", parameters({"shared": SHARED, "levels": LEVELS}, short=("levels",)))
+@pytest.mark.parametrize("plan", [SHARED, LEVELS], ids=["shared", "levels"])
 def test_a_plan_file_is_certified_and_launched(job: JobFile, plan_file: Callable[[Plan], Path], plan: Plan) -> None:
     heard: list[object] = []
     launched = launch(job.path, plan=plan_file(plan), steps=2, certify=True, listener=heard.append)

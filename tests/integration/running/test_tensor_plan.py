@@ -15,6 +15,7 @@ from autotune.errors import PlanNotValid
 from autotune.plan_check import check_plan
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import glm4v, glm4v_moe, text
+from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials.errors import InvalidPlan
 from trials.model.refusals.tensor import check_tensor, possible_tensor_degrees
@@ -23,6 +24,7 @@ from trials.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("home")
 
+QK_NORM = {"use_qk_norm": True, "logit_scale": 1.0}
 CUT = plan_of("4+2r2,1", tensor=2, zero=1)
 
 
@@ -76,15 +78,18 @@ def test_ranks_that_hold_layers_together_lie_on_one_node(shallow: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("kind", "settings", "degree", "message"),
-    [
-        ("llama", {"intermediate_size": 45}, 2, "cannot cut the 45 rows of mlp.gate_proj .* 1 would be left .* 1$"),
-        ("llama", {}, 3, "cannot cut the 4 attention heads of the language model: 1 would be left over; .* 1 or 2$"),
-        ("qwen3_moe", {}, 2, "cannot cut the language layers of 'qwen3_moe': mlp.experts.gate_up_proj is in no part"),
-        ("phi3", {}, 2, "cannot cut the language layers of 'phi3': self_attn.o_proj.weight is in no part"),
-        ("olmo2", {}, 2, "cannot cut the language layers of 'olmo2': self_attn.q_proj.weight is in no part"),
-        ("cohere", {"use_qk_norm": True, "logit_scale": 1.0}, 2, "'cohere': self_attn.q_norm.weight is in no part"),
-    ],
-)  # fmt: skip
+    parameters(
+        {
+            "rows": ("llama", {"intermediate_size": 45}, 2, "cannot cut the 45 rows of mlp.gate_proj .* 1 would .* 1$"),
+            "heads": ("llama", {}, 3, "cannot cut the 4 attention heads of the language model: 1 would .* 1 or 2$"),
+            "experts": ("qwen3_moe", {}, 2, "layers of 'qwen3_moe': mlp.experts.gate_up_proj is in no part"),
+            "joined weights": ("phi3", {}, 2, "layers of 'phi3': self_attn.o_proj.weight is in no part"),
+            "wide norms": ("olmo2", {}, 2, "layers of 'olmo2': self_attn.q_proj.weight is in no part"),
+            "norms of heads": ("cohere", QK_NORM, 2, "layers of 'cohere': self_attn.q_norm.weight is in no part"),
+        },
+        short=("rows", "heads", "experts", "norms of heads"),
+    ),
+)
 def test_layers_that_cannot_be_cut_are_refused(
     kind: str, settings: dict[str, Any], degree: int, message: str, tmp_path: Path
 ) -> None:
@@ -98,7 +103,7 @@ def test_layers_that_cannot_be_cut_are_refused(
         check_tensor(skeleton.model.config, layers, degree, adapters=True)
 
 
-@pytest.mark.parametrize("family", [glm4v, glm4v_moe])
+@pytest.mark.parametrize("family", parameters({"dense": glm4v, "experts": glm4v_moe}, short=("dense",)))
 def test_layers_of_glm_are_not_cut(family: ModuleType, tmp_path: Path) -> None:
     family.make(tmp_path)
     skeleton = build_skeleton(load_config(str(tmp_path)), torch.float32)

@@ -63,7 +63,7 @@ def prepared_case(name: str, tied: Path, folder: Path) -> Prepared:
     return prepared_of(tied, folder, model={"dtype": dtype}, training={"global_batch_samples": 2, **training})
 
 
-@pytest.mark.parametrize("name", ["whole", "frozen language layers"])
+@pytest.mark.parametrize("name", ["whole", pytest.param("frozen language layers", marks=pytest.mark.long)])
 def test_a_stage_with_both_ends_holds_a_tied_weight_once(name: str, tied: Path, tmp_path: Path) -> None:
     prepared, (_, _, plans) = prepared_case(name, tied, tmp_path), CASES[name]
     sizes = ProbeSizes(unit_counts=(1,), sample_shapes=((1, 16),))

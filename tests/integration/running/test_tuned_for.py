@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from tests.programs.tuning_user import User
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 
 @pytest.mark.parametrize("trainer", ["ms-swift", "llama-factory"])

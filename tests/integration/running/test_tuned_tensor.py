@@ -17,6 +17,7 @@ from autotune.search.roles import Role
 from autotune.workload import Prepared
 from storage.database.url import default_url
 from tests.programs.users import JobFile, refusal
+from tests.values.parameters import parameters
 from tests.values.training import job_of, plan_of
 from trials.costs.layer_costs import LayerCosts
 from trials.outcome import Completed, Measurement
@@ -83,18 +84,26 @@ def test_a_search_runs_named_layouts_beside_a_current_plan_with_cut_layers(
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
-    [
-        ("p1-d1-t3-z0", {"hardware__devices": 3}, "cannot cut the 4 attention heads of the language model: 1 would be"),
-        pytest.param(
-            *(
+    parameters(
+        {
+            "heads": (
+                "p1-d1-t3-z0",
+                {"hardware__devices": 3},
+                "cannot cut the 4 attention heads of the language model: 1 would be",
+            ),
+            "key-value heads": (
                 "p1-d1-t4-z0",
                 {"hardware__devices": 4},
                 "cannot cut the 2 key-value heads of the language model: 2 would",
             ),
-            marks=pytest.mark.long,
-        ),
-        ("p1-d1-t2-z0", {"training__lora": {"rank": 2}}, "tensor degree 2 does not work with LoRA adapters"),
-    ],
+            "adapters": (
+                "p1-d1-t2-z0",
+                {"training__lora": {"rank": 2}},
+                "tensor degree 2 does not work with LoRA adapters",
+            ),
+        },
+        short=("heads",),
+    ),
 )
 def test_a_named_layout_that_cannot_be_is_refused_with_the_arithmetic(
     name: str, changes: dict[str, Any], message: str, shallow: Path, tmp_path: Path

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.workload import Prepared
 from tests.programs.processes import children, has_ended, ranks, wait_for_the_end
-from tests.values.training import plan_of
+from tests.values.training import plan_of, prepared_of
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Crash
 from trials.run.pool import Answers, WarmPool
@@ -17,8 +17,13 @@ from trials.tasks.request import Trial
 
 pytestmark = pytest.mark.ranks
 
-PLAN = plan_of("12+8", data=2, zero=1)
+PLAN = plan_of("4+2", data=2, zero=1)
 TRIAL = Trial(warmup_steps=(), timed_steps=(0, 1))
+
+
+@pytest.fixture(scope="module")
+def prepared(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_of(shallow, tmp_path_factory.mktemp("job"))
 
 
 def servers() -> list[psutil.Process]:
@@ -49,7 +54,7 @@ def trap_compilers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_imports_that_fail_are_a_crash_with_the_reason_in_a_log(
     prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "deepspeed.py").write_text("raise ImportError('libaio is missing')\n")
+    (tmp_path / "torch.py").write_text("raise ImportError('libaio is missing')\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
     with WarmPool(LocalLauncher(tmp_path / "ranks", 2, "cpu")) as pool:
         answer = pool.ask(prepared.request(PLAN, TRIAL), 120)

@@ -30,6 +30,7 @@ from trials.tasks.request import REQUEST, Trial
 pytestmark = pytest.mark.ranks
 
 SHORT = Trial(warmup_steps=(0,), timed_steps=(1, 2))
+FIRST = Trial(warmup_steps=(), timed_steps=(0,))
 LONG = Trial(warmup_steps=(), timed_steps=tuple(range(6)) * 50)
 PIPELINE = plan_of("8+0r2,0", "4+8")
 
@@ -76,12 +77,12 @@ def test_passing_the_memory_limit_is_out_of_memory_with_stage_and_bytes(
 ) -> None:
     roomy, tight = plan_of("8+0", "4+8"), plan_of("8+0r8,0", "4+8r4,8")
     limited = prepared_of(wide, tmp_path, hardware={"memory_limit": "100MiB"})
-    answer = pool.ask(limited.request(roomy, SHORT), 120)
+    answer = pool.ask(limited.request(roomy, FIRST), 120)
     assert isinstance(answer, OutOfMemory)
     assert answer.limit_bytes == 100 << 20 < answer.needed_bytes
     assert answer.stage == answer.rank
     # The next plan, on new ranks, fits the same limit because it recomputes.
-    fitting = reports(pool.ask(limited.request(tight, SHORT), 120))
+    fitting = reports(pool.ask(limited.request(tight, FIRST), 120))
     assert max(report.stage.peak_bytes for report in fitting) <= 100 << 20
 
 
