@@ -20,6 +20,7 @@ from autotune.training.full_training import launch
 from autotune.workload import look_at, read_data
 from storage.store import open_store
 from tests.programs.users import JobFile, databases, refusal
+from tests.values.parameters import parameters
 from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan
 from tests.values.training import plan_of, prepared_of
 from trials import wire
@@ -52,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("home")
         (["show", "abc"], "no plan begins with 'abc'"),
     ],
 )
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("as_json", parameters({"text": False, "json": True}, short=("text",)))
 def test_wrong_usage_is_reported_and_exits_with_2(
     job: JobFile, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str, as_json: bool
 ) -> None:
@@ -70,7 +71,7 @@ def test_wrong_usage_is_reported_and_exits_with_2(
         ({"hardware__device": 2}, "hardware.device: unknown key; did you mean devices?"),
         ({"hardware__memory_limit": "400 apples"}, "'400 apples' is not a size such as 400MiB or 1.5GB"),
         ({"hardware__devices": TOO_MANY}, f"asks for {TOO_MANY} ranks but no accelerator is visible"),
-        ({"model__path": ""}, "model.path: must be a text that is not empty"),
+        pytest.param({"model__path": ""}, "model.path: must be a text that is not empty", marks=pytest.mark.long),
         (
             {"search__sampler": "nope"},
             "search.sampler: 'nope' is not one of the samplers here: exhaustive, gp, model, tpe, uniform",
@@ -89,7 +90,7 @@ def test_a_job_that_asks_for_the_impossible_exits_with_2(
     assert "sampler" in message or not databases(home)
 
 
-@pytest.mark.parametrize("command", ["run", "launch"])
+@pytest.mark.parametrize("command", ["run", pytest.param("launch", marks=pytest.mark.long)])
 def test_an_adapter_to_random_weights_is_refused_before_anything_is_measured(
     command: str, job: JobFile, home: Path
 ) -> None:
@@ -135,7 +136,11 @@ def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Pa
     ("curriculum", "message"),
     [
         ({"steps": 2, "max_tokens": 4}, "max_tokens: 4 is less than the {shortest} text tokens of the shortest sample"),
-        ({"steps": 2, "max_tokens": 9999}, "max_tokens: 9999 leaves no sample for later: the longest has {longest} "),
+        pytest.param(
+            {"steps": 2, "max_tokens": 9999},
+            "max_tokens: 9999 leaves no sample for later: the longest has {longest} ",
+            marks=pytest.mark.long,
+        ),
         (
             {"steps": 10, "max_tokens": 0},
             "steps: 10 are more than the 1 step that any plan makes of the 1 sample of an epoch",
@@ -170,6 +175,7 @@ def test_a_curriculum_longer_than_its_samples_with_this_plan_is_refused(
     assert "the steps of training.curriculum are off by 25 % of training.global_batch_samples: 8" in caplog.text
 
 
+@pytest.mark.long
 def test_a_dry_run_checks_the_curriculum_too(job: JobFile, example: Path, tmp_path: Path) -> None:
     most = int(np.median(prepared_of(example, tmp_path).index.text_tokens))
     job.spoil(training__curriculum={"steps": 4, "max_tokens": most})
@@ -190,7 +196,7 @@ def test_a_training_with_steps_unlike_random_ones_is_warned_of(
     assert (missed in caplog.text) == warned
 
 
-@pytest.mark.parametrize("part", ["vision", "projector"])
+@pytest.mark.parametrize("part", ["vision", pytest.param("projector", marks=pytest.mark.long)])
 def test_a_learning_rate_of_a_part_that_the_model_does_not_have_is_refused(
     part: str, job: JobFile, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
@@ -207,7 +213,7 @@ def test_a_learning_rate_of_a_part_that_the_model_does_not_have_is_refused(
     assert not databases(home)
 
 
-@pytest.mark.parametrize("command", ["run", "launch"])
+@pytest.mark.parametrize("command", ["run", pytest.param("launch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("output", ["a file", "a file/below", "/proc/output"])
 def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measured(
     job: JobFile, tmp_path: Path, home: Path, command: str, output: str
@@ -226,8 +232,8 @@ def test_an_output_that_cannot_be_written_is_reported_before_anything_is_measure
     ("command", "place", "remedy"),
     [
         ("tune", "a file/results.db", "a part of its path is a file: name another database"),
-        ("tune", "/proc/results.db", "name another database"),
-        ("tune", "", "name a file, also one that is not there yet"),
+        pytest.param("tune", "/proc/results.db", "name another database", marks=pytest.mark.long),
+        pytest.param("tune", "", "name a file, also one that is not there yet", marks=pytest.mark.long),
         ("plans", "a file/results.db", "does not exist; check --db"),
         ("plans", "/proc/results.db", "does not exist; check --db"),
         ("plans", "", "name a file, also one that is not there yet"),
@@ -250,7 +256,7 @@ def test_an_empty_url_is_refused_while_an_empty_variable_is_none(monkeypatch: py
     assert (code, reported) == (2, "the database URL is empty; use sqlite:///FILE or postgresql://USER@HOST/DATABASE")
 
 
-@pytest.mark.parametrize("variable", ["XDG_DATA_HOME", "XDG_STATE_HOME"])
+@pytest.mark.parametrize("variable", ["XDG_DATA_HOME", pytest.param("XDG_STATE_HOME", marks=pytest.mark.long)])
 def test_a_user_folder_that_cannot_be_written_is_reported(
     job: JobFile, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +298,7 @@ def test_a_job_without_a_known_plan_exits_with_3(job: JobFile) -> None:
     assert "no plan begins with 'abc'; no study has tried a plan yet; run a search first" in reported
 
 
-@pytest.mark.parametrize("command", ["launch", "run"])
+@pytest.mark.parametrize("command", [pytest.param("launch", marks=pytest.mark.long), "run"])
 def test_tuning_again_needs_a_checkpoint_before_the_end(command: str, job: JobFile, home: Path) -> None:
     code, reported = refusal(command, job.path, "--retune-on-drift")
     assert code == 2
@@ -340,6 +346,7 @@ def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job
     assert "no study has tried a plan yet" in reported
 
 
+@pytest.mark.long
 def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_offered(
     job: JobFile, tmp_path: Path
 ) -> None:

@@ -27,8 +27,10 @@ OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
         ({"nodes": 2, "launcher": "local"}, "hardware.launcher: local starts ranks on this machine alone, but"),
         ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: deepspeed, local, slurm, torchrun"),
         ({"hosts": ["here", "b.invalid"]}, "b.invalid has no address"),
-        ({"hosts": ["here", "127.0.0.1:29500"]}, "127.0.0.1:29500 has no address"),
-        ({"nodes": 2, "address": "127.0.0.1:29500"}, "127.0.0.1:29500 has no address"),
+        pytest.param({"hosts": ["here", "127.0.0.1:29500"]}, "127.0.0.1:29500 has no address", marks=pytest.mark.long),
+        pytest.param(
+            {"nodes": 2, "address": "127.0.0.1:29500"}, "127.0.0.1:29500 has no address", marks=pytest.mark.long
+        ),
         ({"nodes": 2, "address": "192.0.2.7"}, "no network interface with the address 192.0.2.7; correct the address"),
     ],
 )

@@ -46,6 +46,7 @@ def command(*arguments: str | Path) -> list[str | Path]:
     return [sys.executable, "-m", "autotune", *arguments]
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_a_run_is_live_from_its_first_seconds_to_its_result(profiled: JobFile) -> None:
     seen = b""
@@ -117,7 +118,9 @@ def test_without_a_terminal_there_are_lines_and_with_q_the_result_alone(profiled
     assert json.loads(quiet.text)["id"] in tuned.text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_a_command_that_is_ended_leaves_a_clean_terminal(
     number: signal.Signals, job: JobFile, heard_interrupts: None
 ) -> None:

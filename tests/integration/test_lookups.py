@@ -54,10 +54,10 @@ def modules_of(
 @pytest.mark.parametrize(
     "arguments",
     [
-        "plans",
+        pytest.param("plans", marks=pytest.mark.long),
         pytest.param("plans --here", marks=pytest.mark.long),
         pytest.param("plans --verdict re-measure --json", marks=pytest.mark.long),
-        f"show {packed_plan(1).id}",
+        pytest.param(f"show {packed_plan(1).id}", marks=pytest.mark.long),
         pytest.param(f"compare {packed_plan(1).id} {packed_plan(2).id}", marks=pytest.mark.long),
         pytest.param("studies", marks=pytest.mark.long),
         pytest.param("studies STUDY", marks=pytest.mark.long),
@@ -135,7 +135,7 @@ def test_a_report_imports_no_training_library(environment: Mapping[str, str], tm
         "studies",
         pytest.param("studies --model tiny", marks=pytest.mark.long),
         pytest.param("db check", marks=pytest.mark.long),
-        "db upgrade",
+        pytest.param("db upgrade", marks=pytest.mark.long),
     ],
 )
 def test_a_look_up_that_describes_no_machine_does_not_import_the_drivers_library(
@@ -164,5 +164,6 @@ def test_completion_imports_neither_a_training_library_nor_the_database(
 def test_stored_plans_of_more_ranks_than_cores_are_listed_without_a_warning(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    _, errors = modules_of(environment, tmp_path, "plans")
+    imported, errors = modules_of(environment, tmp_path, "plans")
+    assert not imported & HEAVY
     assert errors == ""

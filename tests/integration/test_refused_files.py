@@ -30,20 +30,20 @@ LONG = "x" * 300
     ("arguments", "code"),
     [
         (f"tune {LONG}.yaml", 2),
-        (f"pack {LONG}", 2),
-        (f"doctor {LONG}", 2),
+        pytest.param(f"pack {LONG}", 2, marks=pytest.mark.long),
+        pytest.param(f"doctor {LONG}", 2, marks=pytest.mark.long),
         (f"plans --like {LONG}", 2),
-        (f"db import {LONG}", 2),
+        pytest.param(f"db import {LONG}", 2, marks=pytest.mark.long),
         (f"show {LONG}", 2),
-        (f"studies {LONG}", 2),
-        (f"db export --study {LONG}", 2),
+        pytest.param(f"studies {LONG}", 2, marks=pytest.mark.long),
+        pytest.param(f"db export --study {LONG}", 2, marks=pytest.mark.long),
         (f"db export --hardware x --out {LONG}.jsonl", 2),
         (f"launch JOB --plan {LONG}", 2),
         (f"predict JOB --plan {LONG}", 2),
-        (f"predict JOB --plan {LONG}.yaml", 2),
-        (f"predict JOB --device-profile {LONG}", 2),
+        pytest.param(f"predict JOB --plan {LONG}.yaml", 2, marks=pytest.mark.long),
+        pytest.param(f"predict JOB --device-profile {LONG}", 2, marks=pytest.mark.long),
         (f"predict JOB --device-profile {LONG}.json", 2),
-        (f"predict JOB --plot {LONG}.png", 2),
+        pytest.param(f"predict JOB --plot {LONG}.png", 2, marks=pytest.mark.long),
         (f"pack JOB --out {LONG}.jsonl", 2),
         (f"profile JOB --out {LONG}.json", 2),
         (f"plans --db sqlite:///{LONG}", 4),
@@ -67,13 +67,18 @@ def test_a_name_that_is_too_long_is_reported(
         ({"data__sources": [{"path": LONG}]}, 1, "File name too long"),
         ({"training__output": LONG}, 2, "training.output"),
         ({"search__current_plan": LONG}, 2, "search.current_plan"),
-        ({"search__current_plan": "a\0b"}, 2, "holds a null character"),
-        ({"search__queue": [LONG]}, 2, "search.queue[0]"),
-        ({"search__sampler": LONG}, 2, "search.sampler"),
-        ({"search__sampler": f"hub:mine@{LONG}"}, 2, "File name too long"),
+        pytest.param({"search__current_plan": "a\0b"}, 2, "holds a null character", marks=pytest.mark.long),
+        pytest.param({"search__queue": [LONG]}, 2, "search.queue[0]", marks=pytest.mark.long),
+        pytest.param({"search__sampler": LONG}, 2, "search.sampler", marks=pytest.mark.long),
+        pytest.param({"search__sampler": f"hub:mine@{LONG}"}, 2, "File name too long", marks=pytest.mark.long),
         ({"search__space": {"packers": [LONG]}}, 2, "search.space.packers"),
         ({"database": f"sqlite:///{LONG}"}, 4, "File name too long"),
-        ({"search__space": {"split": [12, 8], "recompute": [[1]]}}, 2, "recompute[0][1]: missing"),
+        pytest.param(
+            {"search__space": {"split": [12, 8], "recompute": [[1]]}},
+            2,
+            "recompute[0][1]: missing",
+            marks=pytest.mark.long,
+        ),
         ({"search__space": {"split": [12, 8], "recompute": [[1, 1]]}}, 2, "counts for 1 stage but split has 2"),
     ],
 )
@@ -96,9 +101,9 @@ def test_repeats_that_leave_no_sample_are_refused(job: JobFile, example: Path) -
     ("command", "place", "code", "expected"),
     [
         ("tune", "ranks", 1, "a part of the path is a file"),
-        ("profile", "ranks", 1, "a part of the path is a file"),
+        pytest.param("profile", "ranks", 1, "a part of the path is a file", marks=pytest.mark.long),
         ("tune", "spool", 4, "cannot keep results in"),
-        ("tune", "", 1, "cannot write"),
+        pytest.param("tune", "", 1, "cannot write", marks=pytest.mark.long),
     ],
 )
 def test_a_file_in_the_place_of_a_work_folder_is_reported(
@@ -138,7 +143,7 @@ def test_a_refusal_names_the_place_and_the_remedy() -> None:
 
 
 @pytest.mark.usefixtures("home")
-@pytest.mark.parametrize("command", ["launch", "run"])
+@pytest.mark.parametrize("command", ["launch", pytest.param("run", marks=pytest.mark.long)])
 def test_no_plan_is_offered_for_a_training_that_has_other_fixed_settings(
     command: str, job: JobFile, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_it_is_tuned_predicted_and_trained(run: Run, job: Path) -> None:
     assert AutoTokenizer.from_pretrained(trained["model"]).chat_template
 
 
+@pytest.mark.long
 def test_a_model_with_experts_is_trained_in_stages(job: Path, pool: WarmPool, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(job.parent / "data")
     text.make_kind(tmp_path / "model", "qwen3_moe", mlp_only_layers=[1])

@@ -22,13 +22,14 @@ from autotune import tune
 from autotune.certification import certify
 from autotune.certification.certificate import stored_certificates
 from autotune.cli import main
-from autotune.events import Event, TrialEnded
+from autotune.events import Event, TrialBegan, TrialEnded
 from autotune.folders import certificates_folder, work_folder
 from autotune.search.roles import CONFIRMATION, REPEATS
 from tests.programs import postgres
 from tests.programs.dashboards import ask, attributes, dashboard
 from tests.programs.processes import children, have_ended, wait_for, wait_for_the_end
 from tests.programs.tuning_user import User
+from tests.values.training import plan_of
 from trials import wire
 from trials.plan import Plan
 
@@ -49,6 +50,7 @@ def user(shallow: Path, tmp_path_factory: pytest.TempPathFactory, give_profile: 
     return user
 
 
+@pytest.mark.long
 def test_the_dashboard_shows_the_winner_the_machine_and_the_times_and_causes_of_trials(user: User) -> None:
     stored = {row[0]: row[1:] for row in user.rows("SELECT id, role, started, finished FROM autotune_trial")}
     with dashboard(user.url) as address:
@@ -96,21 +98,18 @@ def test_the_baselines_are_tried_and_the_winner_is_compared_with_them(user: User
     )
 
 
-def test_tuning_again_starts_no_trial(user: User) -> None:
+def test_tuning_again_starts_no_trial_and_the_function_that_tunes_prints_nothing(
+    user: User, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = user.rows(FINISHED)
-    again, output = user.run("tune", str(user.job))
-    assert user.rows(FINISHED) == before
-    assert "trial" not in output
-    assert again["id"] == user.first["id"] in {plan for _, plan, _, _ in before}
-
-
-def test_the_function_that_tunes_prints_nothing(user: User, capfd: pytest.CaptureFixture[str]) -> None:
     heard: list[Event] = []
     with user.environment():
         best = tune(user.job, listener=heard.append)
     assert capfd.readouterr() == ("", "")
-    assert best.plan.id == user.first["id"]
+    assert user.rows(FINISHED) == before
+    assert best.plan.id == user.first["id"] in {plan for _, plan, _, _ in before}
     assert heard
+    assert not any(isinstance(event, TrialBegan | TrialEnded) for event in heard)
 
 
 @pytest.mark.long
@@ -128,6 +127,7 @@ def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: p
     assert len(user.rows("SELECT id FROM autotune_study")) == 2
 
 
+@pytest.mark.long
 def test_fresh_measures_again_and_begins_with_what_is_queued(user: User) -> None:
     before = user.rows(FINISHED)
     (user.job.parent / "mine.json").write_text(json.dumps(user.run("show", user.first["id"])[0]))
@@ -202,6 +202,7 @@ def test_a_tuning_ends_with_a_certificate(user: User) -> None:
     assert certificate in shown["certificates"]
 
 
+@pytest.mark.long
 def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -222,63 +223,56 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     assert "does not hold: the gradient of vision differs by 0.5" in caplog.text
 
 
-def test_launch_trains_with_the_best_plan_and_compares_the_speed(user: User) -> None:
-    launched, output = user.run("launch", str(user.job), "--certify")
-    assert launched["finished"]
-    certificate = json.loads((user.output / "certificate.json").read_text())
-    assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", launched["plan"])
-    assert (user.output / "model" / "model.safetensors.index.json").is_file()
-    assert "disturbance" in launched  # whether other programs ran is not known here
-    assert (
-        min(launched[f"{name}_samples_per_second"] for name in ("training", "promised"))
-        > 0
-        < launched["data_wait_share"]
-    )
-    assert "to be the fastest; measured" in output
-    assert f"step {launched['steps']}/{launched['steps']}" in output
-    shown, _ = user.run("show", launched["plan"])
-    assert shown["launches"][0]["result"]["status"] == "finished"
-
-
-def test_another_plan_continues_a_training(user: User, shallow: Path, tmp_path: Path) -> None:
-    other = User(shallow, tmp_path)
+def test_launch_trains_with_the_best_plan_and_compares_the_speed_and_another_plan_continues(
+    user: User, shallow: Path, tmp_path: Path
+) -> None:
+    other = User(shallow, tmp_path)  # the same job with an output folder that is still empty
     other.homes = user.homes
-    begun, _ = other.run("launch", str(other.job), "--steps", "1", "--certify")
-    assert (other.output / "certificate.json").exists()
-    plan = next(plan for _, plan, _, kind in user.rows(FINISHED) if kind == "completed" and plan != begun["plan"])
+    begun, output = other.run("launch", str(other.job), "--steps", "2", "--certify")
+    assert not begun["finished"]
+    assert "to be the fastest; measured" in output
+    assert "disturbance" in begun  # whether other programs ran is not known here
+    assert min(begun[f"{name}_samples_per_second"] for name in ("training", "promised")) > 0 < begun["data_wait_share"]
+    certificate = json.loads((other.output / "certificate.json").read_text())
+    assert (certificate["verdict"], certificate["subject"]["plan"]) == ("holds", begun["plan"])
+    best = {begun["plan"], user.first["id"]}  # a faster baseline may be trained in place of the winner
+    plan = next(plan for _, plan, _, kind in user.rows(FINISHED) if kind == "completed" and plan not in best)
     for options in ([], ["--dry-run"]):
         with user.environment():
             refused = CliRunner().invoke(main, ["launch", str(other.job), "--plan", plan, *options])
         assert refused.exit_code == 2
         remedies = f"as by `--plan {begun['plan']}`, or change its plan with `--resume-with {plan}`"
         assert f"go back to those settings, {remedies}" in refused.stderr
-    done, _ = other.run("launch", str(other.job), "--resume-with", plan[:10])
+    done, output = other.run("launch", str(other.job), "--resume-with", plan[:10])
     assert (done["plan"], done["finished"]) == (plan, True)
     assert not (other.output / "certificate.json").exists()  # it was that of the plan before
-    again, _ = other.run("launch", str(other.job), "--resume-with", plan)
-    assert again["steps"] == done["steps"]
-    for options in ([], ["--dry-run"]):  # the winner is another plan, as after a later search
-        own, said = other.run("launch", str(other.job), *options)
-        assert f"The training goes on with its plan {plan}, not with {begun['plan']}" in said
+    assert (other.output / "model" / "model.safetensors.index.json").is_file()
+    assert f"step {done['steps']}/{done['steps']}" in output
+    shown, _ = user.run("show", begun["plan"])
+    assert shown["launches"][0]["result"]["status"] == "interrupted"
+    shown, _ = user.run("show", plan)
+    assert shown["launches"][0]["result"]["status"] == "finished"
+    own, said = other.run("launch", str(other.job), "--dry-run")  # the winner is another plan, as after a later search
+    assert f"The training goes on with its plan {plan}, not with " in said
     assert own["commands"]
     samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]
     assert sum(samples) == 24
 
 
+@pytest.mark.long
 def test_a_dry_run_prints_commands_that_run_as_they_are_on_the_loopback_alone(
-    user: User, shallow: Path, tmp_path: Path
+    shallow: Path, tmp_path: Path, plan_file: Callable[[Plan], Path]
 ) -> None:
-    other = User(shallow, tmp_path)  # the same job with an output folder that is still empty
-    other.homes = user.homes
-    printed, _ = other.run("launch", str(other.job), "--dry-run")
-    ranks = [
+    user = User(shallow, tmp_path / "user")
+    printed, _ = user.run("launch", str(user.job), "--plan", str(plan_file(plan_of("4+2", data=2))), "--dry-run")
+    started = [
         subprocess.Popen(command["argv"], env={**os.environ, **command["environment"]})
         for command in printed["commands"]
     ]
     addresses: set[str] = set()
-    wait_for(lambda: have_ended(ranks, addresses))
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert (other.output / "model" / "config.json").is_file()
+    wait_for(lambda: have_ended(started, addresses))
+    assert [rank.returncode for rank in started] == [0, 0]
+    assert (user.output / "model" / "config.json").is_file()
     assert addresses
     assert all(ipaddress.ip_address(each).is_loopback for each in addresses), addresses
 

@@ -147,6 +147,7 @@ def test_weights_of_samples_do_not_change_the_loss_of_an_evaluation(
     assert losses(prepared, "evaluation_loss") == {1: pytest.approx(reference(prepared, done.model), rel=1e-5)}
 
 
+@pytest.mark.long
 def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def endings(bench: Workbench, plan: Plan) -> list[str | None]:
     return [launch.result.status if launch.result else None for launch in bench.store.launches(plan.id)]
 
 
+@pytest.mark.long
 def test_where_the_new_plan_runs_out_of_memory_the_training_goes_on_with_the_plan_before(
     shallow: Path, tmp_path: Path, pool: WarmPool, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ from trials.tasks.training.settings import training_settings
 pytestmark = pytest.mark.ranks
 
 
+@pytest.mark.long
 def test_a_frozen_part_keeps_its_bits_and_is_in_no_checkpoint(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
     saved_model(shallow, tmp_path / "model")
     model = {"path": str(tmp_path / "model"), "weights": "pretrained", "dtype": "bfloat16"}

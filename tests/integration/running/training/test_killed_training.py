@@ -41,7 +41,7 @@ def kill_after_a_step(job: JobFile) -> None:
     wait_for_the_end(started)
 
 
-@pytest.mark.parametrize("others", parameters({"at once": 0, "after another training": 1}, short=("at once",)))
+@pytest.mark.parametrize("others", parameters({"at once": 0, "after another training": 1}, short=()))
 def test_a_killed_launch_is_named_until_its_training_goes_on(others: int, shallow: Path, tmp_path: Path) -> None:
     workload = prepared_of(shallow, tmp_path / "work", training=TRAINING).workload
     with open_store() as store:

@@ -16,6 +16,7 @@ from autotune.results.known_plan import KnownPlan, Speed
 from autotune.training.drift import Patience
 from autotune.training.full_training import Launched
 from autotune.training.plan_change import plan_to_continue
+from autotune.training.retuning import tune_again
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench, workbench
 from tests.integration.running.training.test_changed_plans import steps_of
@@ -90,6 +91,15 @@ def check_samples(bench: Workbench, epochs: int = EPOCHS) -> None:
         assert sorted(np.concatenate([rows for epoch, rows in steps if epoch == number])) == list(range(24))
 
 
+def test_a_search_that_fails_is_warned_of_and_chooses_no_plan(
+    shallow: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(shallow, tmp_path, sampler="nobodys") as bench:
+        assert tune_again(bench, PLAN, None, unheard) is None
+    assert f"goes on with plan {PLAN.id}: search.sampler: 'nobodys' is not one of the samplers" in caplog.text
+
+
+@pytest.mark.long
 def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     shallow: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -63,11 +63,7 @@ CASES: dict[str, tuple[Plan, dict[str, Any]]] = {
     ("plan", "trained"),
     parameters(
         CASES,
-        short=(
-            "ZeRO 3, recomputed, frozen vision and language",
-            "ZeRO 3, adapters and projector",
-            "pipeline, frozen projector and language",
-        ),
+        short=("ZeRO 3, adapters and projector", "pipeline, frozen projector and language"),
     ),
 )
 def test_the_model_that_is_written_is_what_the_ranks_held(

@@ -1,18 +1,23 @@
 """A training that a signal stops: it writes a checkpoint, and the same command goes on exactly."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from autotune import launch
+from autotune.cli import main
+from autotune.training.silence import Silence
 from storage.store import open_store
 from tests.programs.processes import children, wait_for_the_end
 from tests.programs.users import JobFile
@@ -67,12 +72,34 @@ def stopped_launch(job: JobFile, send: Callable[[psutil.Process], None]) -> tupl
     return process.returncode, "".join(lines)
 
 
+def launch_stopped_here(job: JobFile) -> tuple[int, str]:
+    """Return (exit code, stderr) of a launch in this process, which gets a Ctrl-C when it hears of its first step."""
+    step = Silence.step
+
+    def interrupted(silence: Silence, seconds: float) -> None:
+        step(silence, seconds)
+        patch.undo()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Silence, "step", interrupted)
+        answer = CliRunner().invoke(main, ["launch", str(job.path)])
+    return answer.exit_code, answer.stderr
+
+
 @pytest.mark.parametrize(
-    ("send", "code"),
-    parameters({"Ctrl-C": (to_agent, 130), "scheduler": (to_every_process, 143)}, short=("Ctrl-C",)),
+    ("stopped", "code"),
+    parameters(
+        {
+            "Ctrl-C in this process": (launch_stopped_here, 130),
+            "Ctrl-C": (partial(stopped_launch, send=to_agent), 130),
+            "scheduler": (partial(stopped_launch, send=to_every_process), 143),
+        },
+        short=("Ctrl-C in this process",),
+    ),
 )
 def test_a_stopped_training_goes_on_exactly(
-    send: Callable[[psutil.Process], None], code: int, shallow: Path, pool: WarmPool, tmp_path: Path
+    stopped: Callable[[JobFile], tuple[int, str]], code: int, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     training = {"epochs": 4, "global_batch_samples": 8, "learning_rate": 5e-3}
     data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}], "workers": 1}
@@ -82,7 +109,7 @@ def test_a_stopped_training_goes_on_exactly(
         concluded(store, best_of(study.id, plan=PLAN, workload=workload))
     parts, whole = JobFile(shallow, tmp_path), prepared_of(shallow, tmp_path / "whole", data=data, training=training)
     parts.spoil(data=data, training={**training, "output": str(parts.output)})
-    ended, text = stopped_launch(parts, send)
+    ended, text = stopped(parts)
     assert ended == code, text
     found = re.search(r"^Stopped after step (\d+) with a checkpoint; .* goes on with step (\d+)$", text, re.MULTILINE)
     assert found is not None, text
@@ -91,9 +118,9 @@ def test_a_stopped_training_goes_on_exactly(
     assert (parts.output / f"checkpoint-{step}" / "state.json").exists()
     assert text.splitlines()[-1] == "Interrupted; what was measured is kept, and the same command goes on."
     with open_store() as store:
-        (stopped,) = store.launches(PLAN.id)
-    assert stopped.result is not None
-    assert (stopped.result.status, stopped.result.steps) == ("interrupted", step)
+        (first,) = store.launches(PLAN.id)
+    assert first.result is not None
+    assert (first.result.status, first.result.steps) == ("interrupted", step)
     assert launch(parts.path).report.finished
     assert train(pool, whole, PLAN).finished
     assert losses(parts.output) == pytest.approx(losses(whole.job.training.output), rel=1e-5)

@@ -48,7 +48,7 @@ def learning_rates(prepared: Prepared) -> dict[int, float]:
     return {record["step"]: record["learning_rate"] for record in map(json.loads, lines)}
 
 
-@pytest.mark.parametrize("plan", parameters(PLANS, short=("ZeRO 1",)))
+@pytest.mark.parametrize("plan", parameters(PLANS, short=()))
 def test_a_training_that_was_interrupted_goes_on_exactly(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert expected[done.steps] < expected[1] - 0.5
 
 
-@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("ZeRO 1",)))
 def test_an_interrupted_training_continues_its_schedule(
     plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -96,6 +96,7 @@ def test_an_interrupted_training_continues_its_schedule(
     assert learning_rates(parts) == pytest.approx(expected)
 
 
+@pytest.mark.long
 def test_a_training_ends_after_max_steps_and_continues_when_they_are_raised(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_training_ends_after_max_steps_and_continues_when_they_are_raised(
     assert state["steps"] == 4
 
 
+@pytest.mark.long
 def test_a_training_goes_on_exactly_from_the_checkpoint_before_a_broken_one(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_training_goes_on_exactly_from_the_checkpoint_before_a_broken_one(
     assert (output / "checkpoint-3.old-1" / broken.name).read_bytes() != content
 
 
+@pytest.mark.long
 def test_a_training_with_other_settings_does_not_go_on(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
     def refused(**training: object) -> str:
         job = prepared.job.model_copy(update={"training": prepared.job.training.model_copy(update=training)})
@@ -304,6 +307,7 @@ def test_a_training_whose_images_are_all_gone_ends_with_an_error(shallow: Path, 
     assert not (prepared.job.training.output / "model").exists()
 
 
+@pytest.mark.long
 def test_an_image_that_was_trained_on_and_is_then_damaged_prevents_no_checkpoint(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
