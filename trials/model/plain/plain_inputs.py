@@ -1,7 +1,7 @@
 """Token ids and labels of a record as the family's own processor of transformers gives them.
 
 Nothing of `trials/model/inputs/chat.py` is used: ids come from `apply_chat_template(tokenize=True)`, and the answers
-from what the template writes around other texts in their places, or from its `{% generation %}` marks.
+from what the template writes around other texts in their places, or begin at its `{% generation %}` marks.
 """
 
 import math
@@ -26,6 +26,7 @@ from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor
 
 Span: TypeAlias = tuple[int, int]
+Spans: TypeAlias = list[tuple[Span, Span]]
 Message: TypeAlias = dict[str, Any]
 
 _STAND_IN = "4nsw3r{}st4nd1n"
@@ -90,14 +91,11 @@ class PlainInputs:
             return self._with_suffix(sample, images)
         messages = self._messages(sample.turns, images)
         written = self._written(messages, images)
-        spans = None
         answers = [number for number, turn in enumerate(sample.turns) if turn.role == "assistant"]
         learnt = [sample.turns[number].is_learnt for number in answers]
+        spans = self._answer_spans(written.text, messages, answers, images)
         if written.mask is not None:
-            found = list(_runs(written))
-            spans = [(run, run) for run in found] if len(found) == len(answers) else None
-        else:
-            spans = self._answer_spans(written.text, messages, answers, images)
+            spans = _marked(list(_runs(written)), spans, len(answers))
         if spans is None:
             nothing = np.zeros(len(written.input_ids), dtype=np.bool_)
             return Expected(input_ids=written.input_ids, is_target=None, is_free=nothing)
@@ -226,7 +224,7 @@ class PlainInputs:
     ) -> tuple[str, Any]:
         """Return the text with images in full, and what the processor makes of it."""
         options: dict[str, Any] = {}
-        if images and isinstance(messages[0]["content"], str) and not _holds_images(messages):
+        if images and isinstance(messages[0]["content"], str) and not any(_images_of(each, None) for each in messages):
             options["images"] = list(images)
         if images and self._divides_tiles:
             most = max(1, self._own.image_processor.max_patches // len(images))
@@ -243,7 +241,7 @@ class PlainInputs:
 
     def _answer_spans(
         self, text: str, messages: Sequence[Message], answers: Sequence[int], images: Sequence[Image.Image]
-    ) -> list[tuple[Span, Span]] | None:
+    ) -> Spans | None:
         """Return the (answer, answer with the white space behind it) of each answer in the text.
 
         None where the text is not what the template writes around other answers.
@@ -366,6 +364,13 @@ def _runs(written: _Written) -> Iterator[Span]:
         yield int(written.offsets[first, 0]), int(written.offsets[behind - 1, 1])
 
 
+def _marked(runs: list[Span], spans: Spans | None, answers: int) -> Spans | None:
+    """Return marked answers up to the ends of their turns, which many templates leave out of the marks."""
+    found = zip(runs, spans or [(run, run) for run in runs], strict=False)
+    ends = [((run[0], max(run[1], one[1])), (run[0], max(run[1], other[1]))) for run, (one, other) in found]
+    return ends if len(runs) == answers else None
+
+
 def _up_to(fragment: str, asks: str) -> str:
     """Return a fragment up to the end of what asks for the answer behind it; whole where nothing does."""
     place = fragment.rfind(asks) if asks else -1
@@ -385,12 +390,6 @@ def _in_order(texts: Sequence[str], shown: str) -> bool:
             return False
         place += len(text)
     return True
-
-
-def _holds_images(messages: Sequence[Message]) -> bool:
-    return any(
-        part["type"] == "image" for each in messages if isinstance(each["content"], list) for part in each["content"]
-    )
 
 
 def _images_of(message: Message, token: str | None) -> int:

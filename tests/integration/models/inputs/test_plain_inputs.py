@@ -36,6 +36,7 @@ MARKED = (
     "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ message['content'] }}<|im_end|>"
     "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+ANSWER_ALONE = "{{ '\\n' + message['content'] }}{% endgeneration %}<|im_end|>"
 THINKING = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['role'] == 'assistant' %}"
     "{% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ message['content'].split('</think>')[-1].strip() }}"
@@ -109,6 +110,17 @@ def test_every_fault_in_ids_or_labels_is_named(tmp_path: Path) -> None:
 
 def test_what_a_template_marks_as_generated_is_what_is_learnt(tmp_path: Path) -> None:
     folder = with_template(tmp_path, MARKED)
+    expected = plain_of(folder).expected(said(*TURNS))
+    assert difference_of(folder, said(*TURNS)) is None
+    assert expected.is_target is not None
+    shown = plain_of(folder)._tokenizer.decode(expected.input_ids[expected.is_target])
+    assert shown == "A red circle.<|im_end|>Two blue squares.\n<|im_end|>"
+
+
+def test_an_answer_ends_with_its_turn_where_the_marks_end_before(tmp_path: Path) -> None:
+    """As in the published templates of LLaVA-OneVision, whose marks also begin with the line feed."""
+    marked = MARKED.replace("{{ message['content'] }}<|im_end|>{% endgeneration %}", ANSWER_ALONE)
+    folder = with_template(tmp_path, marked.replace("{{ message['role'] }}\n", "{{ message['role'] }} ", 1))
     expected = plain_of(folder).expected(said(*TURNS))
     assert difference_of(folder, said(*TURNS)) is None
     assert expected.is_target is not None

@@ -41,8 +41,8 @@ TIGHT = plan_of("4+2", data=2, zero=1, packing=Packed(qv=6, qt=300, qv_min=6, qt
 PADDED = plan_of("2+0", "2+2", packing=Padded(samples=3))
 
 
-def prepared(example: Path, folder: Path, samples: int = 24, **training: Any) -> Prepared:
-    data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": f"first:{samples}"}]}
+def prepared(example: Path, folder: Path, **training: Any) -> Prepared:
+    data = {"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]}
     settings = {"epochs": 2, "global_batch_samples": 8, "learning_rate": 5e-3, **training}
     return prepared_of(example, folder, data=data, training=settings)
 
@@ -84,7 +84,7 @@ def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
     # With this learning rate no loss changes, so the loss of a step says which samples were in it.
-    changed = prepared(shallow, tmp_path, samples=12, learning_rate=1e-20, global_batch_samples=4)
+    changed = prepared(shallow, tmp_path, learning_rate=1e-20)
     train(pool, changed, PIPELINE, max_steps=1)
     change(changed, TIGHT)
     train(pool, changed, TIGHT, max_steps=4)
@@ -102,7 +102,7 @@ def test_each_sample_is_trained_on_once_in_an_epoch_whatever_the_plans(
     assert len(steps) == report.steps
     for number in (0, 1):
         rows = np.concatenate([step for epoch, step in steps if epoch == number])
-        assert sorted(rows) == list(range(12))
+        assert sorted(rows) == list(range(24))
     assert losses(changed) == pytest.approx(mean_losses(changed, steps, shallow, pool, tmp_path), rel=1e-4)
 
 
@@ -162,17 +162,16 @@ def mean_losses(
     prepared: Prepared, steps: Sequence[tuple[int, Ints]], example: Path, pool: WarmPool, folder: Path
 ) -> list[float]:
     """Return the mean loss over the targets of each step's samples, with the weights that a training begins with."""
-    targets = prepared.index.target_tokens
-    of_sample = sample_losses(example, pool, folder / "single", len(targets))
+    targets, of_sample = prepared.index.target_tokens, sample_losses(example, pool, folder / "single")
     return [float(np.average(of_sample[rows], weights=targets[rows])) for _, rows in steps]
 
 
-def sample_losses(example: Path, pool: WarmPool, folder: Path, samples: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def sample_losses(example: Path, pool: WarmPool, folder: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the loss of each sample alone, with the weights that a training begins with."""
-    single = prepared(example, folder, samples, learning_rate=1e-20, global_batch_samples=1, epochs=1)
+    single = prepared(example, folder, learning_rate=1e-20, global_batch_samples=1, epochs=1)
     plan = replace(PADDED, packing=Padded(samples=1))
     train(pool, single, plan)
-    found = np.zeros(samples)
+    found = np.zeros(24)
     epoch = single.epoch(plan.packing, 1)
     for number, loss in enumerate(losses(single)):
         (row,) = epoch.step(number).packs[0][0]
