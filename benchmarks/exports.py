@@ -1,6 +1,7 @@
 """Packs that other trainers rebuild from exported data, by their own functions. Prints one JSON object.
 
-    python -m benchmarks.exports [--lengths FOLDER] [--samples 5000] [--ms-swift PYTHON] [--llama-factory PYTHON]
+    python -m benchmarks.exports [--lengths FOLDER] [--samples 5000] [--ms-swift PYTHON [--train]]
+                                 [--llama-factory PYTHON]
 
 For generated lengths, and those of each cache of the folder in OmniBal's form, packs of several lengths are put in the
 order of an export. Where ms-swift is installed, its own `PackingDataset` packs the file and its own `BatchSamplerShard`
@@ -8,7 +9,7 @@ deals the packs to ranks; else `installed` is false and nothing is compared with
 own, together with this package.
 
 The packages in the environments of `--ms-swift` and `--llama-factory` count the tokens of samples with pictures, and
-their own parsers read the exported configurations.
+their own parsers read the exported configurations. With `--train` ms-swift also trains an exported plan on CPU ranks.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from autotune.packing.material import PackOptions, paper_weights, read_material
 from autotune.search.space.sequential import PackOrder, order_of
 from benchmarks.cases.lengths import CAPACITIES, generated
 from benchmarks.exported.tokens import token_checks, token_rows
+from benchmarks.exported.training import training_checks, training_row
 from benchmarks.output.result import at_least, at_most, finish, show
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
@@ -44,7 +46,10 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--ms-swift", type=Path, help="Python of an environment with ms-swift")
     parser.add_argument("--llama-factory", type=Path, help="Python of an environment with LLaMA-Factory")
+    parser.add_argument("--train", action="store_true", help="train an exported plan with ms-swift, too")
     arguments = parser.parse_args()
+    if arguments.train and arguments.ms_swift is None:
+        parser.error("--train needs --ms-swift")
     swift = _swift()
     rows = [
         _row(name, index, qt, ranks, swift)
@@ -60,8 +65,10 @@ def main() -> None:
         checks.append(at_most("cases with other packs, rows or samples in ms-swift", [sum(map(_differs, held))], 0))
         checks.append(at_most("arguments that ms-swift does not have", [len(swift.unknown)], 0))
     checks += token_checks(tokens) if tokens else []
+    trained = [training_row(arguments.ms_swift)] if arguments.train else []
+    checks += [check for row in trained for check in training_checks(row)]
     installed = {"installed": swift and swift.version, "unknown": swift and swift.unknown}
-    finish([installed, *rows, *tokens], checks)
+    finish([installed, *rows, *tokens, *trained], checks)
 
 
 def _indexes(folder: Path | None, samples: int) -> Iterator[tuple[str, DatasetIndex]]:

@@ -9,11 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from PIL import Image
 
 from autotune.errors import ExportError
 from autotune.exporting.closest import HeldPlan
@@ -24,6 +21,7 @@ from autotune.job_file import job_of_values
 from autotune.model_shape import model_shape
 from autotune.search.space.sequential import order_of
 from benchmarks.devices.models import rewrite
+from benchmarks.exported.published import number_as_published, write_conversations
 from benchmarks.output.result import Check, at_most, show
 from benchmarks.packing import WEIGHTS
 from tests.tiny_models import qwen2_5_vl, qwen2_vl, qwen3_vl
@@ -44,31 +42,12 @@ _MODELS = {
 """What makes a tiny model, its class in published configurations, and a published name, by which ms-swift goes."""
 _PATCHES, _MERGED, _LEAST = {"qwen2_vl": 14, "qwen2_5_vl": 14, "qwen3_vl": 16}, 2, 4
 """Pixels in a row of a patch as published, as trainers build on them; patches merged in a row; tokens of an image."""
-_IDS = {"<|vision_start|>": 151_652, "<|vision_end|>": 151_653, "<|image_pad|>": 151_655, "<|video_pad|>": 151_656}
-_VOCABULARY = 151_936
 _PROMPT = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
 )
 """What the published templates of Qwen2-VL and Qwen2.5-VL write where a conversation has no system prompt."""
 _NO_PROMPT: dict[str, dict[str, Any]] = {"ms-swift": {"system": ""}, "llama-factory": {"default_system": ""}}
 _SAMPLES, _BATCH, _SECONDS = 64, 8, 300
-_WORDS = [
-    "what",
-    "is",
-    "in",
-    "the",
-    "picture",
-    "a",
-    "red",
-    "circle",
-    "and",
-    "two",
-    "green",
-    "squares",
-    "on",
-    "the",
-    "left",
-]
 _PARSING = Path(__file__).with_name("parsing.py")
 
 
@@ -119,7 +98,7 @@ def token_rows(pythons: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
         with TemporaryDirectory() as name:
             folder = Path(name)
             model = _model(folder, case)
-            data = _data(folder)
+            data = write_conversations(folder, _SAMPLES)
             for trainer, python in pythons.items():
                 show(f"tokens: {trainer}, {case}")
                 present = _NO_PROMPT[trainer] if case.without_prompt else {}
@@ -147,44 +126,11 @@ def _model(folder: Path, case: Case) -> Path:
         sizes = {"patch_size": patch, "size": {"shortest_edge": least, "longest_edge": most}}
         rewrite(model / "config.json", lambda config: config["vision_config"].update(patch_size=patch))
         rewrite(model / "preprocessor_config.json", lambda settings: settings.update(sizes))
-        rewrite(model / "tokenizer.json", _with_published_ids)
-        ids = {"image_token_id": _IDS["<|image_pad|>"], "video_token_id": _IDS["<|video_pad|>"]}
-        rewrite(model / "config.json", lambda config: config.update(ids))
-        rewrite(model / "config.json", lambda config: config["text_config"].update(vocab_size=_VOCABULARY))
+        number_as_published(model)
     if case.writes_prompt:
         template = model / "chat_template.jinja"
         template.write_text(_PROMPT + template.read_text())
     return model
-
-
-def _with_published_ids(tokenizer: dict[str, Any]) -> None:
-    """Number the tokens of images and videos as Qwen's tokenizers do, by which ms-swift finds them."""
-    tokenizer["model"]["vocab"].update(_IDS)
-    for token in tokenizer["added_tokens"]:
-        token["id"] = _IDS.get(token["content"], token["id"])
-
-
-def _data(folder: Path) -> Path:
-    """Write conversations with no image, one or several, of one turn or more, some with a system prompt."""
-    random = Random(0)
-    (folder / "images").mkdir()
-    lines = [json.dumps(_record(random, folder / "images", number)) for number in range(_SAMPLES)]
-    (folder / "data.jsonl").write_text("\n".join(lines))
-    return folder / "data.jsonl"
-
-
-def _record(random: Random, folder: Path, number: int) -> dict[str, Any]:
-    def said(most: int) -> str:
-        return " ".join(random.choices(_WORDS, k=random.randint(1, most)))
-
-    names = [f"{number}-{each}.png" for each in range(random.choice((0, 1, 1, 1, 2, 3)))]
-    for name in names:
-        Image.new("RGB", (random.randint(70, 480), random.randint(70, 480))).save(folder / name)
-    turns = [{"role": "system", "content": said(6)}] if number % 8 == 7 else []
-    for turn in range(random.choice((1, 1, 2))):
-        shown = "".join("<image>\n" for _ in names) if not turn else ""
-        turns += [{"role": "user", "content": shown + said(12)}, {"role": "assistant", "content": said(40)}]
-    return {"messages": turns, **({"images": [str(folder / name) for name in names]} if names else {})}
 
 
 def _export(trainer: str, python: Path, model: Path, data: Path, *, folder: Path, present: Mapping[str, Any]) -> Export:
