@@ -30,6 +30,8 @@ RANKED = WantedSplits(count=16, within=1.08)
 """Solutions of the closed form that are compared on real packs: beyond these, hardly any is the fastest."""
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
+_DEFERRING = WantedSplits(count=64, within=1.5)
+"""The same of zero-bubble schedules, of whose deferred weight gradients the closed form knows nothing."""
 _OTHER = WantedSplits(count=256, within=4.0)
 """Solutions that are compared where the best one lacks memory for all that stages may use it for."""
 _DIGITS = 9
@@ -157,7 +159,7 @@ class Solver:
         further splits, and those with as much memory less.
         """
         problem = self._problem(packing, layout)
-        plans = problem.best(wanted)
+        plans = problem.best(_DEFERRING if layout.zero_bubble else wanted)
         if self._spare.has_use(layout) and plans:
             if lacking := self._spare.lacking(plans[0]):
                 lowered = (self._lowered(each)._problem(packing, layout) for each in lacking)
