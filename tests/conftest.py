@@ -27,7 +27,7 @@ if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK):
 
 # No time decides a test: other tests and ranks run at the same time.
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
-settings.register_profile("short", settings.get_profile("whole"), max_examples=10)
+settings.register_profile("short", settings.get_profile("whole"), max_examples=20)
 settings.load_profile("whole")
 
 GENERATOR = Path(__file__).parents[1] / "examples" / "tiny-internvl" / "generate.py"

@@ -168,7 +168,7 @@ def test_the_folders_own_template_and_tokenizer_are_used(
     encoder = internvl.encoder(str(folder))
     assert encoder.no_template is None
     sample = sample_of(f"{IMAGE}\nHow many?", "Two.", "Which?", "Red.", images=(pictures[60, 120],))
-    content = [{"type": "image"}, {"type": "text", "text": "\nHow many?"}]
+    content = [{"type": "image"}, {"type": "text", "text": "How many?"}]  # the templates write the line feed
     messages: Any = [{"role": "user", "content": content}] + [
         {"role": turn.role, "content": [{"type": "text", "text": turn.text}]} for turn in sample.turns[1:]
     ]

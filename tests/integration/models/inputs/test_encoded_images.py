@@ -50,7 +50,7 @@ def encoder_of(folder: Path, max_tokens: int | None = None) -> Encoder:
     return load_family(load_config(str(folder))).encoder(str(folder), max_tokens=max_tokens)
 
 
-def conversation(folder: Path, shapes: list[tuple[int, int]], text: str = "{}\nWhat is {}?\n\n{}{}") -> Sample:
+def conversation(folder: Path, shapes: list[tuple[int, int]], text: str = "{} What is {}?\n\n{}{}") -> Sample:
     random = np.random.default_rng(0)
     shown = [IMAGE] * len(shapes) + [""] * (text.count("{}") - len(shapes))
     folder.mkdir(exist_ok=True)
