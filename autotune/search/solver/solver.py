@@ -34,6 +34,8 @@ _DEFERRING = WantedSplits(count=64, within=1.5)
 """The same of zero-bubble schedules, of whose deferred weight gradients the closed form knows nothing."""
 _OTHER = WantedSplits(count=256, within=4.0)
 """Solutions that are compared where the best one lacks memory for all that stages may use it for."""
+_SIMULATED = 200_000
+"""Passes of packs that are simulated to compare splits beyond `RANKED`, a choice: they take about a second."""
 _DIGITS = 9
 """Digits of times that are compared; further ones are rounding."""
 
@@ -159,11 +161,12 @@ class Solver:
         further splits, and those with as much memory less.
         """
         problem = self._problem(packing, layout)
-        plans = problem.best(_DEFERRING if layout.zero_bubble else wanted)
+        plans = problem.best(self._affordable(_DEFERRING, packing, layout) if layout.zero_bubble else wanted)
         if self._spare.has_use(layout) and plans:
             if lacking := self._spare.lacking(plans[0]):
                 lowered = (self._lowered(each)._problem(packing, layout) for each in lacking)
-                others = problem.best(_OTHER) if layout.pipeline > 1 else plans
+                more = self._affordable(_OTHER, packing, layout)
+                others = problem.best(more) if layout.pipeline > 1 else plans
                 plans = [*chain.from_iterable(each.best(wanted) for each in lowered), *others]
             plans = [plan for plan in self._spare.used(dict.fromkeys(plans)) if plan is not None]
         if not plans:
@@ -171,6 +174,11 @@ class Solver:
         # The closed form takes all packs for the mean one; real packs are uneven.
         seconds = cautious_seconds(self._predictor, plans)
         return tuple(plans[number] for number in np.argsort(np.round(seconds / seconds[0], _DIGITS), kind="stable"))
+
+    def _affordable(self, wanted: WantedSplits, packing: Packing, layout: Layout) -> WantedSplits:
+        """Return as many of the wanted splits as `_SIMULATED` allows."""
+        passes = layout.pipeline * len(self._predictor.sizes(packing, layout).epoch.packs.counts)
+        return replace(wanted, count=max(RANKED.count, min(wanted.count, _SIMULATED // passes)))
 
     def _lowered(self, lacking: float) -> "Solver":
         limit = self._limits.memory_limit_bytes - math.ceil(lacking / self._limits.usable_share)
