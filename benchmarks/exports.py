@@ -1,7 +1,7 @@
 """Packs that other trainers rebuild from exported data, by their own functions. Prints one JSON object.
 
     python -m benchmarks.exports [--lengths FOLDER] [--samples 5000] [--ms-swift PYTHON [--train]]
-                                 [--llama-factory PYTHON]
+                                 [--llama-factory PYTHON] [--prices]
 
 For generated lengths, and those of each cache of the folder in OmniBal's form, packs of several lengths are put in the
 order of an export. Where ms-swift is installed, its own `PackingDataset` packs the file and its own `BatchSamplerShard`
@@ -10,6 +10,7 @@ own, together with this package.
 
 The packages in the environments of `--ms-swift` and `--llama-factory` count the tokens of samples with pictures, and
 their own parsers read the exported configurations. With `--train` ms-swift also trains an exported plan on CPU ranks.
+With `--prices` plans of large models are solved within the limits of each trainer, on devices of data sheets.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from autotune.job_file import JobFile
 from autotune.packing.material import PackOptions, paper_weights, read_material
 from autotune.search.space.sequential import PackOrder, order_of
 from benchmarks.cases.lengths import CAPACITIES, generated
+from benchmarks.exported.prices import price_checks, price_rows
 from benchmarks.exported.tokens import token_checks, token_rows
 from benchmarks.exported.training import training_checks, training_row
 from benchmarks.output.result import at_least, at_most, finish, show
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--ms-swift", type=Path, help="Python of an environment with ms-swift")
     parser.add_argument("--llama-factory", type=Path, help="Python of an environment with LLaMA-Factory")
     parser.add_argument("--train", action="store_true", help="train an exported plan with ms-swift, too")
+    parser.add_argument("--prices", action="store_true", help="predict what each trainer costs, too")
     arguments = parser.parse_args()
     if arguments.train and arguments.ms_swift is None:
         parser.error("--train needs --ms-swift")
@@ -67,8 +70,10 @@ def main() -> None:
     checks += token_checks(tokens) if tokens else []
     trained = [training_row(arguments.ms_swift)] if arguments.train else []
     checks += [check for row in trained for check in training_checks(row)]
+    prices = [*price_rows()] if arguments.prices else []
+    checks += price_checks(prices) if prices else []
     installed = {"installed": swift and swift.version, "unknown": swift and swift.unknown}
-    finish([installed, *rows, *tokens, *trained], checks)
+    finish([installed, *rows, *tokens, *trained, *prices], checks)
 
 
 def _indexes(folder: Path | None, samples: int) -> Iterator[tuple[str, DatasetIndex]]:

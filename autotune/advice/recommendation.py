@@ -156,25 +156,30 @@ def _cluster(
     if analytic is None:
         assert measured is not None  # else the device would be unknown
         return measured, "measured"
-    costs = analytic.on(count)
     if measured is None:
-        hardware = _hardware(analytic.sheet, count)
-        cluster = Cluster(
-            devices=count,
-            memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware),
-            profiled=ProfiledCosts(
-                hardware=hardware, model=shape, software=software(), created=datetime.now(UTC), costs=costs
-            ),
-            measured="nothing",
-            extrapolated=(f"all times, from the data sheet of {analytic.sheet.name}",),
-        )
-        return cluster, "analytic"
+        return sheet_cluster(job, shape, analytic, count), "analytic"
     if count == 1:
         return measured, "measured"
     # One device has no neighbour to exchange with.
+    costs = analytic.on(count)
     layers = replace(measured.profiled.costs, exchanges=costs.exchanges, link=costs.link)
     profiled = replace(measured.profiled, costs=layers, hardware=replace(measured.profiled.hardware, devices=count))
     return replace(measured, profiled=profiled), "measured layers, analytic links"
+
+
+def sheet_cluster(job: Job, shape: ModelShape, costs: SheetCosts, count: int) -> Cluster:
+    """Return a number of devices that are not here, with costs of their data sheet alone."""
+    hardware = _hardware(costs.sheet, count)
+    profiled = ProfiledCosts(
+        hardware=hardware, model=shape, software=software(), created=datetime.now(UTC), costs=costs.on(count)
+    )
+    return Cluster(
+        devices=count,
+        memory_limit_bytes=job.hardware.memory_limit or default_memory_limit(hardware),
+        profiled=profiled,
+        measured="nothing",
+        extrapolated=(f"all times, from the data sheet of {costs.sheet.name}",),
+    )
 
 
 def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, database_url: str | None) -> DeviceChoice:
