@@ -76,7 +76,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @common_with_ranks
 def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
-    inspect_job(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=True, submits=wanted["submit"])
     from autotune.cli.work import tune_job
 
     tune_job(options, job, fresh=not resume, **wanted)
@@ -104,7 +104,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Run the full training of JOB with its best plan."""
     if wanted["resume_with"] and (wanted["plan"] or wanted["dry_run"]):
         raise click.UsageError("--resume-with cannot be combined with --plan or --dry-run; remove one of them")
-    inspect_job(options, job, uses_devices=not (wanted["submit"] or wanted["dry_run"]))
+    inspect_job(options, job, uses_devices=not wanted["dry_run"], submits=wanted["submit"])
     from autotune.cli.work import LaunchOptions, launch_job
 
     launch_job(options, job, LaunchOptions(**wanted))
@@ -119,7 +119,7 @@ def launch(options: Options, job: "JobFile", **wanted: Any) -> None:
 @common_with_ranks
 def run(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Tune JOB if no valid plan is known, then launch it."""
-    inspect_job(options, job, uses_devices=not wanted["submit"])
+    inspect_job(options, job, uses_devices=True, submits=wanted["submit"])
     from autotune.cli.work import run_job
 
     run_job(options, job, **wanted)

@@ -195,23 +195,25 @@ def _polite_signals() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN if received else before[each])
 
 
-def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False) -> None:
+def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False, submits: bool = False) -> None:
     """Read the job, and refuse devices in use, and a model or data that are not there, before torch is imported.
 
-    Then show that the command works, since the import takes seconds.
+    What `submits` the command runs it on other machines, whose devices and files are not looked for here. Then show
+    that the command works, since the import takes seconds.
     """
     job = file.job
-    if uses_devices:
+    if uses_devices and not submits:
         from autotune.machine.job_hardware import check_free
 
         check_free(job)
-    from autotune.events import Phase, PhaseBegan
-    from trials.data import formats
-    from trials.model.refusals.folder import check_place
+    if not submits:
+        from trials.data import formats
+        from trials.model.refusals.folder import check_place
 
-    check_place(job.model.path)
-    for source in (*job.data.sources, *(job.evaluation.sources or ())):
-        formats.resolve(source, Path())
+        check_place(job.model.path)
+        for source in (*job.data.sources, *(job.evaluation.sources or ())):
+            formats.resolve(source, Path())
+    from autotune.events import Phase, PhaseBegan
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 

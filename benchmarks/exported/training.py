@@ -1,4 +1,4 @@
-"""A plan that ms-swift's own trainer trains on CPU ranks, beside `autotune launch` with the same plan.
+"""A plan trained by ms-swift's own trainer on CPU ranks, compared with `autotune launch` with the same plan.
 
 Both start from the same weights of a tiny Qwen2.5-VL. The plan has padded micro-batches, as ms-swift packs with
 FlashAttention alone, which no CPU has.

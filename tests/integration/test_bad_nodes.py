@@ -94,8 +94,8 @@ def test_slurm_needs_an_allocation(
     assert message in reported
 
 
-def test_a_command_is_submitted_only_to_slurm(job: JobFile) -> None:
-    code, reported = refusal("launch", job.spoil(), "--submit")
+def test_a_command_is_submitted_only_to_slurm_whose_nodes_may_have_files_that_are_not_here(job: JobFile) -> None:
+    code, reported = refusal("launch", job.spoil(model__path="./gone"), "--submit")
     assert (code, reported) == (2, "--submit needs hardware.launcher: slurm and hardware.nodes; add them")
 
 

@@ -31,11 +31,11 @@ RANKED = WantedSplits(count=16, within=1.08)
 # More than any machine has, and within a 64-bit integer.
 _AMPLE_BYTES = 1 << 62
 _DEFERRING = WantedSplits(count=64, within=1.5)
-"""The same of zero-bubble schedules, of whose deferred weight gradients the closed form knows nothing."""
+"""The same of zero-bubble schedules, whose deferred weight gradients the closed form leaves out."""
 _OTHER = WantedSplits(count=256, within=4.0)
 """Solutions that are compared where the best one lacks memory for all that stages may use it for."""
 _SIMULATED = 200_000
-"""Passes of packs that are simulated to compare splits beyond `RANKED`, a choice: they take about a second."""
+"""Passes of packs that may be simulated to compare splits beyond `RANKED`; a choice."""
 _DIGITS = 9
 """Digits of times that are compared; further ones are rounding."""
 
@@ -150,8 +150,10 @@ class Solver:
     def _solved(self, packing: Packing, layout: Layout) -> Plan | None:
         return next(iter(self.solutions(packing, layout)), None)
 
-    def solutions(self, packing: Packing, layout: Layout, wanted: WantedSplits = RANKED) -> tuple[Plan, ...]:
+    def solutions(self, packing: Packing, layout: Layout, wanted: WantedSplits | None = None) -> tuple[Plan, ...]:
         """Return the plans of least time by the closed form, one per split, in the order of their epoch's time.
+
+        By default these are `RANKED`, and for zero-bubble schedules as many of `_DEFERRING` as are affordable.
 
         Each recomputes what takes least time. Where only some steps of the epoch are simulated, a plan comes before the
         best one by the closed form if it is surely faster. Equally fast ones stay in the order of the closed form.
@@ -161,7 +163,9 @@ class Solver:
         further splits, and those with as much memory less.
         """
         problem = self._problem(packing, layout)
-        plans = problem.best(self._affordable(_DEFERRING, packing, layout) if layout.zero_bubble else wanted)
+        if wanted is None:
+            wanted = self._affordable(_DEFERRING, packing, layout) if layout.zero_bubble else RANKED
+        plans = problem.best(wanted)
         if self._spare.has_use(layout) and plans:
             if lacking := self._spare.lacking(plans[0]):
                 lowered = (self._lowered(each)._problem(packing, layout) for each in lacking)

@@ -1,4 +1,4 @@
-"""The arithmetic of a training in another trainer beside `autotune launch`."""
+"""The arithmetic of a comparison of another trainer with `autotune launch`."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ from trials.costs.layer import NOISE_LIMIT
 _MORE_ROUNDS = 2
 """Most repetitions of noisy timings."""
 _REFERENCES = 5
-"""Quiet probes that are timed again beside noisy ones, to tell how fast the machine is then."""
+"""Quiet probes that are timed again together with noisy ones, to tell how fast the machine is then; a choice."""
 _POLISHES = 4  # the medians hardly change after the second
 
 
@@ -63,9 +63,9 @@ class QuietTimes:
     def _added(self, numbers: Sequence[int], repeats: int) -> dict[int, list[Times]]:
         """Return the times of further rounds, by the number of the probe."""
         quietest = sorted(self._spreads, key=lambda number: self._spreads[number])[:_REFERENCES]
-        beside = sorted({*numbers, *quietest})
+        timed = sorted({*numbers, *quietest})
         before = len(self._rounds)
-        self._rounds += [dict(zip(beside, self._measure(beside), strict=True)) for _ in range(repeats)]
+        self._rounds += [dict(zip(timed, self._measure(timed), strict=True)) for _ in range(repeats)]
         self._first = self._first or len(self._rounds)
         slowness = self._slowness()
         rounds = [
