@@ -111,6 +111,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     ProfileError: 2,
     PackError: 2,
     PredictError: 2,
+    RecommendError: 2,
     ExportError: 2,
     UnknownName: 2,
     OutputTaken: 2,

@@ -30,6 +30,7 @@ from trials.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
+    from trials.job import Job
 
 _log = logging.getLogger(__name__)
 _OWN = ("autotune", "storage", "trials")
@@ -148,15 +149,14 @@ def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[...
             click.echo(visible(f"Error: {os_errors.message(error)}"), err=True)
             sys.exit(os_errors.exit_code(error))
         except Terminated as request:
-            click.echo(_interrupted(starts_ranks, arguments), err=True)
+            measures = starts_ranks and not arguments.get("dry_run")
+            click.echo(_interrupted(arguments) if measures else "Interrupted.", err=True)
             sys.exit(request.exit_code)
 
     return run
 
 
-def _interrupted(starts_ranks: bool, arguments: Mapping[str, Any]) -> str:
-    if not starts_ranks:
-        return "Interrupted."
+def _interrupted(arguments: Mapping[str, Any]) -> str:
     is_fresh = arguments.get("fresh") or not arguments.get("resume", True)
     again = "the same command without --fresh" if is_fresh else "the same command"
     return f"Interrupted; what was measured is kept, and {again} goes on."
@@ -207,15 +207,20 @@ def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False
 
         check_free(job)
     if not submits:
-        from trials.data import formats
-        from trials.model.refusals.folder import check_place
-
-        check_place(job.model.path)
-        for source in (*job.data.sources, *(job.evaluation.sources or ())):
-            formats.resolve(source, Path())
+        check_inputs(job)
     from autotune.events import Phase, PhaseBegan
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
+
+
+def check_inputs(job: "Job") -> None:
+    """Raise ModelError for a model that is not there, and DataError for data that are not there or in no known form."""
+    from trials.data import formats
+    from trials.model.refusals.folder import check_place
+
+    check_place(job.model.path)
+    for source in (*job.data.sources, *(job.evaluation.sources or ())):
+        formats.resolve(source, Path())
 
 
 class NotedSignal:

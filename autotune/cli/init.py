@@ -1,7 +1,7 @@
 """The command `init`, which writes a job file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from autotune.events import Listener
 from autotune.job_file import job_of_text
 from autotune.machine.hardware import probe_hardware
 from autotune.plan_text import plan_text
-from trials.errors import AutotuneError, ModelError
-from trials.job import Job, ModelSection
+from trials.errors import AutotuneError, DataError, ModelError
+from trials.job import Job, ModelSection, Source
 from trials.model.hub import folder_of
 from trials.plan import Packed, Plan
 from trials.units import number_of
@@ -40,8 +40,7 @@ def write_job(
     if model is not None:
         draft.values["model.path"] = _model(model, out)
     if data:
-        for missing in (path for path in data if not path.exists()):
-            raise JobError(f"{missing}: no such file or folder; give annotation files")
+        draft.notes += _unread(data)
         if images := {source["images"] for source in draft.values.get("data.sources", ()) if "images" in source}:
             draft.notes.append(f"For DATA, the image folder {', '.join(images)} of {trainer} is left out")
         draft.values["data.sources"] = [{"path": _relative(path, out)} for path in data]
@@ -65,6 +64,19 @@ def write_job(
         lambda: {"job": str(out), "notes": draft.notes},
         lambda: f"Wrote {out}; `autotune doctor {out}` checks the model and the data{notes}",
     )
+
+
+def _unread(data: Sequence[Path]) -> Iterator[str]:
+    """Yield why files cannot be read, which a setting of their source may mend. Raise JobError for one not there."""
+    from trials.data import formats  # numpy
+
+    for path in data:
+        if not path.exists():
+            raise JobError(f"{path}: no such file or folder; give annotation files")
+        try:
+            formats.resolve(Source(path=path), Path())
+        except DataError as error:
+            yield str(error)
 
 
 def _loaded(draft: Draft, out: Path) -> Job:

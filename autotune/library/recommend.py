@@ -1,7 +1,6 @@
 """Plans for devices that are not here."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from autotune.advice.recommendation import Recommendation, recommend_for
 from autotune.database_setting import chosen_database
@@ -39,14 +38,6 @@ def recommend(
         database_url=chosen_database(database, job.database),
         listener=listener,
     )
-
-
-def job_values(model: str, data: Sequence[str]) -> Mapping[str, Any]:
-    """Return the sections of a job for a model, of which no weights are needed, and annotation files."""
-    return {
-        "model": {"path": model, "weights": "random"},
-        "data": {"sources": [{"path": each} for each in data]},
-    }
 
 
 def _seconds(deadline: str) -> float:

@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -18,8 +20,8 @@ from autotune.advice.recommendation import SPREAD
 from autotune.advice.recommendation_report import recommendation_document, recommendation_text
 from autotune.advice.sheet_costs import SheetCosts, allocated_stage
 from autotune.cli import main
+from autotune.cli.recommend import job_values
 from autotune.errors import RecommendError
-from autotune.library.recommend import job_values
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, document
 from tests.values.forecast import store_profile
@@ -206,19 +208,37 @@ def test_where_nothing_fits_the_least_memory_is_named(inputs: tuple[Path, Path])
 @pytest.mark.usefixtures("home")
 def test_what_nobody_can_recommend_for_is_refused(inputs: tuple[Path, Path]) -> None:
     for arguments, code, message in (
-        ((*inputs, "--device", "h1000"), 1, "there is no data sheet of a device 'h1000', only of a10, "),
+        ((*inputs, "--device", "h1000"), 2, "there is no data sheet of a device 'h1000', only of a10, "),
         ((*inputs, "--device", "h100", "--devices", "0"), 2, "0 is not in the range"),
         ((*inputs, "--device", "h100", "--deadline", "1 week"), 2, "'1 week' is not a time"),
-        ((inputs[0], "nowhere.jsonl", "--device", "h100"), 2, "nowhere.jsonl: no such file or folder"),
+        ((inputs[0], "nowhere.jsonl", "--device", "h100"), 1, "nowhere.jsonl does not exist"),
         ((*inputs, "--device", "h100", "--set", "training.epoch=2"), 2, "training.epoch"),
         ((*inputs, "--device", "h100", "--set", "hardware.devices=2"), 2, "depends on model., data., "),
-        ((*inputs, "--device", "h100", "--set", "training.compile=true"), 1, "as they are, not as a compiler makes"),
+        ((*inputs, "--device", "h100", "--set", "training.compile=true"), 2, "as they are, not as a compiler makes"),
     ):
         answer = CliRunner().invoke(main, ["recommend", *map(str, arguments)])
         assert answer.exit_code == code, answer.output
         assert message in answer.output
     with pytest.raises(RecommendError, match="deadline: "):
         recommend(job_values(str(inputs[0]), [str(inputs[1])]), device="h100", deadline="soon")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "device"),
+    [("./gone", "train.jsonl", "h100"), ("model", "gone.jsonl", "h100"), ("model", "train.jsonl", "h1000")],
+    ids=["model", "data", "device"],
+)
+def test_what_is_not_there_is_named_before_torch_is_imported(
+    model: str, data: str, device: str, tmp_path: Path, inputs: tuple[Path, Path]
+) -> None:
+    (tmp_path / "model").symlink_to(inputs[0])
+    (tmp_path / "train.jsonl").symlink_to(inputs[1])
+    arguments = ["recommend", model, data, "--device", device, "--db", f"sqlite:///{tmp_path}/none.db"]
+    code = f"import sys, autotune.cli as cli; cli.main({arguments}, standalone_mode=False)"
+    program = f"try:\n    {code}\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["2" if device == "h1000" else "1", "False"], answer.stderr
+    assert "gone" in answer.stderr or "h1000" in answer.stderr
 
 
 @pytest.mark.parametrize("sheet", DATA_SHEETS.values(), ids=DATA_SHEETS)

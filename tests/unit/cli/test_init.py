@@ -131,7 +131,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a model and data; it is the current one."""
     (tmp_path / "MODEL").mkdir()
     for name in ("train.jsonl", "more.jsonl", "held.jsonl"):
-        (tmp_path / name).write_text("{}\n")
+        (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "Hello?"}]}\n')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -375,6 +375,13 @@ def test_nothing_is_overwritten_and_missing_data_is_named() -> None:
     assert Path("job.yaml").read_text() == "mine"
     assert "nowhere.jsonl: no such file" in refusal("init", "MODEL", "nowhere.jsonl", "--out", "b.yaml")[1]
     assert "MODEL is missing" in refusal("init", "--out", "b.yaml")[1]
+
+
+def test_data_in_no_known_form_are_named_with_the_setting_that_may_mend_it() -> None:
+    Path("other.jsonl").write_text('{"left": 1, "right": 2}\n')
+    answer = CliRunner().invoke(main, ["init", "MODEL", "other.jsonl", "--json"])
+    assert any("other.jsonl is in no format known here" in note for note in json.loads(answer.stdout)["notes"])
+    assert Path("job.yaml").exists()
 
 
 def test_a_script_is_read_and_never_run(folder: Path) -> None:

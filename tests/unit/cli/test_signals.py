@@ -1,4 +1,4 @@
-"""Signals during a training: the first is noted, and the second ends the command."""
+"""Signals: what a command says that one ends, and in a training the first is noted and the second ends it."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import context
-from autotune.cli.context import NotedSignal, Terminated, first_signal_noted
+from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted, guarded
 from trials.channels.folder import FolderChannel
 from trials.tasks.stop import Stop, stop_requests
 
@@ -88,3 +88,29 @@ def test_a_rank_is_asked_by_a_file_or_a_signal(tmp_path: Path) -> None:
         send(signal.SIGTERM)
         assert asked() is Stop.NOW
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("starts_ranks", "arguments", "said"),
+    [
+        (True, {}, "Interrupted; what was measured is kept, and the same command goes on."),
+        (
+            True,
+            {"fresh": True},
+            "Interrupted; what was measured is kept, and the same command without --fresh goes on.",
+        ),
+        (True, {"dry_run": True}, "Interrupted."),
+        (False, {}, "Interrupted."),
+    ],
+    ids=["measures", "afresh", "dry run", "looks up"],
+)
+def test_an_interrupted_command_says_whether_anything_was_measured(
+    starts_ranks: bool, arguments: dict[str, bool], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(options: Options, **_: bool) -> None:
+        raise Terminated(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as end:
+        guarded(command, starts_ranks=starts_ranks)(as_json=False, db=None, verbose=0, quiet=True, **arguments)
+    assert end.value.code == 130
+    assert capsys.readouterr().err == f"{said}\n"
