@@ -147,6 +147,8 @@ def left_out(export: Export) -> Iterator[str]:
         yield "the packs themselves, their order and their steps: its own packer fills packs up to the same capacities"
     else:
         yield "the order of the samples: micro-batches have samples of about the same length there"
+    if export.job.model.dtype == "float32":
+        yield "model.dtype: float32; its script loads all weights in bfloat16"
     if export.held_out is not None:
         yield "evaluation: held-out samples are left out of the data, and not evaluated on there"
     lora = export.job.training.lora

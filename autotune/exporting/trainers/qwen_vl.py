@@ -135,5 +135,7 @@ def left_out(export: Export) -> Iterator[str]:
 def notes(export: Export) -> Iterator[str]:
     """Yield where the script runs, and what to do before."""
     yield f"The command is for the folder qwen-vl-finetune; first add {_REGISTERED} to its qwenvl/data/__init__.py"
+    if export.job.model.dtype == "float32":
+        yield "It cannot train in float32: its attention, FlashAttention, takes none; set model.dtype: bfloat16"
     if not _pads(export):
         yield "Samples of a pack attend to themselves alone only with its own attention for packs (FlashAttention)"

@@ -249,6 +249,7 @@ def test_internvl_gets_the_capacities_of_packs(
     assert arguments.devices == 2
     check_folder_of_checkpoints(out, "sft.sh")
     assert arguments.values["use_packed_ds"] == "True"
+    assert "model.dtype: float32; its script loads all weights in bfloat16" in document["left_out"]
     assert arguments.values.keys() <= OF_TRANSFORMERS | {*INTERNVL_FIELDS.split()}
 
 
@@ -266,6 +267,7 @@ def test_qwen_vl_gets_packs_as_items(
     document, out = exported("qwen-vl", plan)
     assert document["plan_id"] == plan.id
     assert any("its published rules were followed" in note for note in document["notes"])
+    assert any("set model.dtype: bfloat16" in note for note in document["notes"])
     items = json.loads((out / "train.json").read_text())
     assert len({id(item) for item in items}) == len(items)
     samples = [sample for item in items for sample in item]
