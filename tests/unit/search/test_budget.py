@@ -1,5 +1,6 @@
 """Time that a search keeps for the repeats at its end."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 
@@ -17,8 +18,8 @@ SECONDS = 10.0
 """Of each trial."""
 
 
-def trial_of(role: Role, number: int) -> FinishedTrial:
-    trial = completed(padded_plan(number), 100.0, role=role)
+def trial_of(role: Role, number: int, epoch_seconds: float = 100.0) -> FinishedTrial:
+    trial = completed(padded_plan(number), epoch_seconds, role=role)
     started = trial.started + timedelta(seconds=number * SECONDS)
     ended = replace(trial.result, finished=started + timedelta(seconds=SECONDS))
     return replace(trial, started=started, result=ended)
@@ -31,11 +32,21 @@ def test_time_is_kept_for_a_trial_its_repeats_and_those_of_the_baselines_that_ra
     baselines: tuple[Role, ...], kept: int
 ) -> None:
     roles = (Role.PREDICTED, *baselines)
+    check([trial_of(role, number) for number, role in enumerate(roles, start=1)], kept)
+
+
+def test_no_time_is_kept_for_the_repeat_of_a_baseline_that_is_too_slow_to_win() -> None:
+    seconds = {Role.PREDICTED: 100.0, Role.DEFAULT: 130.0, Role.HBP: 120.0}
+    check([trial_of(role, number, seconds[role]) for number, role in enumerate(seconds, start=1)], 4 + 1)
+
+
+def check(trials: Sequence[FinishedTrial], kept: int) -> None:
+    """Check that a further trial is allowed with time for `kept` of them, and not with less."""
     ledger = SimulatedLedger(SimulatedLauncher(predictor_of()))
-    ledger.trials = [trial_of(role, number) for number, role in enumerate(roles, start=1)]
+    ledger.trials = list(trials)
 
     def allows(seconds_left: float) -> bool:
-        limit = len(roles) * SECONDS + seconds_left
+        limit = len(trials) * SECONDS + seconds_left
         settings = SearchSection.model_validate({"time_limit": time_setting(limit), "final_steps": 0})
         return Budget(settings=settings, ledger=ledger, clock=lambda: 0.0).allows_trial()
 
