@@ -145,22 +145,25 @@ class Predictor:
     def plans_step_seconds(self, plans: Sequence[Plan], sizes: EpochSizes) -> Floats:
         """Return the step seconds of plans that share packing and layout, [plans, steps]."""
         layout = plans[0].layout
-        if len(plans[0].packing.degrees) > 1 or layout.shards_gradients or layout.zero_bubble:
+        if len(plans[0].packing.degrees) > 1 or layout.shards_gradients:
             return np.stack([self._whole_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
         numbers = None
-        if any(between_nodes(self.costs, layout)):  # where a stage sends its states depends on its number
+        # Where a stage sends its states, and when it computes deferred weight gradients, depends on its number.
+        if layout.zero_bubble or any(between_nodes(self.costs, layout)):
             parts, stages, numbers = numbered(parts, stages)
         packs = self.times.pack_seconds(parts, layout, sizes, numbers)
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]  # [stages, packs]; each block gathers from rows
+        deferred = packs.deferred
         # All data ranks of a stage reduce together, so the slowest of them decides.
         update = self.times.update_parts(layout, parts, sizes).seconds[stages.T, None]
         seconds = []
         for block in sizes.timed_blocks:
             of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)  # each data rank as a step of its own
-            ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs))
+            weights = deferred and deferred._replace(seconds=deferred.seconds[of_ranks.T])
+            ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs), weights=weights)
             ends = ends.reshape(*ends.shape[:2], len(block), layout.data).max(axis=3)
             seconds.append((ends + update).max(axis=0))
         return np.concatenate(seconds, axis=1)

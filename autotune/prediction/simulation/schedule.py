@@ -121,26 +121,39 @@ def simulate(
     ends = np.empty((stages, 1, len(forward)))
     ranks = synchronization.ranks if synchronization else 1
     steps = max(_TOGETHER // ranks, 1)
-    awaited, after = _deferred(backward, weights)
+    awaited, after = _deferred(backward, weights, np.arange(stages), stages)
     for first in range(0, len(forward), steps * ranks):
         some = slice(first, first + steps * ranks)
         passes = _rows(forward[some]), _rows(awaited[some])
         clock = np.zeros_like(ends[..., some])
         met = synchronization and synchronization.of_steps(slice(first // ranks, first // ranks + steps))
-        links, later = _links(sends, returns, some), None if after is None else _rows(after[some])
+        links, later = _links(sends, returns, some), None if after is None else _rows(after[some, :, 1:])
         for _ in _run(count, clock, *passes, links, synchronization=met, after=later):
             pass
         ends[..., some] = clock
     return PipelineSchedule(ends=ends[:, 0].T, busy=forward.sum(axis=1) + backward.sum(axis=1))
 
 
-def simulate_plans(plans: Ints, forward: Floats, backward: Floats, sends: Floats, returns: Floats) -> Floats:
-    """Return what `Schedule.ends` is of n steps of many plans, [stages, plans, n].
+def simulate_plans(
+    plans: Ints,
+    forward: Floats,
+    backward: Floats,
+    sends: Floats,
+    returns: Floats,
+    *,
+    weights: DeferredWeights | None = None,
+) -> Floats:
+    """Return what `PipelineSchedule.ends` is of n steps of many plans, [stages, plans, n].
 
     `plans` are the stages of each plan, [plans, stages], as numbers of different stages, of which the times are given:
-    [different stages, micro-batches, n]. Those of links are by the stage before the link.
+    [different stages, micro-batches, n]. Those of links are by the stage before the link. `weights` are as in
+    `simulate`, with seconds [n, micro-batches, different stages], each of which has the same place in all plans.
     """
     count, steps = forward.shape[1:]
+    numbers = np.zeros(len(forward), dtype=np.int64)
+    numbers[plans] = np.arange(plans.shape[1])
+    awaited, after = _deferred(backward.T, weights, numbers, plans.shape[1])
+    backward = awaited.T
     ends = np.zeros((plans.shape[1], len(plans), steps))
     batches = np.arange(count)[:, None, None]
     together = max(_TOGETHER // steps, 1)
@@ -148,10 +161,13 @@ def simulate_plans(plans: Ints, forward: Floats, backward: Floats, sends: Floats
         some = slice(first, first + together)
         of_stages = plans[some].T * count
         of_passes = (of_stages + batches).reshape(-1, of_stages.shape[1])
-        of_links = (of_stages[:-1] + batches).reshape(-1, of_stages.shape[1])
+        of_links, of_returns = (
+            (each + batches).reshape(-1, of_stages.shape[1]) for each in (of_stages[:-1], of_stages[1:])
+        )
         forwards, backwards = (_Shared(times=side.reshape(-1, steps), rows=of_passes) for side in (forward, backward))
         states, gradients = (_Shared(times=side.reshape(-1, steps), rows=of_links) for side in (sends, returns))
-        for _ in _run(count, ends[:, some], forwards, backwards, (states, gradients)):
+        later = None if after is None else _Shared(times=after.T.reshape(-1, steps), rows=of_returns)
+        for _ in _run(count, ends[:, some], forwards, backwards, (states, gradients), after=later):
             pass
     return ends
 
@@ -170,9 +186,9 @@ def trace(
     clock = np.zeros((stages, 1, len(forward)))
     forward_ends, backward_ends = np.empty((2, count * stages, *clock.shape[1:]))
     returned = np.empty((count * (stages - 1), *clock.shape[1:]))
-    awaited, after = _deferred(backward, weights)
+    awaited, after = _deferred(backward, weights, np.arange(stages), stages)
     passes, links = (_rows(forward), _rows(awaited)), _links(sends, returns, slice(None))
-    later = None if after is None else _rows(after)
+    later = None if after is None else _rows(after[..., 1:])
     for slot in _run(count, clock, *passes, links, synchronization=synchronization, after=later):
         forward_ends[slot.forward_passes] = clock[slot.forward]
         backward_ends[slot.backward_passes] = clock[slot.backward]
@@ -190,15 +206,17 @@ def trace(
     )
 
 
-def _deferred(backward: Floats, weights: DeferredWeights | None) -> tuple[Floats, Floats | None]:
+def _deferred(
+    backward: Floats, weights: DeferredWeights | None, numbers: Ints, pipeline: int
+) -> tuple[Floats, Floats | None]:
     """Return the seconds of (backward passes with what follows at once, what follows gradients that are returned).
 
-    The latter are by the link of the gradients, [n, micro-batches, stages - 1].
+    All are [n, micro-batches, stages], of stages with these `numbers` in a pipeline of so many.
     """
     if weights is None:
         return backward, None
-    with_pass, after = placed(weights)
-    return backward - weights.seconds + with_pass, after[..., 1:]
+    with_pass, after = placed(weights, numbers, pipeline)
+    return backward - weights.seconds + with_pass, after
 
 
 def _rows(times: Floats) -> Floats:
@@ -221,7 +239,7 @@ def _run(
     links: tuple[_Times, _Times] | None,
     *,
     synchronization: Synchronization | None = None,
-    after: Floats | None = None,
+    after: _Times | None = None,
 ) -> Iterator[_Slot]:
     """Advance the clocks of the stages, [stages, plans, n], slot by slot; `links` are (sends, returns).
 

@@ -22,18 +22,22 @@ class DeferredWeights(NamedTuple):
     """Most micro-batches whose weight gradients wait, [stages]."""
 
 
-def placed(weights: DeferredWeights) -> tuple[Floats, Floats]:
+def placed(weights: DeferredWeights, numbers: Ints, pipeline: int) -> tuple[Floats, Floats]:
     """Return the seconds of weight gradients (at the ends of backward passes, after gradients have gone back).
 
-    Both are by the micro-batch of the backward pass, [..., micro-batches, stages].
+    Both are by the micro-batch of the backward pass, [..., micro-batches, stages]. Stages have these `numbers` in a
+    pipeline of so many stages; several may have the same one.
     """
-    count, stages = weights.seconds.shape[-2:]
+    count = weights.seconds.shape[-2]
     with_pass, after_return = np.zeros_like(weights.seconds), np.zeros_like(weights.seconds)
-    for stage, most in enumerate(weights.most.tolist()):
-        after = after_return if most else with_pass
-        for number, computed in enumerate(_computed(count, stages, stage, most)):
-            place = with_pass if number < count - (stages - stage) else after
-            place[..., number, stage] = weights.seconds[..., computed, stage].sum(axis=-1)
+    for stage, (number, most) in enumerate(zip(numbers.tolist(), weights.most.tolist(), strict=True)):
+        follows, steady = _follows(count, pipeline, number, most), _steady(count, pipeline, number, most)
+        own = weights.seconds[..., stage]
+        last = follows == count - 1
+        moved = np.zeros_like(own)
+        moved[..., follows[~last]] = own[..., ~last]
+        moved[..., -1] = own[..., last].sum(axis=-1)
+        with_pass[..., :steady, stage], after_return[..., steady:, stage] = moved[..., :steady], moved[..., steady:]
     return with_pass, after_return
 
 
@@ -43,15 +47,17 @@ def ends_of(weights: DeferredWeights, passes: Floats, returned: Floats) -> Float
     They follow each other to the ends of `passes` with what follows them at once, and of what follows gradients that
     are `returned`, [..., micro-batches, stages - 1].
     """
-    count, stages = weights.seconds.shape[-2:]
+    count, pipeline = weights.seconds.shape[-2:]
     ends = np.empty_like(weights.seconds)
-    for stage, most in enumerate(weights.most.tolist()):
-        for number, computed in enumerate(_computed(count, stages, stage, most)):
-            is_after = most and number >= count - (stages - stage)
-            end = returned[..., number, stage - 1] if is_after else passes[..., number, stage]
-            own = weights.seconds[..., computed, stage]
-            later = own[..., ::-1].cumsum(axis=-1)[..., ::-1] - own
-            ends[..., computed, stage] = end[..., None] - later
+    for number, most in enumerate(weights.most.tolist()):
+        follows, steady = _follows(count, pipeline, number, most), _steady(count, pipeline, number, most)
+        end = passes[..., number].copy()
+        if steady < count:
+            end[..., steady:] = returned[..., steady:, number - 1]
+        last = follows == count - 1
+        own = np.where(last, weights.seconds[..., number], 0.0)
+        later = own[..., ::-1].cumsum(axis=-1)[..., ::-1] - own
+        ends[..., number] = end[..., follows] - np.where(last, later, 0.0)
     return ends
 
 
@@ -60,15 +66,19 @@ def waiting_from(count: int, stages: int, stage: int, most: int) -> Ints:
 
     Those of the pass before are the last ones.
     """
-    return np.array([computed.start for computed in _computed(count, stages, stage, most)])
+    return np.searchsorted(_follows(count, stages, stage, most), np.arange(count))
 
 
-def _computed(count: int, stages: int, stage: int, most: int) -> list[range]:
-    """Return the micro-batches whose weight gradients follow each backward pass."""
+def _steady(count: int, pipeline: int, number: int, most: int) -> int:
+    """Return the number of backward passes that weight gradients follow at once, before the gradient is returned."""
+    return max(count - (pipeline - number), 0) if most else count
+
+
+def _follows(count: int, pipeline: int, number: int, most: int) -> Ints:
+    """Return the backward pass that the weight gradients of each micro-batch follow, [micro-batches]; they ascend."""
     if not most:
-        return [range(number, number + 1) for number in range(count)]
-    steady = max(count - (stages - stage), 0)
+        return np.arange(count)
+    steady = _steady(count, pipeline, number, most)
     first = max(steady - most, 0)
-    of_steady = [range(max(number - most, 0), max(number - most + 1, 0)) for number in range(steady)]
-    of_last = [range(first + number, first + number + 1) for number in range(count - steady)]
-    return [*of_steady, *of_last[:-1], range(of_last[-1].start, count)]
+    own = np.arange(count)
+    return np.where(own < first, own + most, np.minimum(own - first + steady, count - 1))

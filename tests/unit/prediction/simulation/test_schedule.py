@@ -203,3 +203,19 @@ def test_plans_of_shared_stages_take_as_long_as_each_alone(count: int, stages: i
         forward, backward, sends, returns = (side[plan].transpose(2, 1, 0) for side in shared)
         alone = simulate(forward, backward, sends[..., :-1], returns[..., :-1])
         assert together[:, number].T.tolist() == alone.ends.tolist()
+
+
+@pytest.mark.parametrize(("count", "stages"), [(1, 3), (2, 2), (9, 4), (4, 9)])
+def test_plans_that_defer_weight_gradients_take_as_long_as_each_alone(count: int, stages: int) -> None:
+    random = np.random.default_rng(0)
+    shared = random.random((4, 2 * stages, count, 3))
+    # Stage 2 s + 0 or 1 is stage s of each plan.
+    plans = 2 * np.arange(stages) + random.integers(0, 2, (5, stages))
+    most = random.integers(0, np.repeat(np.arange(stages), 2) + 1)
+    weights = DeferredWeights(random.random((3, count, 2 * stages)) * shared[1].T * (most > 0), most)
+    together = simulate_plans(plans, *shared, weights=weights)
+    for number, plan in enumerate(plans):
+        forward, backward, sends, returns = (side[plan].transpose(2, 1, 0) for side in shared)
+        own = DeferredWeights(weights.seconds[..., plan], most[plan])
+        alone = simulate(forward, backward, sends[..., :-1], returns[..., :-1], weights=own)
+        assert pytest.approx(alone.ends, rel=1e-12) == together[:, number].T
