@@ -277,6 +277,8 @@ class BestPlan:
     """Why it won; None for a winner that an earlier version stored, or whose steps are not of this epoch."""
     imported_from: str | None = None
     """Name of the database that it was imported from; None for a local winner."""
+    trainer: str | None = None
+    """Trainer within whose limits the study searched; None without one."""
 
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)

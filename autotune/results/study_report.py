@@ -43,7 +43,7 @@ _SHOWN_OF_A_NOTE = 40
 _NO_ANNOTATION = Annotation()
 _ANNOTATION = ("tags", "note")
 """Columns of a table that are left out where they are empty."""
-_OPTIONAL = ("job", "doubts", *_ANNOTATION)
+_OPTIONAL = ("job", "for", "doubts", *_ANNOTATION)
 """Columns of a table of plans that are left out where they are empty."""
 _UNFINISHED = (
     "An unfinished search goes on with its `autotune tune JOB`, and `autotune studies delete STUDY` removes its study."
@@ -190,6 +190,7 @@ def plans_text(found: Sequence[Known]) -> str:
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",
             job,
+            known.best.trainer or "",
             ", ".join(doubt.summary for doubt in evidence_of(known.best, known.trials).doubts),
             ", ".join(known.annotation.tags),
             _first_line(known.annotation.note),

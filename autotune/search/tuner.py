@@ -131,7 +131,7 @@ class Tuner:
             self._queued.values(),
             published_name(self._job.model.path),
             fresh=fresh,
-            trainer=None if self._held is None else self._held.target.name,
+            trainer=self._trainer,
         )
         seed, agent, model = self._job.training.seed, self._agent.id, self._workload.model.name
         if fresh:
@@ -185,6 +185,10 @@ class Tuner:
             raise Superseded("another agent is finishing this search; run the command again to see its winner")
         return winner
 
+    @property
+    def _trainer(self) -> str | None:
+        return None if self._held is None else self._held.target.name
+
     def _missing(self, plan: Plan) -> str | None:
         """Return why the trainer of the search cannot hold a plan; None where it can, and without one."""
         if self._held is None or not (missing := self._held.missing(plan)):
@@ -221,4 +225,5 @@ class Tuner:
             ties=tuple(standings.entries[number].plan.id for number in winner.ties),
             created=datetime.now(UTC),
             explanation=explainer.explain(standings, winner),
+            trainer=self._trainer,
         )

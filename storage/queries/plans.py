@@ -215,8 +215,9 @@ def _histograms(connection: Connection, fingerprints: Collection[str]) -> dict[s
 
 
 def _winners() -> Select[Any]:
-    """Select the winners with the names of their studies."""
-    return rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id).add_columns(STUDY.c.name)
+    """Select the winners with the names and settings of their studies."""
+    of_study = STUDY.c.name, STUDY.c.settings
+    return rows.whole(BEST_PLAN).join(STUDY, STUDY.c.id == BEST_PLAN.c.study_id).add_columns(*of_study)
 
 
 def _read(connection: Connection, query: Select[Any]) -> tuple[BestPlan, ...]:
