@@ -1,20 +1,23 @@
 """Uses of the memory that a split and its recomputation leave: deferred weight gradients, and weights that stay."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
+from typing import TypeAlias
 
 import numpy as np
 
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from trials.plan import Layout, Plan
+from trials.model.cut import Cut, cut
+from trials.plan import Layout, Packing, Plan
 
 # A choice: the best plan recomputes nothing for weights, or about as much as all of them or some need.
 _SHARES = (1.25, 1.0, 0.75, 0.5, 0.25)
 """Shares of the bytes that all weights need, for which plans recompute more."""
+_MostDeferred: TypeAlias = Callable[[Packing, Layout, int, Cut], int | None]
 
 
 class SpareMemory:
@@ -47,11 +50,13 @@ class SpareMemory:
         """
         given = [plan for plan in plans if plan is not None]
         memory = dict(zip(given, self._predictor.plans_memory(given), strict=True))
-        return [plan and self._using(plan, memory[plan]) for plan in plans]
+        # Most stages of similar plans are alike.
+        most_deferred = cache(self._most_deferred)
+        return [plan and self._using(plan, memory[plan], most_deferred) for plan in plans]
 
-    def _using(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
+    def _using(self, plan: Plan, memory: Sequence[StageBytes], most_deferred: _MostDeferred) -> Plan | None:
         if plan.layout.zero_bubble:
-            return self._deferring(plan, memory)
+            return self._deferring(plan, memory, most_deferred)
         return self._gathering(plan) if plan.layout.shards_weights else plan
 
     def _gathering(self, plan: Plan) -> Plan:
@@ -70,26 +75,34 @@ class SpareMemory:
             for sizes, part in of_levels
         )
 
-    def _deferring(self, plan: Plan, memory: Sequence[StageBytes]) -> Plan | None:
-        sizes = self._predictor.sizes(plan.packing, plan.layout)
-        of_levels, stages = Parts.of_levels(plan), list(plan.stages)
-
-        def lacks_memory(number: int, most_deferred: int) -> bool:
-            stage = [parts[number : number + 1] for parts in of_levels]
-            deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in stage]
-            (needed,) = self._predictor.memory.intervals(deferring, plan.layout, np.array([number]), sizes)
-            return needed.expected > self._usable
-
-        for number, needed in enumerate(memory):
+    def _deferring(self, plan: Plan, memory: Sequence[StageBytes], most_deferred: _MostDeferred) -> Plan | None:
+        stages = list(plan.stages)
+        for number, (needed, part) in enumerate(zip(memory, cut(plan), strict=True)):
             if needed.expected > self._usable:
-                if lacks_memory(number, 0):
+                # Which layers they are does not matter, so that stages of as many are the same one.
+                alike = replace(part, vision=range(len(part.vision)), language=range(len(part.language)))
+                most = most_deferred(plan.packing, plan.layout, number, alike)
+                if most is None:
                     return None
-                # Of 1, 2 and so on, as many as there is memory for.
-                most = bisect_left(range(1, number), True, key=partial(lacks_memory, number))
                 stages[number] = replace(stages[number], most_deferred=most)
         if all(stage.most_deferred == 0 for stage in stages[1:]):
             return None
         return replace(plan, stages=tuple(stages))
+
+    def _most_deferred(self, packing: Packing, layout: Layout, number: int, stage: Cut) -> int | None:
+        """Return the most packs that fit of those that a stage lacks the memory to defer all of; None if none fits."""
+        sizes = self._predictor.sizes(packing, layout)
+        levels = [Parts.of((stage,), level) for level in range(len(packing.degrees))]
+
+        def lacks_memory(most_deferred: int) -> bool:
+            deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in levels]
+            (needed,) = self._predictor.memory.intervals(deferring, layout, np.array([number]), sizes)
+            return needed.expected > self._usable
+
+        if lacks_memory(0):
+            return None
+        # Of 1, 2 and so on, as many as there is memory for.
+        return bisect_left(range(1, number), True, key=lacks_memory)
 
 
 def _layers(plan: Plan) -> int:
