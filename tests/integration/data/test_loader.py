@@ -223,6 +223,7 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetInd
         assert torch.equal(one.pixel_values, other.pixel_values)
 
 
+@pytest.mark.long
 def test_data_workers_without_room_in_shared_memory_end_with_what_to_do(example: Path, tmp_path: Path) -> None:
     try:
         none, little, without_workers = loaded(example, tmp_path, ("4k", 1), ("64k", 1), ("4k", 0))

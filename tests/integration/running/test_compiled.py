@@ -119,6 +119,7 @@ def test_both_kinds_of_layers_are_compiled_under_every_kind_of_plan(
 # --- trials ---
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it does itself
 def test_a_step_that_compiles_layers_is_run_again_and_not_timed(
     words: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -128,6 +128,7 @@ def test_an_example_has_the_losses_of_launch(script: str, ranks: int, world: Wor
     assert world.losses(PIPELINE, script, ranks) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_plain_loop_on_two_ranks_has_the_losses_of_launch(world: World, tmp_path: Path) -> None:
     assert world.losses(DATA, "plain_loop.py", 2) == pytest.approx(launched(world, DATA, tmp_path), rel=1e-5)
 

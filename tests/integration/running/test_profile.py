@@ -52,6 +52,7 @@ class NeverAnswers:
         raise Asked
 
 
+@pytest.mark.long
 def test_a_stored_profile_is_taken_and_one_of_another_form_measured_again(
     costs: LayerCosts, prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ class Hurried:
         return self._pool.ask(replace(request, task=task), timeout_seconds, on_wait, on_step)
 
 
+@pytest.mark.long
 def test_over_slow_links_small_exchanges_are_timed_and_a_warning_names_them(
     shallow: Path, pool: WarmPool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

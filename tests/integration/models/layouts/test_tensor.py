@@ -115,7 +115,8 @@ def test_layers_that_two_ranks_hold_have_the_plain_models_gradients(
     check(plan, prepared_of(shallow, tmp_path), pool, WITHIN)
 
 
-@pytest.mark.parametrize("plan", parameters(FOUR_RANKS, short=("small packs shared, recomputed, ZeRO 1",)))
+@pytest.mark.long
+@pytest.mark.parametrize("plan", FOUR_RANKS.values(), ids=FOUR_RANKS)
 def test_layers_cut_on_four_ranks_have_the_plain_models_gradients(
     plan: Plan, shallow: Path, four_ranks: WarmPool, tmp_path: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_adamw_has_the_same_losses_and_weights_while_the_tensor_degree_changes(
         assert torch.linalg.vector_norm(one[name] - other[name]) <= 1e-4 * torch.linalg.vector_norm(one[name]), name
 
 
+@pytest.mark.long
 def test_the_final_model_and_a_resumed_training_are_those_of_one_rank(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

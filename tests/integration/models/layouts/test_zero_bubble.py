@@ -133,7 +133,8 @@ def test_two_stages_have_the_loss_and_gradients_of_1f1b(
     check(plan, pool, tied, tmp_path, **sections)
 
 
-@pytest.mark.parametrize("plan", parameters(ON_FOUR, short=("four stages, fewer packs",)))
+@pytest.mark.long
+@pytest.mark.parametrize("plan", ON_FOUR.values(), ids=ON_FOUR)
 def test_so_have_four_ranks(plan: Plan, tied: Path, four_ranks: WarmPool, tmp_path: Path) -> None:
     check(plan, four_ranks, tied, tmp_path)
 

@@ -8,7 +8,6 @@ import pytest
 from tests.machines.own_ranks import on_ranks
 from tests.machines.rank_bytes import measured_bytes
 from tests.machines.update_peaks import peaks_of_step
-from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.engine import static_memory
@@ -44,14 +43,10 @@ def requests(cases: Sequence[tuple[str, Plan]], example: Path, folder: Path) -> 
     return files
 
 
-@pytest.mark.parametrize(
-    "cases", parameters({"a few": ((UPDATES[0], UPDATES[3]),), "all": (UPDATES,)}, short=("a few",))
-)
-def test_an_update_copies_no_more_gradients_than_a_bucket_has(
-    cases: Sequence[tuple[str, Plan]], wide_shallow: Path, tmp_path: Path
-) -> None:
-    for of_rank in on_ranks(peaks_of_step, requests(cases, wide_shallow, tmp_path), BUCKET):
-        for (_, plan), (_, further) in zip(cases, of_rank, strict=True):
+@pytest.mark.long
+def test_an_update_copies_no_more_gradients_than_a_bucket_has(wide_shallow: Path, tmp_path: Path) -> None:
+    for of_rank in on_ranks(peaks_of_step, requests(UPDATES, wide_shallow, tmp_path), BUCKET):
+        for (_, plan), (_, further) in zip(UPDATES, of_rank, strict=True):
             if plan.layout.whole_copies:
                 assert further <= 4 * 1000  # a norm of each parameter
             else:

@@ -9,7 +9,6 @@ import torch
 from tests.machines.built_stages import bytes_to_build
 from tests.machines.closed_engines import left_behind
 from tests.machines.own_ranks import on_ranks
-from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, variant_of
 from trials import wire
 from trials.model.paths import parameters_at
@@ -60,8 +59,9 @@ TRAINED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", parameters({"two ranks": 2, "four ranks": 4}, short=("two ranks",)))
-@pytest.mark.parametrize("trained", parameters(TRAINED, short=("whole",)))
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4], ids=["two ranks", "four ranks"])
+@pytest.mark.parametrize("trained", TRAINED.values(), ids=TRAINED)
 def test_a_rank_holds_one_whole_part_and_its_shares_while_its_stage_is_built(
     trained: dict[str, Any], ranks: int, wide: Path, tmp_path: Path
 ) -> None:

@@ -134,7 +134,7 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
             "layers cut, some recomputed": plan_of("12+8r12,3", tensor=2, zero=1),
             "shared, some recomputed": plan_of("12+8r12,3", data=2, zero=1, packing=replace(PACKED, sequence=2)),
         },
-        short=("levels", "some selectively"),
+        short=("levels",),
     ),
 )
 def test_predicted_bytes_of_every_stage_are_close_to_the_measured(

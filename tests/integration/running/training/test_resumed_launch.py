@@ -128,6 +128,7 @@ def resumed(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     return Resumed(output=output, results=results, last=last, judged=tuple(judged))
 
 
+@pytest.mark.long
 def test_the_end_of_a_launch_whose_agent_is_gone_is_recorded_by_the_next_one(resumed: Resumed) -> None:
     ends = [(each.status, each.steps) for each in resumed.results if each is not None]
     assert ends == [("interrupted", 3), ("interrupted", 3), ("finished", 4)]

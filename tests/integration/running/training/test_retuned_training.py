@@ -119,6 +119,7 @@ def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     assert "it is not tuned again, since the last search failed" in caplog.text
 
 
+@pytest.mark.long
 def test_a_request_to_stop_comes_before_the_search(shallow: Path, tmp_path: Path) -> None:
     too_fast = KnownPlan(plan=PLAN, speed=Speed(mean=1e9, error=0.0))
     heard: list[Event] = []

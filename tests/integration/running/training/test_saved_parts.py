@@ -124,6 +124,7 @@ def test_a_model_that_could_not_be_written_is_refused_before_the_first_step(
     assert not (prepared.job.training.output / PROGRESS_FILE).exists()
 
 
+@pytest.mark.long
 def test_a_training_whose_model_cannot_be_written_is_kept_and_ends_with_the_same_command(
     shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:

@@ -21,7 +21,6 @@ from autotune.training.silence import Silence
 from storage.store import open_store
 from tests.programs.processes import children, wait_for_the_end
 from tests.programs.users import JobFile
-from tests.values.parameters import parameters
 from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of, prepared_of, train
 from trials.run.pool import WarmPool
@@ -87,16 +86,15 @@ def launch_stopped_here(job: JobFile) -> tuple[int, str]:
     return answer.exit_code, answer.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stopped", "code"),
-    parameters(
-        {
-            "Ctrl-C in this process": (launch_stopped_here, 130),
-            "Ctrl-C": (partial(stopped_launch, send=to_agent), 130),
-            "scheduler": (partial(stopped_launch, send=to_every_process), 143),
-        },
-        short=("Ctrl-C in this process",),
-    ),
+    [
+        (launch_stopped_here, 130),
+        (partial(stopped_launch, send=to_agent), 130),
+        (partial(stopped_launch, send=to_every_process), 143),
+    ],
+    ids=["Ctrl-C in this process", "Ctrl-C", "scheduler"],
 )
 def test_a_stopped_training_goes_on_exactly(
     stopped: Callable[[JobFile], tuple[int, str]], code: int, shallow: Path, pool: WarmPool, tmp_path: Path
