@@ -1,4 +1,4 @@
-"""Tables as containers: Parquet, Arrow, CSV and folders that `save_to_disk` wrote."""
+"""Tables as containers: Parquet, Arrow and folders that `save_to_disk` wrote."""
 
 import sys
 from pathlib import Path
@@ -83,25 +83,12 @@ def test_a_table_that_has_changed_is_read_again(tmp_path: Path, dataset: Any) ->
     assert len(read_all(path)) == 4
 
 
-@pytest.mark.usefixtures("datasets")
-def test_cells_of_a_csv_file_are_texts(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_bytes(b'\xef\xbb\xbfinstruction,output\r\n"How many,\nand which?",4\r\nNA,\r\n')
-    assert values(read_all(path)) == [
-        {"instruction": "How many,\nand which?", "output": "4"},
-        {"instruction": "NA", "output": ""},
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("a.parquet", b""),
         ("a.parquet", b"PAR1 and no more"),
         ("a.arrow", b"ARROW1 and no more"),
-        ("a.csv", b""),
-        ("a.csv", b'a,b\n"1,2\n3,4,5\n'),
-        ("a.csv", b"\xff,\n1,2"),
         ("a.json", b"PAR1 as well"),
     ],
 )

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Protocol
 
 from trials import plugins
+from trials.data.containers.delimited import DELIMITERS
 from trials.data.records.file_chunk import BLOCK_BYTES, Chunk, Place, open_annotations
 from trials.data.records.record import MAX_RECORD_BYTES, Record, RecordError
 from trials.errors import DataError
 from trials.regular_file import LFS_POINTER
 
-_TABLE_SUFFIXES = {".parquet", ".arrow", ".csv"}
+_TABLE_SUFFIXES = {".parquet", ".arrow"}
 _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 _ARCHIVES = {
     "tar archive, as of WebDataset": (257, b"ustar"),
@@ -77,6 +78,8 @@ def recognise(path: Path) -> str:
                     f"annotation file {path} is a {name}, which cannot be read; extract it, or write its records as "
                     "JSON lines or Parquet"
                 )
+        if path.suffix.lower() in DELIMITERS:
+            return "delimited"
         if path.suffix.lower() in _TABLE_SUFFIXES or start.startswith(_TABLE_STARTS):
             return "table"
         if not start.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):

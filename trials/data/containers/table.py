@@ -1,10 +1,9 @@
-"""Tables: Parquet, Arrow and CSV files, and folders that `save_to_disk` wrote; one row a record.
+"""Tables: Parquet and Arrow files, and folders that `save_to_disk` wrote; one row a record.
 
-The `datasets` package reads them, and keeps a copy of Parquet and CSV files in its cache, from which any row can be
-read at once. Images come as they are stored: nothing is decoded.
+The `datasets` package reads them, and keeps a copy of the files in its cache, from which any row can be read at once.
+Images come as they are stored: nothing is decoded.
 """
 
-import csv
 import glob
 import hashlib
 import importlib
@@ -22,7 +21,6 @@ from trials.regular_file import check_regular
 
 # A choice: columns may hold images of some MB each, and the rows of a batch are in memory together.
 _BATCH_ROWS = 64
-_BUILDERS = {".csv": "csv", ".arrow": "arrow"}
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
@@ -110,14 +108,8 @@ def _opened(path: Path, _changed: int, _size: int) -> Any:
 
 
 def _loaded(datasets: ModuleType, path: Path) -> Any:
-    options: dict[str, Any] = {}
-    if path.suffix.lower() == ".csv":  # cells are texts: `12` and `NA` are answers like others
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            names = next(csv.reader(stream), [])
-        options = {"features": datasets.Features(dict.fromkeys(names, datasets.Value("string")))}
-        options |= {"keep_default_na": False, "encoding": "utf-8-sig"}
-    builder = _BUILDERS.get(path.suffix.lower(), "parquet")
-    return datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train", **options)
+    builder = "arrow" if path.suffix.lower() == ".arrow" else "parquet"
+    return datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train")
 
 
 def _import(name: str) -> ModuleType:

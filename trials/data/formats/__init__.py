@@ -137,7 +137,8 @@ def detect(path: Path, container: str) -> str:
         raise DataError(f"annotation file {path} looks like {' and '.join(found)}; {remedy}")
     first = looked_at[0]
     if isinstance(first, RecordError):
-        remedy = "write one JSON object on each line, or a list of them, in UTF-8"
+        is_json = container.startswith("json")
+        remedy = "write one JSON object on each line, or a list of them, in UTF-8" if is_json else "correct its rows"
         seen = f"its first record: {first}"
     else:
         keys = [*islice(first, _SHOWN_KEYS), *(["more"] if len(first) > _SHOWN_KEYS else [])]

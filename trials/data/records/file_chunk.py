@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 20
 """Bytes of one read where nothing needs more."""
 
 Place: TypeAlias = tuple[int, int]
-"""Where a record begins: byte or row, and line counted from 1. A table's line is its row + 1."""
+"""Where a record begins: byte or row, and line counted from 1. A line of a table other than CSV is its row + 1."""
 
 
 def where(path: Path, place: Place) -> str:
