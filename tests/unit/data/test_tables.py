@@ -1,5 +1,6 @@
 """Tables as containers: Parquet, Arrow and folders that `save_to_disk` wrote."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,16 @@ def test_a_table_that_has_changed_is_read_again(tmp_path: Path, dataset: Any) ->
     assert len(read_all(path)) == 10
     dataset.select(range(4)).to_parquet(path)
     assert len(read_all(path)) == 4
+
+
+def test_another_table_with_the_time_of_the_one_before_is_read(tmp_path: Path, dataset: Any) -> None:
+    path = tmp_path / "a.parquet"
+    dataset.select(range(4)).to_parquet(path)
+    assert len(read_all(path)) == 4
+    changed = path.stat().st_mtime_ns
+    dataset.to_parquet(path)
+    os.utime(path, ns=(changed, changed))  # as `cp -p` and `rsync -a` do
+    assert len(read_all(path)) == 10
 
 
 @pytest.mark.parametrize(

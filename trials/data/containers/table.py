@@ -89,27 +89,29 @@ def _table(path: Path) -> Any:
         raise DataError(
             f"{path} is a folder that `save_to_disk` did not write; list the files in it as separate sources"
         ) from error
-    return _opened(path, found.st_mtime_ns, found.st_size)
+    return _opened(path, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}")
 
 
 @lru_cache(maxsize=16)
-def _opened(path: Path, _changed: int, _size: int) -> Any:
+def _opened(path: Path, state: str) -> Any:
+    """Return the table; `state` differs once its file has changed."""
     datasets = _import("datasets")
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # DataError reports what goes wrong
     try:
         for file in path.iterdir() if path.is_dir() else ():
             check_regular(file)
-        table = datasets.load_from_disk(str(path)) if path.is_dir() else _loaded(datasets, path)
+        table = datasets.load_from_disk(str(path)) if path.is_dir() else _loaded(datasets, path, state)
     except Exception as error:  # the package lets through what its own readers raise, of any kind
         reason = " ".join(str(error.__cause__ or error).split())
         raise DataError(f"annotation file {path} cannot be read as a table: {reason}; write it again") from error
     return table.with_format("arrow")
 
 
-def _loaded(datasets: ModuleType, path: Path) -> Any:
+def _loaded(datasets: ModuleType, path: Path, state: str) -> Any:
     builder = "arrow" if path.suffix.lower() == ".arrow" else "parquet"
-    return datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train")
+    # The package knows a copy again by path and time, but `cp -p` and `rsync -a` put another file there with its time.
+    return datasets.load_dataset(builder, state, data_files=glob.escape(str(path)), split="train")
 
 
 def _import(name: str) -> ModuleType:
