@@ -52,6 +52,7 @@ def sample(record: Record, columns: Columns, root: Path) -> Sample:
     videos = videos_of(watched, columns.videos, root)
     found = placed(said, images_of(watched, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
     check(record, columns, found)
+    _check_answers(found)
     return replace(found, unused=(*found.unused, *watched.unused()))
 
 
@@ -69,6 +70,16 @@ def _check_whole(record: Record, columns: Columns) -> None:
         )
     if _switched(record, "the record") is False:
         raise RecordError("the record says that the loss does not count it; leave it out")
+
+
+def _check_answers(found: Sample) -> None:
+    """Raise RecordError for an answer without a character, of which a model would learn to say nothing."""
+    for number, turn in enumerate(found.turns, 1):
+        if turn.role == "assistant" and turn.is_learnt and not turn.text.strip():
+            raise RecordError(
+                f"the assistant turn, {number} of all, is empty, so that the model would learn to end its answer at "
+                "once; write the answer, leave the record out, or set `loss` of the turn to false"
+            )
 
 
 # --- a list of turns ---
