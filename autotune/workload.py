@@ -225,7 +225,6 @@ def _read_held_out(
     data = job.data.model_copy(update={"sources": job.evaluation.sources})
     held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
-    profile(held_out)  # raises where no sample is shown
     if len(rows := trained_on(training, job.training.seed, held_out)):
         _log.warning(
             "%d of the %d samples of evaluation.sources are also in data.sources, %s among them: the evaluation loss "

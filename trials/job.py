@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from trials.hardware_section import HardwareSection
-from trials.sampling import PATTERN
+from trials.sampling import MOST_REPEATS, PATTERN
 from trials.section import Seconds, Section
 from trials.workload import Part
 
@@ -43,12 +43,13 @@ class Source(Section):
     """Folder that image names are relative to; the annotation file's folder when absent."""
     format: str = "auto"
     """Format of the records, such as llava or messages; `auto` detects it from the content."""
-    repeat: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    repeat: Annotated[float, Field(gt=0, le=MOST_REPEATS)] = 1.0
     """How often an epoch shows each sample; 0.5 shows a fixed random half."""
     names: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Entries of a mixture file to use, `name%50` for a random half of one; all of them when absent."""
     sampling: Annotated[str, Field(pattern=PATTERN)] = "all"
-    """Which usable samples of each file take part: all, first:N, end:N or random:N, N a count or a percentage."""
+    """Which usable samples of each file take part: all, first:N, end:N or random:N, N a count or a percentage; or
+    exactly:N, N samples an epoch, of which a smaller file shows some several times."""
 
 
 class DataSection(Section):

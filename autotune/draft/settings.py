@@ -123,14 +123,14 @@ def _data(given: Given, draft: Draft) -> None:
 
 
 def _source(path: str, images: str | None) -> dict[str, Any]:
-    # ms-swift takes a number of samples after the name, Qwen-VL a percentage.
+    # ms-swift takes a number of samples after the name, which a smaller file shows several times; Qwen-VL a percentage.
     part = re.fullmatch(r"(.+?)(?:#(\d+)|%(\d+))", path)
     file, number, percent = part.groups() if part else (path, None, None)
     source: dict[str, Any] = {"path": _local(file)}
     if images:
         source["images"] = images
     if part:
-        source["sampling"] = f"random:{number or f'{percent}%'}"
+        source["sampling"] = f"exactly:{number}" if number else f"random:{percent}%"
     return source
 
 

@@ -90,13 +90,6 @@ def test_a_job_with_an_impossible_name_or_shape_is_refused(
 
 
 @pytest.mark.usefixtures("home")
-def test_repeats_that_leave_no_sample_are_refused(job: JobFile, example: Path) -> None:
-    source = {"path": str(example / "data" / "train.jsonl"), "repeat": 0.001}
-    code, message = refusal("pack", job.spoil(data__sources=[source]))
-    assert (code, "raise `repeat` of the sources" in message) == (1, True), message
-
-
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("command", "place", "code", "expected"),
     [

@@ -10,13 +10,14 @@ from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
 from trials.data.neutral import neutrality
 from trials.plan import Padded
+from trials.sampling import rounded_up
 
 
 def count_epoch(epoch: Epoch) -> EpochCount:
     """Count the samples of every step, as the ranks get them.
 
     A sample with repeat 1.3 has to be there once or twice, and all samples of its file together 1.3 times their number,
-    rounded.
+    rounded up.
     """
     index = epoch.index
     digest, held = hashlib.sha256(), []
@@ -64,10 +65,5 @@ def _wrong(index: DatasetIndex, shown: Ints, left_out: np.ndarray[tuple[int], np
     for number, file in enumerate(index.files):
         of_file = index.file == number
         if not left_out[of_file].any():
-            wrong = max(wrong, abs(int(shown[of_file].sum()) - _rounded(file.repeat, int(of_file.sum()))))
+            wrong = max(wrong, abs(int(shown[of_file].sum()) - rounded_up(file.repeat, int(of_file.sum()))))
     return wrong
-
-
-def _rounded(repeat: float, samples: int) -> int:
-    whole, part = divmod(repeat, 1)
-    return int(whole) * samples + round(part * samples)

@@ -17,6 +17,7 @@ from trials.data.kept.files import KeptTokens, TokenFile
 from trials.data.records.file_chunk import where
 from trials.data.records.sample import Lengths, Sample
 from trials.errors import DataError, WireError
+from trials.sampling import rounded_up
 from trials.whole_file import whole_file
 from trials.workload import DataProfile
 
@@ -62,8 +63,10 @@ class DatasetIndex:
 
     @property
     def repeats(self) -> NDArray[np.float64]:
-        """How often an epoch shows each sample, [samples]."""
-        return np.array([file.repeat for file in self.files], dtype=np.float64)[self.file]
+        """How often an epoch shows each sample, [samples]; a random part of a file counts by its expectation."""
+        samples = np.bincount(self.file, minlength=len(self.files))
+        shown = [rounded_up(file.repeat, int(count)) for file, count in zip(self.files, samples, strict=True)]
+        return (np.array(shown, dtype=np.float64) / np.maximum(samples, 1))[self.file]
 
     @property
     def digest(self) -> str:
@@ -151,16 +154,10 @@ class DatasetIndex:
 
 
 def profile(index: DatasetIndex) -> DataProfile:
-    """Describe the epoch's lengths; a random part counts by its expectation, so that no seed matters.
-
-    Raise DataError where the repeats leave an epoch without samples.
-    """
+    """Describe the epoch's lengths; a random part counts by its expectation, so that no seed matters."""
     units, tokens, repeats = index.vision_units, index.text_tokens, index.repeats
-    samples = float(repeats.sum())
-    if round(samples) < 1:
-        raise DataError(f"an epoch of {samples:.3g} samples trains on nothing; raise `repeat` of the sources")
     return DataProfile(
-        samples=round(samples),
+        samples=round(float(repeats.sum())),
         text_only_samples=round(float(repeats[units == 0].sum())),
         vision_units=round(float(repeats @ units)),
         text_tokens=round(float(repeats @ tokens)),
@@ -182,5 +179,8 @@ def median_text_tokens(index: DatasetIndex) -> int:
 def _histogram(units: Ints, tokens: Ints, repeats: NDArray[np.float64]) -> tuple[tuple[int, int, int], ...]:
     rounded = -(-tokens // _BIN_TOKENS) * _BIN_TOKENS
     bins, bin_of_row = np.unique(np.stack([units, rounded], axis=1), axis=0, return_inverse=True)
-    counts = np.rint(np.bincount(bin_of_row, weights=repeats)).astype(np.int64)
+    shown = np.bincount(bin_of_row, weights=repeats)
+    counts = np.floor(shown).astype(np.int64)
+    # Bins have whole samples, and together those of the epoch: what is left goes to the largest parts of samples.
+    counts[np.argsort(counts - shown, kind="stable")[: round(float(shown.sum())) - int(counts.sum())]] += 1
     return tuple((int(u), int(t), int(count)) for (u, t), count in zip(bins, counts, strict=True) if count)

@@ -23,7 +23,7 @@ from trials.data.records.sample import BadLine, Measurer
 from trials.data.records.watched import METADATA
 from trials.errors import DataError
 from trials.job import DataSection
-from trials.sampling import taken
+from trials.sampling import MOST_REPEATS, taken
 from trials.units import number_of
 
 LISTED = 1000
@@ -248,12 +248,20 @@ class _Tally:
 
 
 def _sampled(index: DatasetIndex) -> DatasetIndex:
-    """Return the index after each file's `sampling`, which counts usable samples."""
+    """Return the index after each file's `sampling`, which counts usable samples.
+
+    Raise DataError for a count that shows each of them too often.
+    """
     keep = np.zeros(len(index), dtype=np.bool_)
     files = []
     for number, file in enumerate(index.files):
         rows = np.flatnonzero(index.file == number)
         chosen, share = taken(file.sampling, len(rows))
+        if share > MOST_REPEATS:
+            raise DataError(
+                f"annotation file {file.path} has {number_of(len(rows), 'usable sample')}, and its sampling is "
+                f"{file.sampling}, which shows each more than {MOST_REPEATS} times; write a lower count"
+            )
         keep[rows[chosen]] = True
         files.append(replace(file, repeat=file.repeat * share))
     return replace(index.keep(keep), files=tuple(files))

@@ -86,7 +86,7 @@ def build_packs(index: DatasetIndex, order: Ints, packing: Packing, seed: int, o
     Raise DataError for an over-size sample under `oversize: fail`, and when there is nothing to pack.
     """
     if not len(order):
-        raise DataError("the epoch contains no sample; raise `repeat` under data.sources")
+        raise DataError("the epoch contains no sample; give more of them under data.sources")
     match packing:
         case Padded(samples=size):
             starts = np.append(np.arange(0, len(order), size, dtype=np.int64), len(order))

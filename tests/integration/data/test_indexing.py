@@ -233,6 +233,8 @@ def test_a_conversation_without_a_model_has_no_lengths(folder: Path) -> None:
         ("end:50%", [4, 5], 3.0),
         ("random:1", [1, 3, 4, 5], 0.75),
         ("random:9", [1, 3, 4, 5], 3.0),
+        ("exactly:1", [1, 3, 4, 5], 0.75),
+        ("exactly:9", [1, 3, 4, 5], 6.75),
         ("all", [1, 3, 4, 5], 3.0),
     ],
 )
@@ -244,6 +246,13 @@ def test_sampling_counts_usable_samples(
     assert (index.line.tolist(), report.records, report.bad) == (lines, 5, 1)
     assert index.repeats.tolist() == [repeat] * len(lines)
     assert index.record.tolist() == [line - 1 for line in lines]
+
+
+def test_a_sampling_that_shows_samples_too_often_is_refused(folder: Path, encoder: Encoder) -> None:
+    with pytest.raises(
+        DataError, match="has 2 usable samples, and its sampling is exactly:2001, which shows each more"
+    ):
+        index_lines(folder, encoder, GOOD, GOOD, sources=[{"path": "a.jsonl", "sampling": "exactly:2001"}])
 
 
 def test_the_example_has_samples_of_every_kind(example: Path) -> None:

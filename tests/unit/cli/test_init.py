@@ -283,7 +283,7 @@ def test_the_learning_rate_of_a_frozen_part_is_left_out() -> None:
 def test_a_script_of_ms_swift_becomes_a_job(folder: Path) -> None:
     job, notes = converted("train.sh", SWIFT, "--devices", "2")
     assert [(source.path.name, source.sampling) for source in job.data.sources] == [
-        ("train.jsonl", "random:500"),
+        ("train.jsonl", "exactly:500"),
         ("more.jsonl", "all"),
     ]
     assert job.evaluation.sources is not None

@@ -84,6 +84,13 @@ def test_the_profile_counts_what_an_epoch_shows() -> None:
     assert found.lengths_digest == index.digest
 
 
+@given(lengths, st.sampled_from([0.001, 0.3, 1.0, 1.4, 2.0]))
+def test_the_histogram_and_an_epoch_have_as_many_samples(rows: list[tuple[int, int]], repeat: float) -> None:
+    index = index_of(rows, repeats=(repeat,))
+    found = profile(index)
+    assert sum(count for *_, count in found.histogram) == found.samples == len(epoch_order(index, 0, 0)) > 0
+
+
 @given(lengths, st.sampled_from([1.0, 2.0, 3.0]))
 def test_the_histogram_holds_every_shown_sample(rows: list[tuple[int, int]], repeat: float) -> None:
     index = index_of(rows, repeats=(repeat,))

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.values.data import index_of, lengths
 from trials import plugins
-from trials.data.index import DatasetIndex
+from trials.data.index import DatasetIndex, profile
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS, isf
 from trials.data.packs import Oversize, build_packs
@@ -178,7 +179,18 @@ def test_an_epoch_shows_each_sample_as_often_as_its_repeat(count: int, seed: int
     assert [set(times.tolist()) for times in (by_file[0], by_file[3])] == [{2}, {1}]
     assert set(by_file[1].tolist()) <= {0, 1}
     assert set(by_file[2].tolist()) <= {1, 2}
-    assert [times.sum() for times in by_file] == [2 * count, round(count / 2), count + round(count / 4), count]
+    assert [times.sum() for times in by_file] == [
+        *(2 * count, math.ceil(count / 2), count + math.ceil(count / 4), count)
+    ]
+    assert index.repeats.sum() == pytest.approx(times.sum())
+
+
+@pytest.mark.parametrize(
+    ("repeat", "samples", "shown"), [(0.5, 1, 1), (0.4, 1, 1), (1.3, 10, 13), (1000.001, 1000, 1000001), (3 / 7, 7, 3)]
+)
+def test_a_part_of_a_repeat_is_rounded_up(repeat: float, samples: int, shown: int) -> None:
+    index = index_of([(1, 1)] * samples, repeats=(repeat,))
+    assert len(epoch_order(index, 0, 0)) == profile(index).samples == shown
 
 
 def test_the_random_part_of_a_repeat_depends_on_the_seed_and_not_on_the_epoch() -> None:
@@ -190,6 +202,6 @@ def test_the_random_part_of_a_repeat_depends_on_the_seed_and_not_on_the_epoch() 
 
 
 def test_an_epoch_without_samples_is_refused() -> None:
-    index = index_of([(1, 1)], repeats=(0.1,))
-    with pytest.raises(DataError, match="the epoch contains no sample; raise `repeat`"):
-        build_packs(index, epoch_order(index, 0, 0), Padded(samples=2), 0, "fail")
+    index = index_of([(1, 1)])
+    with pytest.raises(DataError, match="the epoch contains no sample; give more of them"):
+        build_packs(index, np.zeros(0, dtype=np.int64), Padded(samples=2), 0, "fail")

@@ -14,10 +14,8 @@ from trials.data.records.columns import Columns
 from trials.data.records.file_chunk import open_annotations
 from trials.data.records.record import MAX_RECORD_BYTES, RecordError, parse
 from trials.errors import DataError
-from trials.sampling import PATTERN
+from trials.sampling import MOST_REPEATS, PATTERN
 
-# A choice: larger numbers are a mistake, such as a count of samples, and an epoch would have as many of each.
-_MOST_REPEATS = 1000
 # A choice: lists of data sets have some KiB, and YAML is slow to parse.
 _MAX_YAML_BYTES = 1 << 20
 _SHARE = re.compile(r"(.+)%(\d+)")
@@ -72,9 +70,9 @@ class Listing:
         root = self.images / self.text(images, "") if images else self.images
         path = self.file.parent / self.text(file)
         repeat = self.values.get(_REPEATS, 1)
-        if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= _MOST_REPEATS:
+        if isinstance(repeat, bool) or not isinstance(repeat, int | float) or not 0 < repeat <= MOST_REPEATS:
             raise DataError(
-                f"{self.where}: `{_REPEATS}` is {repr(repeat)[:40]}; write a number above 0, at most {_MOST_REPEATS}"
+                f"{self.where}: `{_REPEATS}` is {repr(repeat)[:40]}; write a number above 0, at most {MOST_REPEATS}"
             )
         return Entry(path=path, images=root, repeat=float(repeat))
 
@@ -144,8 +142,8 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
         entry = replace(entry, sampling=f"random:{share[2]}%")
     if not re.fullmatch(PATTERN, entry.sampling):
         raise DataError(
-            f"{where}: the sampling is {entry.sampling!r}; write all, first:N, end:N or random:N, where N is a "
-            "count or a percentage such as 25%"
+            f"{where}: the sampling is {entry.sampling!r}; write all, exactly:N, first:N, end:N or random:N, "
+            "where N is a count, or a percentage such as 25% with the last three"
         )
     return entry
 

@@ -61,7 +61,7 @@ def entry(listing: Listing) -> Entry:
     count = values.get("num_samples")
     return replace(
         listing.entry("file_name"),
-        sampling="all" if count is None else f"random:{count}",
+        sampling="all" if count is None else f"exactly:{count}",
         columns=_columns(listing, columns, tags),
     )
 

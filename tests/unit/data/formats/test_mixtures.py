@@ -223,7 +223,7 @@ def test_a_registry_of_qwen_lists_files_and_takes_shares_of_them(folder: Path) -
     first, second = expand(folder / "registry.json", registry, names=["a%50", "b%5"])
     assert (first.format, first.images, first.sampling) == ("qwen", folder / "pictures", "random:50%")
     assert (second.path, second.images, second.sampling) == (folder / "b.jsonl", folder, "all")
-    with pytest.raises(DataError, match="the sampling is 'random:0%'; write all, first:N"):
+    with pytest.raises(DataError, match="the sampling is 'random:0%'; write all, exactly:N, first:N"):
         expand(folder / "registry.json", registry, names=["a%0"])
     with pytest.raises(DataError, match='"c" is not listed; `names` of this source can be: a, b%5'):
         expand(folder / "registry.json", registry, names=["c%50"])
@@ -310,7 +310,7 @@ def test_a_dataset_info_names_columns_and_sides(folder: Path) -> None:
     good, bad = conversations(chat)
     assert good == ["s", "<image>q", "r"]
     assert "1 <image> but the record names 0 images" in bad
-    assert alpaca.sampling == "random:7"
+    assert alpaca.sampling == "exactly:7"
     assert conversations(alpaca) == [["s", "q", "r"]]
     assert conversations(plain) == [["q\nm", "r"]]
     listed = (chat, alpaca, plain)
@@ -327,7 +327,7 @@ def test_a_dataset_info_names_columns_and_sides(folder: Path) -> None:
         ({"formatting": "chatml"}, "`formatting` is 'chatml'; write alpaca, sharegpt or openai"),
         ({"columns": ["messages"]}, "`columns` is .*; write an object of names"),
         ({"tags": {"role_tag": 3}}, "`tags` is"),
-        ({"num_samples": -1}, "the sampling is 'random:-1'"),
+        ({"num_samples": -1}, "the sampling is 'exactly:-1'"),
         ({"file_name": None}, "`file_name` is None"),
         ({"script_url": "code.py"}, "`script_url` is not fetched or run"),
     ],
@@ -362,7 +362,7 @@ def test_names_of_a_file_that_is_no_mixture_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", ["some", "first:0", "random:101%", "end:", "all:5", "first:5 ", "random:0%", "first:0.0%"]
+    "sampling", ["some", "first:0", "random:101%", "end:", "all:5", "first:5 ", "random:0%", "first:0.0%", "exactly:5%"]
 )
 def test_a_sampling_that_means_nothing_is_refused(sampling: str) -> None:
     with pytest.raises(ValidationError):
@@ -380,6 +380,8 @@ def test_a_sampling_that_means_nothing_is_refused(sampling: str) -> None:
         ("random:3", "0123456789", 0.3),
         ("random:25%", "0123456789", 0.3),
         ("random:100", "0123456789", 1.0),
+        ("exactly:3", "0123456789", 0.3),
+        ("exactly:25", "0123456789", 2.5),
     ],
 )
 def test_a_sampling_takes_a_part(sampling: str, shown: str, share: float) -> None:
