@@ -46,6 +46,9 @@ def parts(*content: dict[str, Any]) -> dict[str, Any]:
         (filmed("<image>\nWhat?", video="a.mp4", data_source="x"), "llava", "<video>\nWhat?", ["a.mp4"]),
         (filmed("What?", video="a.mp4"), "llava", "<video>\nWhat?", ["a.mp4"]),
         (filmed("<video><video>", videos=[FRAMES, "a.mp4"]), "llama-factory", "<video><video>", [FRAMES, "a.mp4"]),
+        (filmed("<video>", videos=["a.gif"]), "qwen", "<video>", ["a.gif"]),
+        (filmed("<video><video>", videos=["a.gif", "b.GIF"]), "qwen", "<video><video>", ["a.gif", "b.GIF"]),
+        (filmed("<video>", videos=[["1.gif", "2.gif"]]), "qwen", "<video>", [["1.gif", "2.gif"]]),
         (filmed("A <video> of text"), "qwen", "A <video> of text", []),
         (parts({"type": "video", "video": "file:///x/a.mp4"}), "messages", "<video>", ["/x/a.mp4"]),
         (parts({"type": "video_url", "video_url": {"url": "a.mp4"}}), "messages", "<video>", ["a.mp4"]),
@@ -130,6 +133,19 @@ def test_hostile_folders_and_frames_are_refused(tmp_path: Path, monkeypatch: pyt
     Image.new("RGB", (5, 5)).save(tmp_path / "other.png")
     with pytest.raises(DataError, match="has 5 x 5 pixels, but the first one 12 x 8; make all frames of a video"):
         clip_of(Video(source=(folder / "frame0.png", tmp_path / "other.png")), image_size)
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_a_frame_that_is_a_video_itself_is_refused(tmp_path: Path, kind: str) -> None:
+    pictures = [Image.new("RGB", (12, 8), (60 * number, 0, 0)) for number in range(3)]
+    still, film = tmp_path / f"still.{kind}", tmp_path / f"film.{kind}"
+    pictures[0].save(still)
+    pictures[0].save(film, save_all=True, append_images=pictures[1:])
+    assert clip_of(Video(source=(still, still.read_bytes())), image_size).frames == 2
+    frames: tuple[Path | bytes, ...] = (film, film.read_bytes())
+    for frame in frames:
+        with pytest.raises(DataError, match="holds several pictures, of which the first alone would be shown; save it"):
+            clip_of(Video(source=(still, frame)), image_size)
 
 
 def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:

@@ -49,6 +49,12 @@ def image_pixels(image: Image) -> NDArray[np.uint8]:
         return on_white(_scaled_transparency(opened))
 
 
+def is_animated(image: Image) -> bool:
+    """Return whether it holds several pictures, of which pixels are read of the first. Raise what `image_size` does."""
+    with _opened(image, "has no readable header") as opened:
+        return bool(getattr(opened, "is_animated", False))
+
+
 @contextmanager
 def _opened(image: Image, failure: str) -> Iterator[Pillow.Image]:
     """Open an image that is whole by its end. Raise DataError; `failure` describes what Pillow raises."""

@@ -28,7 +28,8 @@ _CUTTING = (
 def videos_of(record: Record, keys: tuple[str, ...], root: Path) -> tuple[Video, ...]:
     """Return the record's videos, names being relative to `root`. An absent or empty key is none. Raise RecordError.
 
-    A list of names of images is the frames of one video, any other list holds one video in each entry.
+    A list of images is the frames of one video. Any other list holds one video in each entry, also a list of names of
+    GIF files, which are rarely frames.
     """
     used = [key for key in keys if not is_nothing(record.get(key))]
     if not used:
@@ -36,7 +37,7 @@ def videos_of(record: Record, keys: tuple[str, ...], root: Path) -> tuple[Video,
     if len(used) > 1:
         raise RecordError(f"videos are given under {' and '.join(f'`{key}`' for key in used)}; keep one")
     value, what = record[used[0]], f"`{used[0]}`"
-    several = value if isinstance(value, list) and not _are_frames(value) else [value]
+    several = value if isinstance(value, list) and (_are_gifs(value) or not _are_frames(value)) else [value]
     return tuple(video_of(each, what, root) for each in several)
 
 
@@ -66,6 +67,10 @@ def video_of(value: object, what: str, root: Path) -> Video:
 
 def _are_frames(values: list[Any]) -> bool:
     return bool(values) and all(_is_frame(value) for value in values)
+
+
+def _are_gifs(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and PurePath(value).suffix.lower() == ".gif" for value in values)
 
 
 def _is_frame(value: object) -> bool:

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials.data.records import video_file
-from trials.data.records.images import image_pixels
+from trials.data.records.images import image_pixels, is_animated
 from trials.data.records.sample import Clip, Image, Video
 from trials.data.records.video_references import IMAGE_SUFFIXES, MOST_FRAMES
 from trials.errors import DataError, shown_name
 
+_MOVING_SUFFIXES, _MOVING_STARTS = (".gif", ".webp"), (b"GIF8", b"RIFF")
+"""Ends of the names of images that may hold several pictures, and their first bytes."""
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -48,21 +50,35 @@ def frames_of(video: Video) -> tuple[Image, ...] | None:
 def clip_of(video: Video, size_of: Callable[[Image], tuple[int, int]]) -> Clip:
     """Return what headers say of a video; `size_of` returns (height, width) of a frame that is an image.
 
-    Raise DataError for a video that cannot be read, and for frames of several sizes.
+    Raise DataError for a video that cannot be read, for frames of several sizes, and for a frame that is animated.
     """
     frames = frames_of(video)
     if frames is None:
         assert isinstance(video.source, Path)
         return video_file.clip_of(video.source, video.fps)
     size = size_of(frames[0])
-    for frame in frames[1:]:
+    for frame in frames:
         if (other := size_of(frame)) != size:
-            which = shown_name(frame) if isinstance(frame, Path) else "in the record"
             raise DataError(
-                f"frame {which} of a video has {other[1]} x {other[0]} pixels, but the first one {size[1]} x "
-                f"{size[0]}; make all frames of a video equally large"
+                f"{_frame(frame)} has {other[1]} x {other[0]} pixels, but the first one {size[1]} x {size[0]}; make "
+                "all frames of a video equally large"
+            )
+        if _may_move(frame) and is_animated(frame):
+            raise DataError(
+                f"{_frame(frame)} holds several pictures, of which the first alone would be shown; save it as a video, "
+                "such as MP4, and name that in its place"
             )
     return Clip(frames=len(frames), size=size, is_file=False, fps=video.fps)
+
+
+def _may_move(frame: Image) -> bool:
+    if isinstance(frame, bytes):
+        return frame.startswith(_MOVING_STARTS)
+    return frame.suffix.lower() in _MOVING_SUFFIXES
+
+
+def _frame(frame: Image) -> str:
+    return f"frame {shown_name(frame) if isinstance(frame, Path) else 'in the record'} of a video"
 
 
 def video_pixels(video: Video, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
