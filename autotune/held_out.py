@@ -17,12 +17,14 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
     """Return (the samples to train on, those of `evaluation.samples`, or None where it is not given).
 
     They are drawn with `evaluation.seed` from the samples of an epoch, each at most once. They depend only on the data
-    and this seed, so they are the same for every plan, training seed and resumed training. Raise
-    DataError when none is left to train on.
+    and this seed, so they are the same for every plan, training seed and resumed training. A record that several
+    sources name is one sample, and is left out of all of them. Raise DataError when none is left to train on.
     """
     if evaluation.samples is None:
         return index, None
+    record = _records(index)
     shown = np.unique(epoch_order(index, evaluation.seed, 0))
+    shown = shown[np.sort(np.unique(record[shown], return_index=True)[1])]
     wanted = evaluation.samples
     # Decimal, because 100 times the float 0.07 is above 7.
     count = math.ceil(Decimal(str(wanted)) * len(shown)) if wanted < 1 else int(wanted)
@@ -33,9 +35,16 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
         )
     # The 2 gives another random stream than the order's [seed, epoch] and the repeats' [seed, file, 1].
     chosen = np.random.default_rng([evaluation.seed, 0, 2]).permutation(shown)[:count]
-    is_held_out = np.zeros(len(index), dtype=np.bool_)
-    is_held_out[chosen] = True
-    return index.keep(~is_held_out), index.keep(is_held_out).each_once
+    return index.keep(~np.isin(record, record[chosen])), index.keep(np.sort(chosen)).each_once
+
+
+def _records(index: DatasetIndex) -> Ints:
+    """Return a number for each sample, equal for those of one record: the same place in the same file, [samples]."""
+    paths = {file.path: number for number, file in enumerate(index.files)}
+    if len(paths) == len(index.files):
+        return np.arange(len(index), dtype=np.int64)
+    path = np.array([paths[file.path] for file in index.files], dtype=np.int64)[index.file]
+    return np.unique(np.stack([path, index.offset]), axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def trained_on(training: DatasetIndex, seed: int, held_out: DatasetIndex) -> Ints:

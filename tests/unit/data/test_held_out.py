@@ -73,3 +73,16 @@ def test_only_samples_that_an_epoch_shows_are_held_out_or_count_as_trained_on() 
     assert set(records(held_out)) < shown
     once = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files))
     assert set(trained_on(index, 0, once)) == shown
+
+
+def test_a_record_that_two_sources_name_is_held_out_of_both() -> None:
+    once = index_of([(1, number) for number in range(1, 21)], [1.0, 1.0])
+    other = replace(once.files[1], path=once.files[0].path)
+    twice = replace(once, files=(once.files[0], other), offset=once.record % 10)
+    training, held_out = hold_out(twice, evaluation(3))
+    assert held_out is not None
+    assert (len(training), len(held_out)) == (14, 3)
+    assert not set(training.offset) & set(held_out.offset)
+    assert not len(trained_on(training, 0, held_out))
+    with pytest.raises(DataError, match=r"10 of the 10 samples of data\.sources leave none"):
+        hold_out(twice, evaluation(10))
