@@ -24,7 +24,7 @@ _DESCRIBING = frozenset({
 })  # fmt: skip
 """Words in the names of keys that describe a record, of published data sets."""
 _SETTING = frozenset({
-    "drop", "exclude", "max", "min", "pixels", "rate", "ratio", "repeat", "skip", "times",
+    "drop", "exclude", "max", "min", "pixels", "rate", "ratio", "repeat", "repeats", "skip", "times",
 })  # fmt: skip
 """Words in the names of keys that would change the training."""
 _LOSS = re.compile(r"ignore|label|learn|loss|mask|train|weight", re.IGNORECASE)
@@ -34,6 +34,11 @@ _CONTENT = frozenset({
     "response", "system", "text", "texts", "user", "value", "video", "videos",
 })  # fmt: skip
 """Names of keys that hold what is trained on, in one format or another."""
+_CONTENT_ENDS = _CONTENT | {
+    "answers", "captions", "context", "dialog", "dialogue", "history", "inputs", "instructions", "message", "outputs",
+    "prompts", "questions", "responses", "turns",
+}  # fmt: skip
+"""Last words in the names of keys that hold such content, as in `source_text`, which is no `text_source`."""
 # Choices: keys of one record in a message, and how deep chats nest images (message, content, part).
 _MOST_KINDS = 20
 _SHOWN_CHARACTERS = 60
@@ -101,7 +106,7 @@ class Watched(dict[str, Any]):
                         f"{name} holds an image, a video or a sound, which is not read there; name it under a key of "
                         "the record, such as `images`, or remove it"
                     )
-                is_metadata = len(each._level) < 2 and _describes(key) and not holds_media(value)
+                is_metadata = len(each._level) < 2 and _describes(key) and not _is_content(key, value)
                 if key == "split":  # a record of another split has to be seen
                     is_metadata = str(value).lower().startswith("train")
                 found[f"{METADATA if is_metadata else 'the key '}{name}"] = None
@@ -136,6 +141,13 @@ def holds_media(value: object, depth: int = _DEPTH) -> bool:
 def _describes(key: str) -> bool:
     words = set(_WORD.findall(key.lower()))
     return key.lower() not in _CONTENT and bool(words & _DESCRIBING) and not (words & _SETTING or speaks_of_loss(key))
+
+
+def _is_content(key: str, value: object) -> bool:
+    """Return whether a value is media, or by the last word of its key a text, question or answer; no number is one."""
+    return holds_media(value) or (
+        _WORD.findall(key.lower())[-1] in _CONTENT_ENDS and not isinstance(value, int | float)
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -135,6 +135,24 @@ def test_keys_are_named_once_with_their_level_and_few_of_them(tmp_path: Path) ->
     assert counts["other keys"][0] == 50
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("task_instruction", "conversation_history", "previous_turns", "question_context", "language_instruction"),
+        *("format_instruction", "source_text", "item_text", "num_repeats"),
+    ],
+)
+def test_a_key_of_text_that_was_not_read_is_no_metadata(key: str) -> None:
+    assert unused(**{key: "Be brief."}) == (f"the key `{key}`",)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("text_source", "x"), ("question_id", "q"), ("num_images", 2), ("num_turns", 3), ("topics", "x")]
+)
+def test_a_key_that_describes_text_is_metadata(key: str, value: object) -> None:
+    assert unused(**{key: value}) == (f"the metadata `{key}`",)
+
+
 def test_metadata_is_one_line_and_no_surprise(tmp_path: Path) -> None:
     lines = [record("q", "a", source="x", split="train", question_id=4), record("q", "a", emotion="sad")]
     write_records(tmp_path / "a.jsonl", *lines)
