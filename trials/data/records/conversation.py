@@ -9,10 +9,10 @@ from typing import Any
 from trials.data.records.census import check
 from trials.data.records.columns import Chat, Columns, Pairs
 from trials.data.records.image_options import options_of
-from trials.data.records.placement import Role, Said, placed
+from trials.data.records.placement import Said, placed
 from trials.data.records.record import Record, RecordError
 from trials.data.records.references import Picture, gives_image, images_of, is_unicode, picture_of
-from trials.data.records.sample import IMAGE, VIDEO, Sample, Video
+from trials.data.records.sample import IMAGE, VIDEO, Role, Sample, Video
 from trials.data.records.video_references import video_of, videos_of
 from trials.data.records.watched import Watched, is_nothing, speaks_of_loss
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 from trials.data.records.record import RecordError
 from trials.data.records.references import Picture, RecordImages
-from trials.data.records.sample import IMAGE, VIDEO, Sample, Turn, Video
+from trials.data.records.sample import IMAGE, VIDEO, Role, Sample, Turn, Video
 from trials.units import number_of
 
 AUDIO = "<audio>"
@@ -19,7 +19,6 @@ _OTHER_MARK = re.compile(
 # A choice: `<img>...</img>` may hold a whole base64 image.
 _SHOWN_CHARACTERS = 40
 
-Role: TypeAlias = Literal["system", "user", "assistant"]
 Medium = TypeVar("Medium", Picture, Video)
 
 

@@ -13,6 +13,7 @@ from trials.errors import DataError
 
 NO_GRIDS: Ints = np.zeros((0, 0), dtype=np.int64)
 """Grids of images where a family has none, [0, 0]."""
+Role: TypeAlias = Literal["system", "user", "assistant"]
 Image: TypeAlias = Path | bytes
 """A file, or the content of one."""
 
@@ -74,7 +75,7 @@ class Clip:
 class Turn:
     """One message; a user's text holds an `<image>` for each image that it shows, and a `<video>` for each video."""
 
-    role: Literal["system", "user", "assistant"]
+    role: Role
     text: str
     is_learnt: bool = True
     """Whether the loss counts it, if it is an answer; no other turn counts."""

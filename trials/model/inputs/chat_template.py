@@ -11,12 +11,16 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from trials.data.records.sample import IMAGE, VIDEO, Turn
+from trials.data.records.sample import IMAGE, VIDEO, Role, Turn
 from trials.errors import ModelError
 
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions of a template for a conversation that it does not support."""
-_PROBE = "Hello", "World"
+_PROBE = 'Is "it\'s" in C:\\?', 'Yes, "it\'s" in C:\\.'
+"""A question and its answer. Neither Python nor JSON writes them as they are, so that a template that prints a list of
+parts, instead of the text in it, does not show them."""
+_FORMS: tuple[frozenset[Role], ...] = (frozenset({"user", "assistant"}), frozenset({"user"}))
+"""Turns whose content templates want as lists of parts, besides that of the system; most for images want all so."""
 _TODAY = datetime(2025, 1, 1, tzinfo=UTC)
 """Date for templates that write today's, as Mistral 3's does. With another one a sample would have other tokens, and
 perhaps more of them, when it is read than when it was measured, or after a training was resumed."""
@@ -72,17 +76,22 @@ class ChatTemplate:
         self._image_tokens = image_tokens
         self._video_token = video
         self._ended: tuple[str, ...] = ()
-        self._in_parts = self._takes_parts()
-        self._system_in_parts = self._in_parts and self._takes_system_in_parts()
+        self._in_parts = self._turns_in_parts()
         if self._in_parts:
             self._ended = tuple(self._ended_marks())
 
     def rendered(
-        self, turns: tuple[Turn, ...], *, asks: bool = False, in_parts: bool | None = None, videos: bool = False
+        self,
+        turns: tuple[Turn, ...],
+        *,
+        asks: bool = False,
+        in_parts: Collection[Role] | None = None,
+        videos: bool = False,
     ) -> str:
         """Return the conversation as the chat template writes it; `asks` adds what begins the assistant's answer.
 
-        With `videos`, each `<video>` of a user's turn shows one.
+        With `videos`, each `<video>` of a user's turn shows one. `in_parts` are the roles whose content is given as
+        lists of parts; None for those of the template.
         """
         in_parts = self._in_parts if in_parts is None else in_parts
         messages = [{"role": turn.role, "content": self._content(turn, in_parts, videos)} for turn in turns]
@@ -112,8 +121,8 @@ class ChatTemplate:
         asked = Turn(role="user", text=IMAGE * len(self._image_tokens) + question)
         return asked, Turn(role="assistant", text=answer)
 
-    def _content(self, turn: Turn, in_parts: bool, videos: bool) -> str | list[dict[str, str]]:
-        if in_parts and (turn.role != "system" or self._system_in_parts):
+    def _content(self, turn: Turn, in_parts: Collection[Role], videos: bool) -> str | list[dict[str, str]]:
+        if turn.role in in_parts:
             return list(parts(replace(turn, text=once_ended(turn.text, self._ended)), videos=videos))
         text = turn.text
         for token in self._image_tokens if turn.role == "user" else ():
@@ -122,21 +131,30 @@ class ChatTemplate:
             text = text.replace(VIDEO, self._video_token)
         return text
 
-    def _takes_parts(self) -> bool:
-        """Return whether the template wants contents as lists of parts, as most for images do, or as texts."""
-        # A template for text alone may print a list of parts, as Python writes it.
-        for in_parts in (True, False) if self._image_tokens else (False,):
-            try:
-                text = self.rendered(self._probe(), in_parts=in_parts)
-            except REFUSALS:
-                continue
-            if all(text.count(each) == 1 for each in (*self._image_tokens, *_PROBE)):
-                return in_parts
+    def _turns_in_parts(self) -> frozenset[Role]:
+        """Return the roles whose content the template wants as lists of parts, and not as texts."""
+        probe = self._probe()
+        # A system prompt may be joined to a text, as in Pixtral's.
+        for roles in _FORMS if self._image_tokens else ():
+            if self._shows(probe, roles, self._image_tokens):
+                asked = Turn(role="system", text=_PROBE[1]), Turn(role="user", text=_PROBE[0])
+                with_system = roles | frozenset[Role]({"system"})
+                return with_system if self._shows(asked, with_system) else roles
+        if self._shows(probe, (), self._image_tokens):
+            return frozenset()
         shown = "".join(f"an image as {token} once, with " for token in self._image_tokens)
         raise ModelError(
             f"the chat template is missing or does not show {shown}the text of each turn once; save the model's own "
             "template with its tokenizer or processor"
         )
+
+    def _shows(self, turns: tuple[Turn, ...], in_parts: Collection[Role], tokens: Collection[str] = ()) -> bool:
+        """Return whether the template shows both texts of the probe, and each of `tokens`, once."""
+        try:
+            text = self.rendered(turns, in_parts=in_parts)
+        except REFUSALS:
+            return False
+        return all(text.count(each) == 1 for each in (*tokens, *_PROBE))
 
     def _ended_marks(self) -> Iterator[str]:
         """Yield the marks of a user's text behind which the template writes a line feed of its own."""
@@ -146,16 +164,6 @@ class ChatTemplate:
                 text = self.rendered((Turn(role="user", text=mark + _PROBE[0]),), videos=mark == VIDEO)
                 if token and f"{token}\n{_PROBE[0]}" in text:
                     yield mark
-
-    def _takes_system_in_parts(self) -> bool:
-        """Return whether the template wants a system prompt as the other turns; Pixtral's joins it to a text."""
-        self._system_in_parts = True
-        question, prompt = _PROBE
-        try:
-            text = self.rendered((Turn(role="system", text=prompt), Turn(role="user", text=question)))
-        except REFUSALS:
-            return False
-        return text.count(prompt) == 1
 
 
 def once_ended(text: str, marks: Collection[str]) -> str:

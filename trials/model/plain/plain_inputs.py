@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 
 from trials.arrays import Ints
 from trials.data.records.images import image_pixels
-from trials.data.records.sample import IGNORED, IMAGE, Encoded, Sample, Turn
+from trials.data.records.sample import IMAGE, Sample, Turn
 from trials.model.inputs.chat_template import chatml, default_template, once_ended
 from trials.model.inputs.preprocessing import load_tokenizer
 from trials.model.inputs.processor import load_processor
@@ -31,6 +31,10 @@ Message: TypeAlias = dict[str, Any]
 
 _STAND_IN = "4nsw3r{}st4nd1n"
 """Text in the place of an answer, which shows what the template writes around it."""
+_ROLES_IN_PARTS = ("system", "user", "assistant"), ("user", "assistant"), ("user",)
+"""Turns whose content a template may want as lists of parts."""
+_PRINTED = "{'type'", '{"type"'
+"""Beginnings of a part that is printed."""
 _TODAY = datetime(2025, 1, 1, tzinfo=UTC)
 """The date that templates get which write today's: samples must have the same tokens on every day."""
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -136,8 +140,11 @@ class PlainInputs:
         if self._of_text:
             return texts
         parts = list(self._in_parts(turns, images))
-        system = [text if text["role"] == "system" else part for text, part in zip(texts, parts, strict=True)]
-        return next((form for form in (parts, system) if self._shows(form, turns, len(images))), texts)
+        for roles in _ROLES_IN_PARTS:
+            form = [part if part["role"] in roles else text for text, part in zip(texts, parts, strict=True)]
+            if self._shows(form, turns, len(images)):
+                return form
+        return texts
 
     def _shows(self, messages: Sequence[Message], turns: Sequence[Turn], images: int) -> bool:
         """Return whether the template shows the texts of all turns, and each image, where it gets them in this form."""
@@ -147,8 +154,9 @@ class PlainInputs:
             return False
         pieces = [piece.strip() for turn in turns for piece in turn.text.split(IMAGE)]
         token = self._image_token
-        # A template for texts prints a list of parts as Python does.
-        return "{'type'" not in shown and _in_order(pieces, shown) and (not token or shown.count(token) == images)
+        # A template for texts prints a list of parts, as Python or JSON writes it.
+        printed = any(shown.count(mark) > sum(turn.text.count(mark) for turn in turns) for mark in _PRINTED)
+        return not printed and _in_order(pieces, shown) and (not token or shown.count(token) == images)
 
     @cached_property
     def _ends_images(self) -> bool:
@@ -249,8 +257,10 @@ class PlainInputs:
         if not answers:
             return []
         marks = [_STAND_IN.format(number) for number in range(len(answers))]
-        around = self._around(messages, dict(zip(answers, marks, strict=True)), images)
-        ended = self._around(messages[: answers[-1] + 1], dict(zip(answers, marks, strict=True)), images)
+        marked = dict(zip(answers, marks, strict=True))
+        around = ended = self._around(messages, marked, images)
+        if answers[-1] + 1 < len(messages):
+            ended = self._around(messages[: answers[-1] + 1], marked, images)
         if around is None or ended is None:
             return None
         # What asks for an answer; whatever stands behind it is written by the model.
@@ -309,36 +319,6 @@ class _Recorder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
-
-
-def difference(encoded: Encoded, expected: Expected, max_tokens: int | None) -> str | None:
-    """Describe the first token id or label that differs, None where all agree; `max_tokens` cuts what is expected."""
-    found, wanted = encoded.input_ids, expected.input_ids[:max_tokens]
-    if len(found) != len(wanted) or (found != wanted).any():
-        shared = min(len(found), len(wanted))
-        (places,) = np.nonzero(found[:shared] != wanted[:shared])
-        place = int(places[0]) if len(places) else shared
-        return (
-            f"token {place} is {_at(found, place)} instead of {_at(wanted, place)} ({len(found)} tokens instead of "
-            f"{len(wanted)})"
-        )
-    if expected.is_target is None:
-        return None
-    target, free = expected.is_target[:max_tokens], expected.is_free[:max_tokens]
-    labels = np.where(target, wanted, IGNORED)
-    may_be = free & ((encoded.labels == IGNORED) | (encoded.labels == wanted))
-    (places,) = np.nonzero((encoded.labels != labels) & ~may_be)
-    if not len(places):
-        return None
-    place = int(places[0])
-    return (
-        f"the label of token {place} is {_at(encoded.labels, place)} instead of {_at(labels, place)} "
-        f"({int((encoded.labels != IGNORED).sum())} targets instead of {int(target.sum())})"
-    )
-
-
-def _at(values: Ints, place: int) -> str:
-    return str(values[place]) if place < len(values) else "missing"
 
 
 def _images(sample: Sample) -> list[Image.Image]:

@@ -8,7 +8,8 @@ from trials.data.index import DatasetIndex
 from trials.data.records.sample import Encoder, Sample
 from trials.errors import DataError
 from trials.job import ModelSection
-from trials.model.plain.plain_inputs import Expected, PlainInputs, difference
+from trials.model.plain.differing import difference
+from trials.model.plain.plain_inputs import Expected, PlainInputs
 from trials.model.refusals.refusal import reason
 from trials.model.skeleton import load_config
 

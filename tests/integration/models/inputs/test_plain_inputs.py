@@ -18,7 +18,8 @@ from trials.errors import DataError
 from trials.model.family import load_family
 from trials.model.inputs import chat
 from trials.model.inputs.answers import find_answers
-from trials.model.plain.plain_inputs import PlainInputs, difference
+from trials.model.plain.differing import difference
+from trials.model.plain.plain_inputs import PlainInputs
 from trials.model.skeleton import load_config
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")

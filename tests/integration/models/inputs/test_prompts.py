@@ -24,7 +24,8 @@ from trials.data.records.sample import IGNORED, IMAGE, Encoded, Encoder, Sample,
 from trials.data.tokens import pack, unpack
 from trials.errors import DataError
 from trials.model.family import load_family
-from trials.model.plain.plain_inputs import PlainInputs, difference
+from trials.model.plain.differing import difference
+from trials.model.plain.plain_inputs import PlainInputs
 from trials.model.skeleton import load_config
 from trials.tasks.certifying import reference
 

@@ -1,0 +1,130 @@
+"""Contents of turns reach a chat template as it wants them: as lists of parts, as texts, or some turns as each."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from tests.contracts.test_families import TINY
+from trials import plugins
+from trials.data.records.sample import IGNORED, Encoder, Sample, Turn, Video
+from trials.model.family import load_family
+from trials.model.inputs.processor import load_processor
+from trials.model.plain.differing import difference
+from trials.model.plain.plain_inputs import PlainInputs
+from trials.model.skeleton import load_config
+
+GLM_4_1V = (
+    "[gMASK]<sop>\n{%- for msg in messages %}\n{%- if msg.role == 'system' %}\n<|system|>\n{{ msg.content }}\n"
+    "{%- elif msg.role == 'user' %}\n<|user|>{{ '\\n' }}\n{%- if msg.content is string %}\n{{ msg.content }}\n"
+    "{%- else %}\n{%- for item in msg.content %}\n{%- if item.type == 'video' or 'video' in item %}\n"
+    "<|begin_of_video|><|video|><|end_of_video|>\n{%- elif item.type == 'image' or 'image' in item %}\n"
+    "<|begin_of_image|><|image|><|end_of_image|>\n{%- elif item.type == 'text' %}\n{{ item.text }}\n{%- endif %}\n"
+    "{%- endfor %}\n{%- endif %}\n{%- elif msg.role == 'assistant' %}\n<|assistant|>\n{{ msg.content }}\n{%- endif %}\n"
+    "{%- endfor %}\n{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+"""In the form of the published one, which prints the content of all turns but the user's."""
+SYSTEM_AS_TEXT = (
+    "{% if messages[0]['role'] == 'system' %}<|im_start|>system\n{{ messages[0]['content'] }}<|im_end|>\n{% endif %}"
+    "{% for message in messages if message['role'] != 'system' %}<|im_start|>{{ message['role'] }}\n"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As that of Cohere's Command R7B treats a system prompt."""
+SYSTEM, QUESTION, ANSWER = (
+    Turn(role="system", text="Be brief."),
+    Turn(role="user", text="<image>What?"),
+    Turn(role="assistant", text="A cat."),
+)
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Path]:
+    """Save a tiny model of a family with a template, or with its own, and beside it an image and a video's frames."""
+
+    def saved(name: str, template: str | None) -> Path:
+        folder = tmp_path_factory.mktemp("forms") / "model"
+        plugins.load(TINY, name).make(folder)
+        if template:
+            (folder / "chat_template.jinja").write_text(template)
+        (folder.parent / "video").mkdir()
+        for path in ("a.png", "video/0.png", "video/1.png"):
+            Image.new("RGB", (56, 56), (40, 90, 140)).save(folder.parent / path)
+        return folder
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def glm(save: Callable[[str, str | None], Path]) -> Path:
+    return save("glm4v", GLM_4_1V)
+
+
+def said(folder: Path, *turns: Turn, videos: int = 0) -> Sample:
+    images = sum(turn.text.count("<image>") for turn in turns)
+    return Sample(
+        turns=turns,
+        images=(folder.parent / "a.png",) * images,
+        image_sizes=(None,) * images,
+        videos=(Video(source=folder.parent / "video"),) * videos,
+    )
+
+
+def encoder_of(folder: Path) -> Encoder:
+    return load_family(load_config(str(folder))).encoder(str(folder))
+
+
+def texts_of(folder: Path, sample: Sample) -> tuple[str, str]:
+    """Return the text of a sample's tokens, each run of image tokens as one, and that of its targets."""
+    encoded = encoder_of(folder).encode(sample, pixels=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    ids = encoded.input_ids
+    shown = tokenizer.convert_tokens_to_ids("<|image|>")
+    again = np.concatenate([[False], (ids[1:] == shown) & (ids[:-1] == shown)])
+    return tokenizer.decode(ids[~again]), tokenizer.decode(ids[encoded.labels != IGNORED])
+
+
+def test_a_template_that_prints_answers_gets_the_turns_of_the_user_alone_in_parts(glm: Path) -> None:
+    sample = said(glm, SYSTEM, QUESTION, ANSWER)
+    image = "<|begin_of_image|><|image|><|end_of_image|>"
+    assert texts_of(glm, sample) == (
+        f"[gMASK]<sop><|system|>\nBe brief.<|user|>\n{image}What?<|assistant|>\nA cat.",
+        "A cat.",
+    )
+    asked = [{"type": "image"}, {"type": "text", "text": "What?"}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "A cat."},
+    ]
+    config = load_config(str(glm))
+    processor = load_processor(str(glm), config, trust_remote_code=False)
+    text = processor.apply_chat_template(messages, tokenize=False)
+    (expected,) = processor(images=[[Image.open(sample.images[0])]], text=[text])["input_ids"]
+    encoded = encoder_of(glm).encode(sample, pixels=False)
+    assert encoded.input_ids.tolist() == list(expected)
+    plain = PlainInputs(str(glm), config, trust_remote_code=False)
+    for each in (sample, said(glm, Turn(role="user", text="What?"), ANSWER)):
+        assert difference(encoder_of(glm).encode(each, pixels=False), plain.expected(each), None) is None
+
+
+def test_an_answer_to_a_question_about_a_video_is_learnt_as_its_text(glm: Path) -> None:
+    text, learnt = texts_of(glm, said(glm, SYSTEM, Turn(role="user", text="<video>What?"), ANSWER, videos=1))
+    assert text.startswith("[gMASK]<sop><|system|>\nBe brief.<|user|>\n<|begin_of_video|>")
+    assert text.endswith("<|end_of_video|>What?<|assistant|>\nA cat.")
+    assert learnt == "A cat."
+
+
+@pytest.mark.parametrize("printed", ["{{ messages[0]['content'] }}", "{{ messages[0]['content'] | tojson }}"])
+def test_a_system_prompt_of_which_a_template_prints_the_parts_is_a_text(
+    save: Callable[[str, str | None], Path], printed: str
+) -> None:
+    folder = save("qwen2-5-vl", SYSTEM_AS_TEXT.replace("{{ messages[0]['content'] }}", printed))
+    text, _ = texts_of(folder, said(folder, SYSTEM, QUESTION, ANSWER))
+    shown = "Be brief." if "tojson" not in printed else '"Be brief."'
+    assert text.startswith(f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
