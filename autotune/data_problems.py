@@ -23,7 +23,8 @@ _SHOWN_LINES = 5
 _SHOWN_KINDS = 5
 """Kinds of unused things that have a finding each."""
 _COMPARED = 8
-"""Records of a data set whose ids and labels are compared with those of transformers: images are prepared for it."""
+"""Records of a data set whose ids and labels are compared with those of transformers, if it has no more kinds of them:
+images are prepared for it."""
 _LENGTHS = "lengths"
 """The format of files that hold lengths and no conversation."""
 
@@ -40,9 +41,15 @@ def check_sources(job: Job) -> None:
 
 
 def check_inputs(job: Job, index: DatasetIndex, encoder: Encoder) -> None:
-    """Raise DataError where ids or labels of some records are not what transformers makes of them."""
-    rows = np.unique(np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64))
-    _, faults = compare_inputs(job.model, index, encoder, rows.tolist())
+    """Raise DataError where ids or labels of some records are not what transformers makes of them.
+
+    They are the smallest of each kind, and some from all of the data.
+    """
+    by_size = np.lexsort((index.text_tokens, index.vision_units))
+    _, smallest = np.unique(index.kind[by_size], return_index=True)
+    spread = np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64)
+    rows = list(dict.fromkeys([*by_size[smallest].tolist(), *spread.tolist()]))[: max(_COMPARED, len(smallest))]
+    _, faults = compare_inputs(job.model, index, encoder, rows)
     if faults:
         raise DataError(
             f"{faults[0]}. Training on this would not be what the data says; please report it with the files of the "

@@ -225,6 +225,7 @@ def _read_held_out(
     data = job.data.model_copy(update={"sources": job.evaluation.sources})
     held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
+    check_inputs(job, held_out, encoder)
     if len(rows := trained_on(training, job.training.seed, held_out)):
         _log.warning(
             "%d of the %d samples of evaluation.sources are also in data.sources, %s among them: the evaluation loss "

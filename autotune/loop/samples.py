@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset
 
-from autotune.data_problems import model_findings, warn_of_bad_data
+from autotune.data_problems import check_inputs, check_sources, model_findings, warn_of_bad_data
 from autotune.folders import lengths_folder
 from autotune.held_out import hold_out
 from autotune.job_file import JobLike, as_job
@@ -49,11 +49,13 @@ class SampleDataset(Dataset[Encoded]):
     def __init__(self, job: JobLike) -> None:
         """Measure the lengths of samples that are not in the cache. Raise JobError, ModelError and DataError."""
         self.job = as_job(job)
+        check_sources(self.job)
         self.encoder = load_encoder(self.job.model, self.job.data)
         self.weights = cost_weights(model_shape(self.job.model, self.job.training), self.job.training)
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
         warn_of(model_findings(self.encoder, self.job.model))
+        check_inputs(self.job, index, self.encoder)
         self.index, _ = hold_out(index, self.job.evaluation)
         self.records = report.records
 

@@ -175,6 +175,7 @@ def drawn_index(data: DataProfile, most: int) -> DatasetIndex:
         offset=numbers.astype(np.int64),
         line=(numbers + 1).astype(np.int32),
         record=numbers.astype(np.int64),
+        kind=np.zeros(count, dtype=np.int8),
         vision_units=units[bins].astype(np.int32),
         text_tokens=drawn,
         target_tokens=np.clip(targets, 1, drawn).astype(np.int32),

@@ -79,6 +79,7 @@ def index_of(units: Ints, tokens: Ints, targets: Ints | None = None, source: Int
         offset=rows,
         line=rows.astype(np.int32),
         record=rows,
+        kind=np.zeros(len(rows), dtype=np.int8),
         vision_units=units.astype(np.int32),
         text_tokens=tokens.astype(np.int32),
         target_tokens=np.maximum(1, tokens if targets is None else targets).astype(np.int32),

@@ -108,7 +108,7 @@ def index_of(header: Header) -> DatasetIndex:
     if not header.weights.target:  # recorded when the head ran on all tokens
         targets = tokens
     numbers = np.arange(len(units))
-    columns = {**dict.fromkeys(COLUMNS, numbers), "file": np.zeros_like(numbers)}
+    columns = {**dict.fromkeys(COLUMNS, numbers), **dict.fromkeys(("file", "kind"), np.zeros_like(numbers))}
     columns |= {"vision_units": units, "text_tokens": tokens, "target_tokens": targets}
     nowhere = AnnotationFile(path=Path("/nowhere"), images=Path("/nowhere"), format="internvl", repeat=1.0)
     typed: dict[str, Any] = {name: columns[name].astype(kind) for name, kind in COLUMNS.items()}

@@ -38,6 +38,7 @@ def index_of(rows: Sequence[tuple[int, int]], repeats: Sequence[float] = (1.0,))
         offset=numbers.astype(np.int64),
         line=(numbers + 1).astype(np.int32),
         record=numbers.astype(np.int64),
+        kind=np.zeros(len(rows), dtype=np.int8),
         vision_units=units,
         text_tokens=tokens,
         target_tokens=(tokens + 1) // 2,

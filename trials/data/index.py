@@ -26,13 +26,14 @@ COLUMNS = {
     "offset": np.int64,
     "line": np.int32,
     "record": np.int64,
+    "kind": np.int8,
     "vision_units": np.int32,
     "text_tokens": np.int32,
     "target_tokens": np.int32,
 }
 """Type of each column of a DatasetIndex."""
 _KEPT_FILES, _KEPT_PLACES = "kept_files", "kept_places"
-_LAYOUT = 3
+_LAYOUT = 4
 """Raised when saved indexes of before can no longer be read."""
 # A choice: finer bins make the stored histogram larger, coarser ones hide how packs fill.
 _BIN_TOKENS = 64
@@ -51,6 +52,8 @@ class DatasetIndex:
     """Counted from 1."""
     record: NDArray[np.int64]
     """Position in the input: counted from 0 over the records of all files, unusable ones included."""
+    kind: NDArray[np.int8]
+    """The `Kind` of each sample; 0 where only its lengths are known."""
     vision_units: NDArray[np.int32]
     text_tokens: NDArray[np.int32]
     """Image tokens included."""

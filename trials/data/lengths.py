@@ -20,7 +20,7 @@ from trials.errors import DataError, in_one_line
 
 TOKENS = "tokens"
 """Column of the place of a sample's sealed tokens, -1 for none."""
-COLUMNS = ("offset", "line", "record", "vision_units", "text_tokens", "target_tokens", TOKENS)
+COLUMNS = ("offset", "line", "record", "kind", "vision_units", "text_tokens", "target_tokens", TOKENS)
 # A choice: keys may be ids, of which each record has another.
 MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
@@ -115,7 +115,8 @@ class _Work:
         else:
             lengths = found.lengths
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)
-            self.rows.append((offset, line, self.records, *sizes, len(self.tokens) if found.tokens else -1))
+            kind = record.kind if isinstance(record, Sample) else 0
+            self.rows.append((offset, line, self.records, kind, *sizes, len(self.tokens) if found.tokens else -1))
             if found.tokens:
                 self.tokens += framed(found.tokens)
             for what in dict.fromkeys(kind_of(what, self.unused) for what in found.unused):

@@ -61,7 +61,7 @@ def test_an_index_of_another_layout_is_refused(tmp_path: Path) -> None:
     with np.load(path) as stored:
         changed = {**stored, "layout": np.array(99)}
     np.savez(path, **changed)
-    with pytest.raises(DataError, match="has layout 99, not 3"):
+    with pytest.raises(DataError, match="has layout 99, not 4"):
         DatasetIndex.load(path)
 
 

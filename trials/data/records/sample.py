@@ -1,6 +1,7 @@
 """Samples of a dataset: conversations, their lengths, and their encoding for one model."""
 
 from dataclasses import dataclass
+from enum import IntFlag
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
@@ -33,6 +34,16 @@ NO_OPTIONS = (
 """Refusal of samples whose images have options."""
 IGNORED = -100
 """Label of a token that is no target, as in PyTorch's cross-entropy."""
+
+
+class Kind(IntFlag):
+    """What a sample has: a model's template or processor may treat each of them otherwise."""
+
+    SYSTEM = 1
+    LATER_ANSWERS = 2
+    IMAGE = 4
+    LATER_IMAGES = 8
+    VIDEO = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +105,19 @@ class Sample:
     """What the record holds and this sample does not, such as a key that no format knows; one text for each kind."""
     image_options: tuple[ImageOptions | None, ...] = ()
     """One entry per image, None for one without options; empty where no image has any."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it has."""
+        roles = [turn.role for turn in self.turns]
+        has = {
+            Kind.SYSTEM: "system" in roles,
+            Kind.LATER_ANSWERS: roles.count("assistant") > 1,
+            Kind.IMAGE: bool(self.images),
+            Kind.LATER_IMAGES: len(self.images) > 1,
+            Kind.VIDEO: bool(self.videos),
+        }
+        return Kind(sum(part for part, is_there in has.items() if is_there))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

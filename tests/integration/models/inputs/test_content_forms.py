@@ -1,6 +1,7 @@
 """Contents of turns reach a chat template as it wants them: as lists of parts, as texts, or some turns as each."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,21 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
+from autotune import SampleDataset
+from autotune.data_problems import check_inputs
+from autotune.job_file import as_job
+from autotune.workload import prepare
 from tests.contracts.test_families import TINY
 from trials import plugins
+from trials.data.index import DatasetIndex
+from trials.data.indexing import build_index
 from trials.data.records.sample import IGNORED, Encoder, Sample, Turn, Video
+from trials.errors import DataError
+from trials.job import Job
 from trials.model.family import load_family
+from trials.model.inputs import chat
+from trials.model.inputs.answers import find_answers
+from trials.model.inputs.encoders import load_encoder
 from trials.model.inputs.processor import load_processor
 from trials.model.plain.differing import difference
 from trials.model.plain.plain_inputs import PlainInputs
@@ -128,3 +140,85 @@ def test_a_system_prompt_of_which_a_template_prints_the_parts_is_a_text(
     text, _ = texts_of(folder, said(folder, SYSTEM, QUESTION, ANSWER))
     shown = "Be brief." if "tojson" not in printed else '"Be brief."'
     assert text.startswith(f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
+
+
+def job_of(folder: Path, records: Sequence[dict[str, Any]], **changes: Any) -> Job:
+    """A job on `records`, whose model is that of the folder."""
+    file = folder.parent / "records.jsonl"
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return as_job(
+        {
+            "model": {"path": str(folder), "weights": "random", "dtype": "float32"},
+            "data": {"sources": [{"path": str(file)}]},
+            "hardware": {"devices": 1},
+            "training": {"global_batch_samples": 2, "output": str(folder.parent / "output")},
+            **changes,
+        }
+    )
+
+
+def record_of(*turns: Turn, **media: list[str]) -> dict[str, Any]:
+    return {"messages": [{"role": turn.role, "content": turn.text} for turn in turns], **media}
+
+
+def index_of(job: Job) -> tuple[DatasetIndex, Encoder]:
+    encoder = load_encoder(job.model, job.data)
+    return build_index(job.data, encoder, Path(), workers=1)[0], encoder
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a fault that shows in records with a system prompt and several answers alone."""
+
+    def first_answer(turns: tuple[Turn, ...], *others: Any) -> list[Any]:
+        return list(find_answers(turns, *others))[: 1 if turns[0].role == "system" else None]
+
+    monkeypatch.setattr(chat, "find_answers", first_answer)
+
+
+ASKED = Turn(role="user", text="What?")
+COMMON, RARE = record_of(ASKED, ANSWER), record_of(SYSTEM, ASKED, ANSWER, ASKED, ANSWER)
+FAULT = r"records\.jsonl:38: the label of token \d+ is -100 instead of .* by transformers' own processor"
+
+
+@pytest.fixture
+def mixed(save: Callable[[str, str | None], Path]) -> Job:
+    """A job on 101 records, one of which has a system prompt and several answers."""
+    return job_of(save("text", None), [RARE if number == 37 else COMMON for number in range(101)])
+
+
+@pytest.mark.usefixtures("fault")
+def test_a_fault_in_one_kind_of_records_is_found_wherever_they_stand(mixed: Job) -> None:
+    with pytest.raises(DataError, match=FAULT):
+        check_inputs(mixed, *index_of(mixed))
+
+
+@pytest.mark.usefixtures("fault", "home")
+def test_the_library_compares_inputs_as_commands_do(mixed: Job) -> None:
+    with pytest.raises(DataError, match=FAULT):
+        SampleDataset(mixed)
+
+
+@pytest.mark.usefixtures("fault", "home")
+def test_samples_to_evaluate_are_compared_too(mixed: Job, tmp_path: Path) -> None:
+    (tmp_path / "trained.jsonl").write_text(json.dumps(COMMON) + "\n")
+    sources = {"data": {"sources": [{"path": str(tmp_path / "trained.jsonl")}]}}
+    evaluation = {"evaluation": {"sources": [{"path": str(mixed.data.sources[0].path)}], "every": 1}}
+    job = as_job({**mixed.model_dump(mode="json", exclude_unset=True), **sources, **evaluation})
+    with pytest.raises(DataError, match=FAULT):
+        prepare(job, tmp_path / "work")
+
+
+@pytest.mark.usefixtures("fault")
+def test_what_records_with_videos_say_besides_is_compared(glm: Path) -> None:
+    shown = Turn(role="user", text="<video>What?")
+    job = job_of(glm, [record_of(SYSTEM, shown, ANSWER, ASKED, ANSWER, videos=["video"])])
+    with pytest.raises(DataError, match=r"records\.jsonl:1: the label of token \d+ is -100"):
+        check_inputs(job, *index_of(job))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_file_of_lengths_is_no_data_set_of_samples(save: Callable[[str, str | None], Path]) -> None:
+    job = job_of(save("text", None), [{"vit_num": 0, "token_num": 5}])
+    with pytest.raises(DataError, match="holds only lengths, so there is nothing to train on"):
+        SampleDataset(job)
