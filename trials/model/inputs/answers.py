@@ -1,7 +1,7 @@
 """The answers of a conversation, found in the text that a chat template makes of it, and the tokens that end them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -49,8 +49,8 @@ def find_answers(turns: tuple[Turn, ...], text: str, write: Write) -> Iterator[L
 
     Raise DataError where the text does not hold all of a turn, but for reasoning of an answer.
     """
-    _check_others(turns, text)
     rendering = _Rendering(turns=turns, text=text, write=write)
+    _check_others(rendering)
     for number, turn in enumerate(turns):
         if turn.role == "assistant" and turn.is_learnt:
             yield rendering.answer(number)
@@ -78,6 +78,15 @@ class _Rendering:
             asked = len(_common(self.write(self.turns[:number]), self.text))
             unused = _left_out(given, self.text[min(asked, start) : end], number)
         return LearntAnswer(start=start, said=said, end=end, unused=unused)
+
+    def shows(self, number: int) -> bool:
+        """Return whether the text holds a turn, which it is known to do where no other turn says the same."""
+        said, mark = self.turns[number].text, self._mark
+        others = " ".join(turn.text for other, turn in enumerate(self.turns) if other != number)
+        if not said.strip() or not _holds(others, said):
+            return True
+        places = dict.fromkeys(round(len(said) * part) for part in _PLACES)
+        return any(mark in self._written(self.turns, number, f"{said[:each]}{mark}{said[each:]}") for each in places)
 
     def _start(self, number: int, prompt: str) -> int:
         """Return where the text leaves the prompt for the turn; `prompt` is written of the turns before alone."""
@@ -122,24 +131,31 @@ class _Rendering:
         )
 
 
-def _check_others(turns: tuple[Turn, ...], text: str) -> None:
+def _check_others(rendering: _Rendering) -> None:
     """Raise DataError where the text does not hold a turn that is no answer; some templates write no system prompt."""
-    written, place = _squeezed(text), 0
-    for number, turn in enumerate(turns):
+    written, place = _squeezed(rendering.text), 0
+    for number, turn in enumerate(rendering.turns):
         if turn.role == "assistant":
             continue
         # Questions follow each other, and two may be alike; a system prompt may stand with the last of them.
-        found = place if turn.role == "user" else 0
-        for part in map(_squeezed, _PLACEHOLDERS.split(turn.text)):
-            found = written.find(part, found)
-            if found < 0:
-                what = "the system prompt" if turn.role == "system" else f"turn {number + 1}, {_shown(turn.text)}"
-                raise DataError(
-                    f"the model's chat template leaves out {what}; take that out of the record, or save a template "
-                    "that writes it"
-                )
-            found += len(part)
-        place = max(place, found) if turn.role == "user" else place
+        found = _end_of(_PLACEHOLDERS.split(turn.text), written, place if turn.role == "user" else 0)
+        if found < 0 or (turn.role == "system" and not rendering.shows(number)):
+            what = "the system prompt" if turn.role == "system" else f"turn {number + 1}, {_shown(turn.text)}"
+            raise DataError(
+                f"the model's chat template leaves out {what}; take that out of the record, or save a template "
+                "that writes it"
+            )
+        place = found if turn.role == "user" else place
+
+
+def _end_of(parts: Iterable[str], written: str, start: int) -> int:
+    """Return where texts that follow each other end in what is written from `start` on, -1 where one is not there."""
+    for part in map(_squeezed, parts):
+        found = written.find(part, start)
+        if found < 0:
+            return found
+        start = found + len(part)
+    return start
 
 
 def _left_out(given: str, written: str, number: int) -> str | None:

@@ -156,6 +156,18 @@ def test_a_question_that_is_left_out_is_missed_though_another_one_is_alike(save:
         encoder.measure(same, ())
 
 
+def test_a_system_prompt_that_is_left_out_is_missed_though_another_turn_says_it_too(
+    save: Callable[..., Path], encoders: Callable[[str], Encoder]
+) -> None:
+    asked = turns_of([("Be brief. So?", "No.")])
+    same = replace(asked, turns=(Turn(role="system", text="Be brief."), *asked.turns))
+    assert targets(encoders("chatml"), same) == ["No.<|im_end|>\n"]
+    template = FORMS["chatml"].template.replace("in messages %}", "in messages if message['role'] != 'system' %}")
+    encoder = text.encoder(str(save(replace(FORMS["chatml"], template=template))))
+    with pytest.raises(DataError, match="template leaves out the system prompt; take that out"):
+        encoder.measure(same, ())
+
+
 @pytest.mark.parametrize("trims", [False, True])
 def test_white_space_of_an_answer_is_learnt(save: Callable[..., Path], trims: bool) -> None:
     encoder = text.encoder(str(save(FORMS["chatml"], trims=trims)))
