@@ -1,7 +1,7 @@
 """The answers of a conversation, found in the text that a chat template makes of it, and the tokens that end them."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ _PLACEHOLDERS = re.compile(f"{IMAGE}|{VIDEO}")
 # A choice: the beginning of a text says which one it is.
 _SHOWN = 40
 REASONING = "reasoning at the beginning of answers, which the model's chat template leaves out"
+PLACES = "places of images or videos among the text of a question, which the model's chat template does not keep"
 
 
 class Write(Protocol):
@@ -146,6 +147,16 @@ def _check_others(rendering: _Rendering) -> None:
                 "that writes it"
             )
         place = found if turn.role == "user" else place
+
+
+def keeps_places(turns: tuple[Turn, ...], text: str, tokens: Mapping[str, str]) -> bool:
+    """Return whether images and videos stand in `text` among the words around them in the questions.
+
+    `tokens` has what the text shows for the placeholders `<image>` and `<video>`, or one of them.
+    """
+    placeholders = re.compile(f"({'|'.join(tokens)})")
+    pieces = [piece for turn in turns if turn.role == "user" for piece in placeholders.split(turn.text)]
+    return _end_of((tokens.get(piece, piece) for piece in pieces), _squeezed(text), 0) >= 0
 
 
 def _end_of(parts: Iterable[str], written: str, start: int) -> int:

@@ -14,9 +14,9 @@ from transformers import PretrainedConfig
 
 from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
-from trials.data.records.sample import NO_VIDEOS, Clip, Lengths, Measured, Sample, Turn, kept_tokens
+from trials.data.records.sample import IMAGE, NO_VIDEOS, VIDEO, Clip, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError
-from trials.model.inputs.answers import LearntAnswer, find_answers, stop_tokens
+from trials.model.inputs.answers import PLACES, LearntAnswer, find_answers, keeps_places, stop_tokens
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
 from trials.model.inputs.digest import model_digest
 from trials.model.inputs.processor import ImageCount, Loader, count_images, load_processor, placeholder
@@ -237,11 +237,13 @@ class ChatMeasurer:
         try:
             rendered = self.template.rendered(sample.turns, videos=bool(videos))
             self._check_spelled(rendered, sample)
+            moves = bool(counts or videos) and not keeps_places(sample.turns, rendered, self._tokens(videos))
             text = self._filled(rendered, videos)
             answers = tuple(find_answers(sample.turns, text, functools.partial(self._written, videos=videos)))
         except REFUSALS as error:
             raise DataError(f"the model's chat template refuses the conversation: {error}") from error
-        return self._tokenised(text, answers, counts, videos)
+        unused = (*(answer.unused for answer in answers if answer.unused), *([PLACES] if moves else []))
+        return self._placed(*self._tokenised(text, answers), counts, videos, unused)
 
     def _missing_end(self, stops: Set[int]) -> str | None:
         """Return why a trained model would not end its answers, None where the template writes one of `stops`."""
@@ -264,21 +266,10 @@ class ChatMeasurer:
                     f"the conversation spells {token} {shown} times for {number} {what}; take it out of the text"
                 )
 
-    def _tokenised(
-        self,
-        text: str,
-        answers: tuple[LearntAnswer, ...],
-        counts: tuple[ImageCount, ...],
-        videos: tuple[VideoCount, ...],
-    ) -> "Tokenised":
+    def _tokenised(self, text: str, answers: tuple[LearntAnswer, ...]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return (ids, whether each is a target), both [tokens]."""
         ids, offsets = self._encoded(text, answers)
-        return self._placed(
-            ids,
-            _targets(offsets, answers),
-            counts,
-            videos,
-            tuple(answer.unused for answer in answers if answer.unused),
-        )
+        return ids, _targets(offsets, answers)
 
     def _encoded(self, text: str, answers: tuple[LearntAnswer, ...]) -> tuple[Ints, Ints]:
         """Return (ids [tokens], offsets [tokens, 2]). Some processors make a prompt and its answer two texts."""
@@ -307,8 +298,8 @@ class ChatMeasurer:
         unused: tuple[str, ...] = (),
     ) -> "Tokenised":
         """Return the tokens, with the images and videos that some of them stand for."""
-        marks = [*self._placeholders, *([self._video_token] if videos and self._video_token else [])]
-        is_image = (ids[:, None] == np.array(self._tokenizer.convert_tokens_to_ids(marks), dtype=np.int64)).any(axis=1)
+        marks = self._tokenizer.convert_tokens_to_ids(list(self._tokens(videos).values()))
+        is_image = (ids[:, None] == np.array(marks, dtype=np.int64)).any(axis=1)
         shown = tuple(self._shown(ids[is_image], counts, videos))
         width = np.ones(len(ids), dtype=np.int64)
         width[is_image] = [each.width for each in shown]
@@ -324,6 +315,11 @@ class ChatMeasurer:
             kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
             unused=unused,
         )
+
+    def _tokens(self, videos: Sequence[VideoCount]) -> dict[str, str]:
+        """Return the tokens that stand for images and videos, by the placeholders of records."""
+        shown = {IMAGE: str(self._processor.image_token)} if self._placeholders else {}
+        return {**shown, VIDEO: self._video_token} if videos and self._video_token else shown
 
     def _adds_special_tokens(self, text: str) -> bool:
         """Return whether the tokenizer adds tokens around a text, such as the one that begins every text.

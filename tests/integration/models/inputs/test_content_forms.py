@@ -23,7 +23,7 @@ from trials.errors import DataError
 from trials.job import Job
 from trials.model.family import load_family
 from trials.model.inputs import chat
-from trials.model.inputs.answers import find_answers
+from trials.model.inputs.answers import PLACES, find_answers
 from trials.model.inputs.encoders import load_encoder
 from trials.model.inputs.processor import load_processor
 from trials.model.plain.differing import difference
@@ -140,6 +140,34 @@ def test_a_system_prompt_of_which_a_template_prints_the_parts_is_a_text(
     text, _ = texts_of(folder, said(folder, SYSTEM, QUESTION, ANSWER))
     shown = "Be brief." if "tojson" not in printed else '"Be brief."'
     assert text.startswith(f"<|im_start|>system\n{shown}<|im_end|>\n<|im_start|>user\n<|vision_start|>")
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "moves"),
+    [
+        ("llava", "First <image> then <image> compare.", True),
+        ("llava", "What is this?\n<image>", True),
+        ("llava", "<image>\n<image>\nCompare.", False),
+        ("qwen2-5-vl", "First <image> then <image> compare.", False),
+        ("qwen2-5-vl", "What is this?\n<image>", False),
+    ],
+)
+def test_places_of_images_that_a_template_does_not_keep_are_named(
+    save: Callable[[str, str | None], Path], name: str, question: str, moves: bool
+) -> None:
+    """Templates of LLaVA write the images of a turn before its text."""
+    first = (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% for part in message['content'] | "
+        "selectattr('type', 'equalto', 'image') %}<image>\n{% endfor %}{% for part in message['content'] | "
+        "selectattr('type', 'equalto', 'text') %}{{ part['text'] + ' ' }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    folder = save(name, first if name == "llava" else None)
+    sample = said(folder, Turn(role="user", text=question), ANSWER)
+    again = said(folder, *sample.turns, *sample.turns)
+    for each in (sample, again):
+        found = encoder_of(folder).measure(each, ((56, 56),) * len(each.images))
+        assert found.unused == (PLACES,) * moves
 
 
 def job_of(folder: Path, records: Sequence[dict[str, Any]], **changes: Any) -> Job:
