@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trials.data.records.census import check
-from trials.data.records.columns import Chat, Columns, Pairs
+from trials.data.records.columns import TOOL_CALLS, TOOL_RESULTS, Chat, Columns, Pairs
 from trials.data.records.image_options import options_of
 from trials.data.records.placement import Said, placed
 from trials.data.records.record import Record, RecordError
@@ -26,6 +26,7 @@ _STATES = {
     **dict.fromkeys((False, "false", "no", "0", "0.0"), False),
 }
 """Values of these keys; numbers equal the bools."""
+TOOLS = "the form of calls and results of tools, which are read as plain assistant and user turns"
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHOWN_KEYS, _SHOWN_CHARACTERS = 10, 120
 _REMEDIES = {
@@ -53,7 +54,15 @@ def sample(record: Record, columns: Columns, root: Path) -> Sample:
     found = placed(said, images_of(watched, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
     check(record, columns, found)
     _check_answers(found)
-    return replace(found, unused=(*found.unused, *watched.unused()))
+    return replace(found, unused=(*found.unused, *watched.unused(), *_tools(record, columns)))
+
+
+def _tools(record: Record, columns: Columns) -> tuple[str, ...]:
+    """Return that the form of calls and results of tools is unused, where turns are from some."""
+    if not isinstance(columns, Chat) or not isinstance(turns := record.get(columns.turns), list):
+        return ()
+    sides = (turn.get(columns.role) for turn in turns if isinstance(turn, dict))
+    return (TOOLS,) if any(side in (*TOOL_RESULTS, *TOOL_CALLS) for side in sides) else ()
 
 
 def _check_whole(record: Record, columns: Columns) -> None:
