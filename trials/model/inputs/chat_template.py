@@ -75,10 +75,10 @@ class ChatTemplate:
         self._template = f"{_CLOCK}{template}" if is_dated else template
         self._image_tokens = image_tokens
         self._video_token = video
-        self._ended: tuple[str, ...] = ()
+        self._ended: dict[str, bool] = {}
         self._in_parts = self._turns_in_parts()
         if self._in_parts:
-            self._ended = tuple(self._ended_marks())
+            self._ended = dict(self._ended_marks())
 
     def rendered(
         self,
@@ -156,23 +156,32 @@ class ChatTemplate:
             return False
         return all(text.count(each) == 1 for each in (*tokens, *_PROBE))
 
-    def _ended_marks(self) -> Iterator[str]:
-        """Yield the marks of a user's text behind which the template writes a line feed of its own."""
+    def _ended_marks(self) -> Iterator[tuple[str, bool]]:
+        """Yield marks of a user's text behind which the template writes a line feed, and whether among the text too."""
         shown = {IMAGE: next(iter(self._image_tokens), None), VIDEO: self._video_token}
         for mark, token in shown.items():
-            with suppress(*REFUSALS):
-                text = self.rendered((Turn(role="user", text=mark + _PROBE[0]),), videos=mark == VIDEO)
-                if token and f"{token}\n{_PROBE[0]}" in text:
-                    yield mark
+            if token and self._ends(mark, token, ""):
+                yield mark, self._ends(mark, token, _PROBE[0])
+
+    def _ends(self, mark: str, token: str, before: str) -> bool:
+        """Return whether the template writes a line feed behind what stands for a mark behind this text."""
+        turn = Turn(role="user", text=f"{before}{mark}{_PROBE[1]}")
+        with suppress(*REFUSALS):
+            return f"{before}{token}\n{_PROBE[1]}" in self.rendered((turn,), videos=mark == VIDEO)
+        return False
 
 
-def once_ended(text: str, marks: Collection[str]) -> str:
-    """Return a user's text without the line feeds behind such `marks` at its beginning.
+def once_ended(text: str, marks: Mapping[str, bool]) -> str:
+    """Return a user's text without the line feeds behind such `marks` that the template writes.
 
-    LLaVA's records have one behind each image. A template that writes one as well would show two, which no prompt has
-    that names its images apart from its text.
+    LLaVA's and InternVL's records have one behind each image. A template that writes one as well would show two, which
+    no prompt has that names its images apart from its text. Where a mark has False, the template writes images before
+    all text, so that line feeds are left out at the beginning alone.
     """
-    begin = re.match(f"(?:(?:{'|'.join(marks)})\n?)+", text) if marks else None
+    for mark in (mark for mark, among_text in marks.items() if among_text):
+        text = text.replace(f"{mark}\n", mark)
+    first = [mark for mark, among_text in marks.items() if not among_text]
+    begin = re.match(f"(?:(?:{'|'.join(first)})\n?)+", text) if first else None
     return text if begin is None else begin[0].replace("\n", "") + text[begin.end() :]
 
 

@@ -159,13 +159,20 @@ class PlainInputs:
         return not printed and _in_order(pieces, shown) and (not token or shown.count(token) == images)
 
     @cached_property
-    def _ends_images(self) -> bool:
-        """Whether the template writes a line feed behind each image."""
-        content = [{"type": "image"}, {"type": "text", "text": _STAND_IN}]
+    def _ended(self) -> dict[str, bool]:
+        """The mark of images if the template writes a line feed behind them, and whether also among the text."""
+        ends = [self._ends_image(before) for before in ("", _STAND_IN)]
+        return {IMAGE: ends[1]} if ends[0] else {}
+
+    def _ends_image(self, before: str) -> bool:
+        """Return whether the template writes a line feed behind an image that stands behind this text."""
+        texts = [{"type": "text", "text": text} for text in (before, _STAND_IN)]
+        content = [*texts[: bool(before)], {"type": "image"}, texts[1]]
         try:
-            return f"{self._image_token}\n{_STAND_IN}" in self._rendered([{"role": "user", "content": content}])
+            shown = self._rendered([{"role": "user", "content": content}])
         except Exception:  # as in _shows
             return False
+        return f"{before}{self._image_token}\n{_STAND_IN}" in shown
 
     def _as_texts(self, turns: Sequence[Turn]) -> list[Message]:
         token = self._image_token
@@ -180,7 +187,7 @@ class PlainInputs:
     def _in_parts(self, turns: Sequence[Turn], images: Sequence[Image.Image]) -> Iterator[Message]:
         shown = iter(images)
         for turn in turns:
-            text = once_ended(turn.text, [IMAGE] if self._ends_images else [])
+            text = once_ended(turn.text, self._ended)
             first, *others = text.split(IMAGE) if turn.role == "user" else [text]
             content: list[dict[str, Any]] = [{"type": "text", "text": first}] if first or not others else []
             for text in others:
