@@ -14,6 +14,7 @@ AUDIO = "<audio>"
 _OTHER_MARK = re.compile(
     r"<\|?(?:image|img|video)(?:[ _-]?\d+|_?(?:pad|placeholder|token|soft_token|here))\|?>|<\|(?:image|video)\|>"
     r"|<start_of_image>|<im_patch>|<IMG_CONTEXT>|<ImageHere>|\[IMG(?:_?\d+)?\]|<img>[^<]*</img>"
+    rf"|(?!{IMAGE}|{VIDEO})(?i:{IMAGE}|{VIDEO})|</image>"
 )
 """Marks by which other programs place an image."""
 # A choice: `<img>...</img>` may hold a whole base64 image.

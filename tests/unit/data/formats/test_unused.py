@@ -300,6 +300,7 @@ def test_a_placeholder_outside_of_questions_is_refused_where_a_record_has_what_i
     [
         *("<|image_pad|>", "<IMG_CONTEXT>", "[IMG]", "<image_0>", "<image1>", "<image 2>", "<|image_1|>"),
         *("<img>b.png</img>", "<image_placeholder>", "<|video_pad|>", "<start_of_image>"),
+        *("<Image>", "<VIDEO>", "</image>"),
     ],
 )
 def test_placeholders_of_other_programs_are_refused_where_they_would_place_an_image(mark: str) -> None:
