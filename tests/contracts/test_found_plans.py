@@ -130,15 +130,15 @@ def test_a_study_is_joined_whatever_the_name_of_the_folder(store: Store) -> None
 
 
 def test_the_last_winner_is_that_of_a_study_for_the_same_trainer_where_there_is_one(store: Store) -> None:
-    def won(plan: Plan, **settings: object) -> BestPlan:
-        study = store.create_study(store.add_workload(WORKLOAD), settings, 0)
-        return concluded(store, best_of(study.id, plan=plan))
+    def won(plan: Plan, trainer: str | None) -> BestPlan:
+        study = store.create_study(store.add_workload(WORKLOAD), {"trainer": trainer}, 0)
+        return replace(concluded(store, best_of(study.id, plan=plan)), trainer=trainer)
 
-    for_swift = won(packed_plan(1), trainer="ms-swift")
+    for_swift = won(packed_plan(1), "ms-swift")
     assert store.last_winner(WORKLOAD.fingerprint) == for_swift
     assert store.last_winner(WORKLOAD.fingerprint, "qwen-vl") == for_swift
-    own = won(packed_plan(2), trainer=None)
-    later = won(packed_plan(3), trainer="ms-swift")
+    own = won(packed_plan(2), None)
+    later = won(packed_plan(3), "ms-swift")
     assert store.last_winner(WORKLOAD.fingerprint) == own
     assert store.last_winner(WORKLOAD.fingerprint, "ms-swift") == later
     assert store.last_winner(WORKLOAD.fingerprint, "qwen-vl") == later
