@@ -207,13 +207,13 @@ def inspect_job(options: Options, file: "JobFile", *, uses_devices: bool = False
 
         check_free(job)
     if not submits:
-        check_inputs(job)
+        check_model_and_data(job)
     from autotune.events import Phase, PhaseBegan
 
     options.display(PhaseBegan(phase=Phase.PROBE, text="Inspecting the model, the data and the hardware"))
 
 
-def check_inputs(job: "Job") -> None:
+def check_model_and_data(job: "Job") -> None:
     """Raise ModelError for a model that is not there, and DataError for data that are not there or in no known form."""
     from trials.data import formats
     from trials.model.refusals.folder import check_place

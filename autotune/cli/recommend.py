@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.advice.data_sheets import DATA_SHEETS, unknown_device
-from autotune.cli.context import Options, check_inputs
+from autotune.cli.context import Options, check_model_and_data
 from autotune.errors import JobError
+from autotune.events import Listener, Note
 from autotune.job_file import job_of_values
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
@@ -30,8 +31,8 @@ def recommend_devices(
         if not change.startswith(_KEYS):
             raise JobError(f"--set {change}: a recommendation depends on {', '.join(_KEYS)} alone; leave it out")
     job, database = job_of_values(job_values(model, [str(path) for path in data]), changes), options.database_url(None)
-    _check_device(device, database)
-    check_inputs(job)
+    _check_device(device, database, options.display)
+    check_model_and_data(job)
     # They import torch, which takes seconds.
     from autotune.advice.recommendation_report import recommendation_document, recommendation_text
     from autotune.library.recommend import recommend
@@ -55,7 +56,7 @@ def job_values(model: str, data: Sequence[str]) -> Mapping[str, Any]:
     }
 
 
-def _check_device(name: str, database_url: str | None) -> None:
+def _check_device(name: str, database_url: str | None, listener: Listener) -> None:
     """Raise RecommendError for a device that has no data sheet, and no profile in the database."""
     if name.lower() in DATA_SHEETS:
         return
@@ -65,6 +66,6 @@ def _check_device(name: str, database_url: str | None) -> None:
             if store.layer_profiles(hardware_name=name):
                 return
             profiled = [each.hardware.device_name for each in store.layer_profiles()]
-    except DatabaseUnavailable:
-        pass  # none is known
+    except DatabaseUnavailable as error:
+        listener(Note(text=f"Nothing that was measured is known: {error}"))
     raise unknown_device(name, profiled)

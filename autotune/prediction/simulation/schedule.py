@@ -211,7 +211,7 @@ def _deferred(
 ) -> tuple[Floats, Floats | None]:
     """Return the seconds of (backward passes with what follows at once, what follows gradients that are returned).
 
-    All are [n, micro-batches, stages], of stages with these `numbers` in a pipeline of so many.
+    Shapes are [n, micro-batches, stages]. `numbers` are the positions of the stages in a pipeline of `pipeline` stages.
     """
     if weights is None:
         return backward, None

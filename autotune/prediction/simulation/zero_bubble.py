@@ -25,8 +25,8 @@ class DeferredWeights(NamedTuple):
 def placed(weights: DeferredWeights, numbers: Ints, pipeline: int) -> tuple[Floats, Floats]:
     """Return the seconds of weight gradients (at the ends of backward passes, after gradients have gone back).
 
-    Both are by the micro-batch of the backward pass, [..., micro-batches, stages]. Stages have these `numbers` in a
-    pipeline of so many stages; several may have the same one.
+    Both are by the micro-batch of the backward pass, [..., micro-batches, stages]. `numbers` are the positions of the
+    stages in a pipeline of `pipeline` stages; several stages may have the same position.
     """
     count = weights.seconds.shape[-2]
     with_pass, after_return = np.zeros_like(weights.seconds), np.zeros_like(weights.seconds)

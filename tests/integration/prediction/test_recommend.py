@@ -239,6 +239,7 @@ def test_what_is_not_there_is_named_before_torch_is_imported(
     answer = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["2" if device == "h1000" else "1", "False"], answer.stderr
     assert "gone" in answer.stderr or "h1000" in answer.stderr
+    assert ("none.db does not exist" in answer.stderr) == (device == "h1000")
 
 
 @pytest.mark.parametrize("sheet", DATA_SHEETS.values(), ids=DATA_SHEETS)

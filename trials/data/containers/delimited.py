@@ -1,7 +1,7 @@
 """CSV and TSV files, whose first row names the columns; one further row a record, and all cells texts.
 
-The standard library reads them strictly. A row with another number of cells is a fault, because its cells would move
-to other columns or be lost. Behind a fault in the quotes nobody knows where a row begins, so the file is refused.
+The standard library reads them strictly. A row with another number of cells is refused, since its cells would move to
+other columns or be lost. After an unclosed quote it is unknown where the next row begins, so the file is refused.
 """
 
 import csv

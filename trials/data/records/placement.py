@@ -14,7 +14,7 @@ AUDIO = "<audio>"
 _OTHER_MARK = re.compile(
     r"<\|?(?:image|img|video)(?:[ _-]?\d+|_?(?:pad|placeholder|token|soft_token|here))\|?>|<\|(?:image|video)\|>"
     r"|<start_of_image>|<im_patch>|<IMG_CONTEXT>|<ImageHere>|\[IMG(?:_?\d+)?\]|<img>[^<]*</img>"
-    rf"|(?!{IMAGE}|{VIDEO})(?i:{IMAGE}|{VIDEO})|</image>"
+    rf"|(?!{IMAGE}|{VIDEO})(?i:{IMAGE}|{VIDEO})"
 )
 """Marks by which other programs place an image."""
 # A choice: `<img>...</img>` may hold a whole base64 image.
@@ -89,14 +89,16 @@ def _check_marks(turns: Sequence[Said], *, shows_images: bool, shows_videos: boo
             # A user's <image> shows one, or the record is bad.
             if not shown[mark] and (turn.role != "user" or mark != IMAGE):
                 found.append(mark)
-    others = [other[0] for turn in turns if (other := _OTHER_MARK.search(turn.text))]
+    others = [(turn.role, other[0]) for turn in turns if (other := _OTHER_MARK.search(turn.text))]
+    # Answers may hold such words as code.
+    asked = [other for role, other in others if role == "user"]
     is_placed = any(turn.images or (shows_videos and turn.videos) for turn in turns)
-    if others and (shows_images or shows_videos) and not is_placed:
+    if asked and (shows_images or shows_videos) and not is_placed:
         raise RecordError(
-            f"the text holds {others[0][:_SHOWN_CHARACTERS]!r}, which places nothing here; write {IMAGE} where an "
+            f"the text holds {asked[0][:_SHOWN_CHARACTERS]!r}, which places nothing here; write {IMAGE} where an "
             f"image is shown, and {VIDEO} where a video is"
         )
-    found += ["<img>...</img>" if other.endswith("</img>") else other for other in others]
+    found += ["<img>...</img>" if other.endswith("</img>") else other for _, other in others]
     return tuple(f"the text {mark}, read as text" for mark in dict.fromkeys(found))
 
 

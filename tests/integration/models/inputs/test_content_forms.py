@@ -57,7 +57,7 @@ SYSTEM, QUESTION, ANSWER = (
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], Path]:
-    """Save a tiny model of a family with a template, or with its own, and beside it an image and a video's frames."""
+    """Save a tiny model with a chat template, by default its own; the folder also has an image and a video's frames."""
 
     def saved(name: str, template: str | None) -> Path:
         folder = tmp_path_factory.mktemp("forms") / "model"

@@ -300,7 +300,7 @@ def test_a_placeholder_outside_of_questions_is_refused_where_a_record_has_what_i
     [
         *("<|image_pad|>", "<IMG_CONTEXT>", "[IMG]", "<image_0>", "<image1>", "<image 2>", "<|image_1|>"),
         *("<img>b.png</img>", "<image_placeholder>", "<|video_pad|>", "<start_of_image>"),
-        *("<Image>", "<VIDEO>", "</image>"),
+        *("<Image>", "<VIDEO>"),
     ],
 )
 def test_placeholders_of_other_programs_are_refused_where_they_would_place_an_image(mark: str) -> None:
@@ -309,6 +309,12 @@ def test_placeholders_of_other_programs_are_refused_where_they_would_place_an_im
         found = read("internvl", line)
         assert isinstance(found, Sample), found
         assert found.unused == (f"the text {'<img>...</img>' if '</img>' in mark else mark}, read as text",)
+
+
+def test_a_mark_of_another_program_in_an_answer_is_named_and_refuses_nothing() -> None:
+    found = read("internvl", record("q", "<Image>", image="a.png"))
+    assert isinstance(found, Sample), found
+    assert found.unused == ("the text <Image>, read as text",)
 
 
 def test_parts_that_make_a_placeholder_together_are_refused() -> None:
