@@ -19,9 +19,6 @@ _log = logging.getLogger(__name__)
 # A choice: more steps make the speed that is promised surer, but take their time from trials.
 _FINAL_SHARE = 0.1
 """Share of the time that is kept for the long measurement of the winner."""
-# A choice: trials of one plan hardly differ by more, even while other programs run.
-_MAY_WIN = 1.25
-"""Largest ratio to the fastest measured time of a baseline for whose repeat time is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,15 +61,15 @@ class Budget:
         return self._allow(seconds, plan.layout.world_size * seconds)
 
     def _repeated_baselines(self) -> list[Role]:
-        """Return the baselines that ran and may win; before any has run, each kind.
+        """Return the fastest baseline, the only one that may win; before any has run, each kind.
 
-        The repeat of a slower one serves the error of its gain alone, and is made if time is left.
+        Repeats of others serve the error of their gains alone, and are made if time is left.
         """
         if all(trial.role not in BASELINES for trial in self.ledger.trials):
             return [*BASELINES]
-        measured = [(each.result.epoch_seconds, each.role) for each in self.ledger.trials if each.result.epoch_seconds]
-        most = _MAY_WIN * min((seconds for seconds, _ in measured), default=math.inf)
-        return sorted({Role(role) for seconds, role in measured if role in BASELINES and seconds <= most})
+        of_baselines = (trial for trial in self.ledger.trials if trial.role in BASELINES)
+        measured = [(each.result.epoch_seconds, each.role) for each in of_baselines if each.result.epoch_seconds]
+        return [Role(min(measured)[1])] if measured else []
 
     def _affords(self, runs: Sequence[Role | None]) -> bool:
         """Return whether the budgets allow trials of these baselines; each None stands for a trial of another plan."""

@@ -126,9 +126,9 @@ class Standings:
         ]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
-        """Return the contenders and the fastest plan of each kind of baseline."""
-        baselines = (self.entries[numbers[0]].plan for role in BASELINES if (numbers := self._of_role(role)))
-        return tuple(dict.fromkeys((*self.contenders(most), *baselines)))
+        """Return the contenders and the fastest plan of each kind of baseline, the fastest of these first."""
+        baselines = sorted(numbers[0] for role in BASELINES if (numbers := self._of_role(role)))
+        return tuple(dict.fromkeys((*self.contenders(most), *(self.entries[number].plan for number in baselines))))
 
     def baseline(self, role: str) -> int | None:
         """Return the position of the plan that stands for a kind of baseline: its fastest one, repeated if any was."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import chain, count, islice
+from itertools import count, islice
 from statistics import NormalDist, median
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from autotune.prediction.memory import StageBytes
 from autotune.search.execution.ledger import MOST_TRANSIENT_FAILURES, duration_seconds, is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
+from autotune.search.sampling.kept import asks_for_more, recomputes_more
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import WantedSplits
@@ -26,10 +27,8 @@ from autotune.search.winner import ranked
 from storage.records import FinishedTrial
 from trials.arrays import Floats
 from trials.job import SearchSection
-from trials.model.cut import cut
 from trials.outcome import Completed, Failed, OutOfMemory
-from trials.plan import Layout, Packed, Packing, Plan
-from trials.stage import TOWERS
+from trials.plan import Layout, Packing, Plan
 
 # A choice: each of these plans needs the derivatives of its step by all factors.
 _COMPARED = 32
@@ -278,9 +277,13 @@ class Advisor:
             best.setdefault((plan.packing, plan.layout), plan)
         for plan in list(best.values())[:_AROUND]:
             found |= dict.fromkeys(self._climbed(plan))
-        fitting = (plan for plan in found if plan not in self.tried and self.may_fit(plan))
+        fitting = (p for p in found if p not in self.tried and self.may_fit(p) and not self._is_no_faster(p))
         pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.holds(plan))
         return list(islice(_at_most_of_packs(pointed, _COMPARED_OF_PACKS), _COMPARED))
+
+    def _is_no_faster(self, plan: Plan) -> bool:
+        """Return whether a plan that ran does the same with less recomputation, where memory is no objective."""
+        return len(self._weights) == 1 and any(recomputes_more(plan, other) for other in self._measured)
 
     def _leading(self, starts: Sequence[Plan]) -> Iterator[Plan]:
         """Yield the first plans, and the first ones of each layout."""
@@ -304,7 +307,7 @@ class Advisor:
         is_above = self._limits.first_above(self._predictor.memory(plan)) is not None
         if is_above or self._chances([plan])[0] < self._least_chance:
             return False
-        return not any(_asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
+        return not any(asks_for_more(plan, failed, stage) for failed, stage in self._exceeded)
 
     # --- what it is worth ---
 
@@ -369,27 +372,3 @@ def _at_most_of_packs(plans: Iterable[Plan], count: int) -> Iterator[Plan]:
         found[packs] += 1
         if found[packs] <= count:
             yield plan
-
-
-def _asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
-    """Return whether a stage surely needs as much memory as the failed plan's stage: it is no smaller in any way."""
-    one, other = plan.packing, failed.packing
-    if isinstance(one, Packed) and isinstance(other, Packed) and one.sequence == other.sequence:
-        sizes = ((each.qv, each.qt, each.qv_min, each.qt_min) for each in (one, other))
-        is_larger = one.packer == other.packer and all(mine >= its for mine, its in zip(*sizes, strict=True))
-    else:
-        is_larger = one == other
-    if plan.layout != failed.layout or not is_larger:
-        return False
-    return all(mine >= its for mine, its in zip(_held(plan, number), _held(failed, number), strict=True))
-
-
-def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Return a stage's layers, those not recomputed as a whole, those not recomputed, and whether it projects."""
-    stage = plan.stages[number]
-    kept = (
-        (layers - level.whole(tower), layers - level.whole(tower) - level.selective(tower))
-        for level in stage.recomputed
-        for tower, layers in zip(TOWERS, (stage.vision, stage.language), strict=True)
-    )
-    return stage.vision, stage.language, *chain.from_iterable(kept), cut(plan)[number].projects

@@ -31,7 +31,7 @@ from trials.costs.coefficients import KINDS, times
 from trials.job import SearchSection
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packed, Padded, Plan
-from trials.stage import Stage
+from trials.stage import TOWERS, Stage
 
 AMPLE = 1 << 50
 PREDICTOR = predictor_of()
@@ -108,6 +108,20 @@ def test_variants_of_the_same_packs_leave_room_for_other_packs_among_the_candida
     assert max(counts.values()) == 3
 
 
+@pytest.mark.parametrize("objectives", [("time",), ("time", "memory")])
+def test_what_ran_is_not_tried_with_more_recomputation_unless_memory_counts(objectives: tuple[str, ...]) -> None:
+    """It cannot be faster, however much noise a trial has."""
+    layout = Layout(pipeline=1, data=2, zero=0)
+    space = Space(axes_of(layouts=(layout,), **SMALL), solver_of(AMPLE, PREDICTOR))
+    settings = SETTINGS.model_copy(update={"objectives": objectives})
+    advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
+    first = proposed(advisor).plan
+    assert not any(level.whole(tower) for level in first.stages[0].recomputed for tower in TOWERS)
+    advisor.learn(measured(first))
+    alike = [plan for plan in advisor._candidates() if plan.packing == first.packing]
+    assert bool(alike) == ("memory" in objectives)
+
+
 def test_before_any_trial_nothing_is_best() -> None:
     assert advisor_of().best() is None
 
@@ -148,7 +162,7 @@ def test_after_a_trial_ran_out_of_memory_nothing_is_proposed_that_asks_for_more_
     failed = proposed(advisor).plan
     advisor.learn(ran_out(failed, stage=0))
     limit = held(failed.stages[0])
-    for _ in range(8):
+    for _ in range(5):
         plan = proposed(advisor).plan
         mine, its = plan.packing, failed.packing
         assert isinstance(mine, Packed)
