@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
+from transformers.image_utils import load_image
 
 from trials.data.records.images import image_pixels, image_size
 from trials.errors import DataError
@@ -131,3 +132,32 @@ def test_values_of_8_bits_keep_their_brightness(mode: str) -> None:
     grey.convert(mode).save(stream, "TIFF")
     pixels = image_pixels(stream.getvalue())
     assert pixels.mean(axis=(0, 2)).tolist() == [255] * 4 + [0] * 4
+
+
+UPRIGHT = np.array(
+    [[[250, 0, 0], [0, 250, 0], [0, 0, 250]], [[0, 0, 0], [90, 90, 90], [250, 250, 250]]], dtype=np.uint8
+)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_shown_upright_with_the_size_that_its_header_says(
+    tmp_path: Path, kind: str, orientation: int
+) -> None:
+    marks = Image.Exif()
+    marks[ExifTags.Base.Orientation] = orientation
+    stored, path = lying(Image.fromarray(np.kron(UPRIGHT, np.ones((8, 8, 1), np.uint8))), orientation), tmp_path / "a"
+    stored.save(path, kind, exif=marks, **({"lossless": True} if kind == "WEBP" else {}))
+    shown = load_image(str(path))
+    assert image_size(path) == shown.size[::-1] == (16, 24)
+    np.testing.assert_array_equal(image_pixels(path), np.asarray(shown))
+    np.testing.assert_array_equal(image_pixels(path)[::8, ::8], UPRIGHT)
+
+
+def lying(upright: Image.Image, orientation: int) -> Image.Image:
+    """Return how a camera stores an image whose first row and column are where the standard says of an orientation."""
+    if orientation > 4:
+        upright = upright.transpose(Image.Transpose.TRANSPOSE)
+    if orientation in (2, 3, 7, 8):
+        upright = upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if orientation in (3, 4, 6, 7) else upright

@@ -1,6 +1,7 @@
 """Videos that records name, as files, folders or lists of frames."""
 
 import importlib.util
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_images_and_videos_of_a_record_keep_their_places(tmp_path: Path) -> None
         (filmed("<video>", video=7), "neither the name of a video or of a folder of frames, nor a list of frames"),
         (filmed("<video>", video={"video": "a.mp4", "fps": -1}), "`fps` of `video` is -1; write frames per second"),
         (filmed("<video>", video={"video": "a.mp4", "fps": "1e999"}), "`fps` of `video` is '1e999'"),
+        (filmed("<video>", video={"video": "a.mp4", "raw_fps": 25}), "a file states its own; leave it out"),
         (filmed("<video>", video={"video": "a.mp4", "video_start": 3}), "has `video_start`, which is not supported"),
         (filmed("<video>", video=["a.jpg"] * (MOST_FRAMES + 1)), f"frames, more than the {MOST_FRAMES} that"),
         (filmed("<video>", video=["a.jpg", "https://host/b.jpg"]), "frame 2 of `video` is the URL"),
@@ -199,6 +201,32 @@ def test_a_file_is_decoded_where_frames_are_wanted(film: Path) -> None:
     frames = list(video_pixels(video, [0, 7, 7, 24]))
     assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
     assert np.allclose([frame.mean() for frame in frames], [0, 70, 70, 240], atol=4)
+
+
+QUARTER_TURNS = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
+"""(a, b, c, d) of a track's matrix (ISO 14496-12, 8.3.2) by the degrees with the clock: x' = ax + cy, y' = bx + dy."""
+
+
+@needs_av
+@pytest.mark.parametrize("degrees", QUARTER_TURNS)
+def test_a_file_is_shown_upright_as_its_track_says(tmp_path: Path, degrees: int) -> None:
+    import av  # noqa: PLC0415 - an extra
+
+    path, stored = tmp_path / "film.mp4", np.zeros((32, 48, 3), dtype=np.uint8)
+    stored[:16, :24], stored[:16, 24:], stored[16:, :24], stored[16:, 24:] = 0, 80, 160, 240
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(stored)))
+        container.mux(stream.encode())
+    content = bytearray(path.read_bytes())
+    a, b, c, d = (value << 16 for value in QUARTER_TURNS[degrees])
+    struct.pack_into(">9i", content, content.index(b"tkhd") + 44, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(content)
+    video, upright = Video(source=path), np.rot90(stored, -degrees // 90)
+    assert clip_of(video, image_size).size == upright.shape[:2]
+    (shown,) = video_pixels(video, [0])
+    assert np.abs(shown.astype(int) - upright).max() < 40
 
 
 @needs_av

@@ -1,5 +1,6 @@
-"""Images: size from the header, and pixels."""
+"""Images: size from the header, and pixels; both upright, as cameras mark it (`load_image` of transformers)."""
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -7,8 +8,8 @@ from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import ExifTags, UnidentifiedImageError
 from PIL import Image as Pillow
-from PIL import UnidentifiedImageError
 
 from trials.data.records.image_end import missing_bytes
 from trials.data.records.sample import Image
@@ -23,12 +24,24 @@ _DEEP = ("I", "F")
 """Beginnings of the names of Pillow's modes for whole numbers of 16 and 32 bits, and for floats."""
 _SHALLOW = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies the grey values of a PNG by, but not the one that is transparent, by its names for them."""
+_TURNS = {
+    2: Pillow.Transpose.FLIP_LEFT_RIGHT,
+    3: Pillow.Transpose.ROTATE_180,
+    4: Pillow.Transpose.FLIP_TOP_BOTTOM,
+    5: Pillow.Transpose.TRANSPOSE,
+    6: Pillow.Transpose.ROTATE_270,
+    7: Pillow.Transpose.TRANSVERSE,
+    8: Pillow.Transpose.ROTATE_90,
+}
+"""What makes an image of each orientation of Exif upright."""
+_LYING = (5, 6, 7, 8)
+"""Orientations that exchange height and width."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
 """Exceptions of Pillow for damaged or unknown content."""
 
 
 def image_size(image: Image) -> tuple[int, int]:
-    """Return (height, width) from the header, as stored: a camera's rotation mark is not applied.
+    """Return (height, width) from the header.
 
     Raise DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
     values of more than 8 bits, for zero and huge sizes, and for a file that was cut off behind its header.
@@ -37,7 +50,7 @@ def image_size(image: Image) -> tuple[int, int]:
         size = opened.height, opened.width
         if min(size) < 1:
             raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
-    return size
+        return size[::-1] if _orientation(opened) in _LYING else size
 
 
 def image_pixels(image: Image) -> NDArray[np.uint8]:
@@ -46,7 +59,9 @@ def image_pixels(image: Image) -> NDArray[np.uint8]:
     Raise DataError as `image_size` does, and for content that cannot be decoded.
     """
     with _opened(image, "cannot be decoded") as opened:
-        return on_white(_scaled_transparency(opened))
+        turn = _TURNS.get(_orientation(opened))
+        pixels = on_white(_scaled_transparency(opened))
+    return pixels if turn is None else np.asarray(Pillow.fromarray(pixels).transpose(turn))
 
 
 def is_animated(image: Image) -> bool:
@@ -84,6 +99,18 @@ def on_white(picture: Pillow.Image) -> NDArray[np.uint8]:
     seen = picture.convert("RGBA")
     white = Pillow.new("RGBA", seen.size, "white")
     return np.asarray(Pillow.alpha_composite(white, seen).convert("RGB"))
+
+
+def _orientation(opened: Pillow.Image) -> int:
+    """Return the orientation that a header states, by its number in Exif; 1, which is upright, without one."""
+    if opened.format == "TIFF":  # which Pillow makes upright itself
+        return 1
+    try:
+        # Of the base class: that of a PNG decodes the image, to find marks behind the pixels.
+        found: object = Pillow.Image.getexif(opened).get(ExifTags.Base.Orientation)
+    except (*_UNREADABLE, struct.error, TypeError):
+        return 1  # damaged marks say nothing
+    return found if isinstance(found, int) else 1
 
 
 def _scaled_transparency(opened: Pillow.Image) -> Pillow.Image:

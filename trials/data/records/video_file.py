@@ -1,4 +1,4 @@
-"""Video files, read with PyAV: header and frames."""
+"""Video files, read with PyAV: header and frames, upright as the file states it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,18 +24,15 @@ _MOST_PACKETS = 10_000_000
 
 
 def clip_of(path: Path, wanted_fps: float | None) -> Clip:
-    """Return what the header says of a video file, without decoding it.
+    """Return what the header says of a video file, of which the first frame alone is decoded.
 
     Raise DataError for a missing or damaged file, for one without a video, and where PyAV is not installed.
     """
     with _opened(path) as (container, stream):
-        frames, rate = stream.frames, stream.average_rate or stream.guessed_rate
-        # Headers of Matroska and WebM state no number of frames, so packets are counted.
-        if not frames:
-            frames = sum(
-                1 for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False) if packet.size
-            )
+        # Headers of Matroska and WebM state no number of frames.
+        frames, rate = stream.frames or _packets(path), stream.average_rate or stream.guessed_rate
         size = stream.codec_context.height, stream.codec_context.width
+        turns = _turns(next(container.decode(stream), None))
     if frames < 1 or min(size) < 1 or not rate or rate <= 0:
         raise DataError(
             f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by "
@@ -43,7 +40,13 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
         )
     if size[0] * size[1] > MOST_PIXELS:
         raise DataError(f"{_video(path)} has frames of more than {MOST_PIXELS} pixels; scale it down")
-    return Clip(frames=frames, size=size, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
+    upright = size[::-1] if turns % 2 else size
+    return Clip(frames=frames, size=upright, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
+
+
+def _packets(path: Path) -> int:
+    with _opened(path) as (container, stream):
+        return sum(1 for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False) if packet.size)
 
 
 def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
@@ -60,7 +63,8 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
             while number == seen - 1:
                 if (frame.height, frame.width) != size:
                     raise DataError(f"frames of {_video(path)} have several sizes; encode it again")
-                yield _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
+                pixels = _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
+                yield np.ascontiguousarray(np.rot90(pixels, _turns(frame)))
                 number = next(wanted, None)
             if number is None:
                 return
@@ -93,6 +97,11 @@ def _has_alpha(container: Any, stream: Any, frame: Any) -> bool:
     # The fourth byte of uncompressed pixels in an AVI means nothing.
     is_unused = stream.codec_context.name == "rawvideo" and container.format.name == "avi"
     return not is_unused and any(component.is_alpha for component in frame.format.components)
+
+
+def _turns(frame: Any) -> int:
+    """Return the quarter turns, against the clock, that make a frame upright."""
+    return 0 if frame is None else round(frame.rotation / 90) % 4
 
 
 def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:

@@ -18,6 +18,8 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 _SOURCES = ("video", "video_url", "frames", "url", "path")
 """Keys under which an object names its video, as Qwen and OpenAI write it."""
 _RATES = ("sample_fps", "fps", "raw_fps")
+_OF_SOURCE = "raw_fps"
+"""Rate of what frames were taken from, which no file needs."""
 _CUTTING = (
     "video_start", "video_end", "nframes", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels",
     "resized_height", "resized_width",
@@ -43,7 +45,7 @@ def videos_of(record: Record, keys: tuple[str, ...], root: Path) -> tuple[Video,
 
 def video_of(value: object, what: str, root: Path) -> Video:
     """Return a video given as a name, as its frames, or as an object with one of them. Raise RecordError."""
-    fps = None
+    fps, is_of_source = None, False
     # Chats nest them, as in {"video_url": {"url": ...}}.
     while isinstance(value, dict):
         given = value
@@ -52,7 +54,9 @@ def video_of(value: object, what: str, root: Path) -> Video:
                 f"{what} has `{cutting[0]}`, which is not supported for one video; set what holds for all in the "
                 "model's video_preprocessor_config.json, and cut the video itself"
             )
-        fps = _rate(given, what) or fps
+        key, rate = _rate(given, what)
+        if rate:
+            fps, is_of_source = rate, key == _OF_SOURCE
         sources = [key for key in _SOURCES if not is_nothing(given.get(key))]
         if len(sources) > 1:
             raise RecordError(f"{what} gives its video under {' and '.join(f'`{key}`' for key in sources)}; keep one")
@@ -61,6 +65,11 @@ def video_of(value: object, what: str, root: Path) -> Video:
         case list() if _are_frames(value):
             return Video(source=_frames(value, what, root), fps=fps)
         case str() if value and is_unicode(value) and not is_data_url(value):
+            if is_of_source and PurePath(value).suffix:
+                raise RecordError(
+                    f"`{_OF_SOURCE}` of {what} is the rate of a video whose frames are given as images, and a file "
+                    "states its own; leave it out, or write `fps` for the frames per second that are taken"
+                )
             return Video(source=named_file(value, what, root), fps=fps)
     raise RecordError(f"{what} is neither the name of a video or of a folder of frames, nor a list of frames")
 
@@ -97,11 +106,11 @@ def _frames(values: list[Any], what: str, root: Path) -> tuple[Image, ...]:
     return tuple(frame.image for frame in frames)
 
 
-def _rate(given: dict[str, Any], what: str) -> float | None:
-    """Return the frames per second that an object states, as a number or a text."""
-    key = next((key for key in _RATES if given.get(key) is not None), None)
-    if key is None:
-        return None
+def _rate(given: dict[str, Any], what: str) -> tuple[str, float | None]:
+    """Return the key and the value of the frames per second that an object states, as a number or a text."""
+    key = next((key for key in _RATES if given.get(key) is not None), "")
+    if not key:
+        return key, None
     value = given[key]
     try:
         rate = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
@@ -109,4 +118,4 @@ def _rate(given: dict[str, Any], what: str) -> float | None:
         rate = math.nan
     if not 0 < rate <= 1000:
         raise RecordError(f"`{key}` of {what} is {repr(value)[:40]}; write frames per second, above 0, at most 1000")
-    return rate
+    return key, rate
