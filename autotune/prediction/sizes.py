@@ -10,6 +10,9 @@ from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS
 from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
 
+_TOGETHER = 16
+"""Rows that all others are compared with before those that are left are copied; a choice."""
+
 
 class EpochSizes:
     """Sizes of an epoch's packs, in the columns of `autotune.prediction.columns`."""
@@ -240,13 +243,17 @@ def _fullest_targets(epoch: Epoch, part_tokens: Floats, parts: int) -> Floats:
 
 def _not_dominated(columns: Floats) -> Floats:
     """Return the rows that no other row reaches or exceeds in every column, [candidates, columns]; given transposed."""
-    kept = []
-    # The row with the largest sum of shares is dominated by none, and removes all that it dominates.
+    # By descending sums of shares, a row is dominated by earlier ones alone.
     scale = np.maximum(columns.max(axis=1), np.finfo(float).tiny)
-    shares = (1 / scale) @ columns
+    columns = columns[:, np.argsort(-((1 / scale) @ columns), kind="stable")]
+    kept = []
     while columns.shape[1]:
-        top = columns[:, np.argmax(shares)]
-        kept.append(top)
-        left = np.flatnonzero((columns > top[:, None]).any(axis=0))
-        columns, shares = columns[:, left], shares[left]
-    return np.array(kept)
+        first, others = columns[:, :_TOGETHER], columns[:, _TOGETHER:]
+        reaches = (first[:, :, None] >= first[:, None, :]).all(axis=0)  # [one, other]
+        tops = first[:, ~np.triu(reaches, 1).any(axis=0)]
+        kept.append(tops)
+        is_left = np.ones(others.shape[1], dtype=bool)
+        for top in tops.T:
+            is_left &= (others > top[:, None]).any(axis=0)
+        columns = others[:, is_left]
+    return np.concatenate(kept, axis=1).T
