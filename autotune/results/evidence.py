@@ -24,10 +24,11 @@ class Corrected:
     """Shortest and longest measured seconds of an epoch."""
 
     def __str__(self) -> str:
-        shortest, longest = self.measured
+        shortest, longest = (f"{seconds:.1f}" for seconds in self.measured)
+        took = shortest if shortest == longest else f"{shortest} to {longest}"
         return (
             f"{self.name}: {self.epoch_seconds:.1f} s an epoch is corrected for the speed of the machine, which "
-            f"changed during the search; its runs took {shortest:.1f} to {longest:.1f} s"
+            f"changed during the search; its runs took {took} s"
         )
 
 

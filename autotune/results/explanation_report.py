@@ -251,7 +251,9 @@ def _more_memory(further: Sequence[ChangeEffect], memory_limit_bytes: int) -> st
     (effect,) = further
     gain = f"{effect.gain:.2f} +- {effect.gain_error:.2f} times as fast"
     if effect.peak_bytes > memory_limit_bytes:
-        return f"with {effect.peak_bytes / _MEBI:,.0f} MiB per rank nothing is recomputed: {gain}, predicted"
+        # Not less than it needs, and no promise of a search there, which leaves some memory free.
+        least = math.ceil(effect.peak_bytes / _MEBI)
+        return f"these packs need {least:,} MiB per rank to recompute nothing: {gain}, predicted"
     return f"recomputing nothing may just fit, at {effect.peak_bytes / _MEBI:,.0f} MiB: {gain}, predicted"
 
 

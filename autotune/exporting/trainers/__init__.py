@@ -67,6 +67,8 @@ class Exporter(Protocol):
     """Arguments whose values are those of settings of a job, by the trainer's own names."""
     REMEDY: str
     """What to do where the trainer counts other tokens."""
+    STARTS_IN: str | None
+    """Folder of the trainer's repository in which the command starts; None for the exported folder."""
 
     def check(self, job: Job, family: str) -> None:
         """Raise ExportError where the trainer cannot train models of this `model_type` as the job says."""
@@ -81,7 +83,10 @@ class Exporter(Protocol):
         """
 
     def command(self, export: Export) -> str:
-        """Return the command that starts the training from inside of the folder."""
+        """Return the command that starts the training, in `STARTS_IN`."""
+
+    def obstacle(self, export: Export) -> str | None:
+        """Return why the trainer cannot train this as it stands, with the remedy; None where it can."""
 
     def left_out(self, export: Export) -> Iterator[str]:
         """Yield what of plan and job the files do not hold, and what the trainer does instead."""

@@ -18,6 +18,7 @@ from trials.job import Job
 from trials.plan import Packed
 
 TITLE = "InternVL"
+STARTS_IN = "internvl_chat of its repository"
 READER = reader
 ABILITIES = Abilities(packs="by length", towers="vision always")
 
@@ -137,8 +138,13 @@ def _arguments(export: Export) -> dict[str, Any]:
 
 
 def command(export: Export) -> str:
-    """Return the command, which is for the folder internvl_chat."""
+    """Return the command, whose script is in the exported folder."""
     return f"bash {export.folder / _SCRIPT}"
+
+
+def obstacle(export: Export) -> str | None:  # noqa: ARG001 - the same for every export
+    """Return None: it trains what `check` does not refuse."""
+    return None
 
 
 def left_out(export: Export) -> Iterator[str]:
@@ -159,6 +165,5 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:  # noqa: ARG001 - the same for every export
-    """Yield where the script runs, and what the model has to be."""
-    yield "The command is for the folder internvl_chat of its repository"
+    """Yield what the model has to be."""
     yield "model_name_or_path has to be the model in InternVL's own form, not in that of transformers"

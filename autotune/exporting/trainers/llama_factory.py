@@ -26,6 +26,7 @@ from trials.plan import Padded
 from trials.units import number_of
 
 TITLE = reader.TITLE
+STARTS_IN = None
 READER = reader
 ABILITIES = Abilities(packs="none")
 
@@ -198,6 +199,11 @@ def template_of(model: ModelSection, family: str) -> dict[str, str]:
 def command(export: Export) -> str:
     """Return the command for one machine."""
     return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={export.devices} llamafactory-cli train {_CONFIGURATION}"
+
+
+def obstacle(export: Export) -> str | None:  # noqa: ARG001 - the same for every export
+    """Return None: it trains what `check` does not refuse."""
+    return None
 
 
 def left_out(export: Export) -> Iterator[str]:

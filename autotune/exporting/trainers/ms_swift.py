@@ -29,6 +29,7 @@ from trials.plan import Padded
 from trials.units import number_of
 
 TITLE = reader.TITLE
+STARTS_IN = None
 READER = reader
 ABILITIES = Abilities(packs="in order", towers="apart")
 
@@ -188,6 +189,16 @@ def command(export: Export) -> str:
     return f"NPROC_PER_NODE={export.devices} swift sft {_CONFIGURATION}"
 
 
+def obstacle(export: Export) -> str | None:
+    """Return that its attention for packs takes no float32, where the job has it."""
+    if export.held.order is not None and export.job.model.dtype == "float32":
+        return (
+            "its packs need FlashAttention (attn_impl), which takes no float32; set model.dtype: bfloat16, or give a "
+            "plan of padded micro-batches in one stage by --plan"
+        )
+    return None
+
+
 def left_out(export: Export) -> Iterator[str]:
     """Yield the order of later epochs, and what padded micro-batches lose."""
     if export.job.training.epochs > 1:
@@ -205,10 +216,5 @@ def left_out(export: Export) -> Iterator[str]:
 def notes(export: Export) -> Iterator[str]:
     """Yield the version, and what packing needs."""
     yield "Fields and packing are those of ms-swift 4.6; earlier versions have no packing_strategy and pack otherwise"
-    if export.held.order is not None and export.job.model.dtype == "float32":
-        yield (
-            "It cannot train these packs: they need FlashAttention there (attn_impl), which takes no float32; set "
-            "model.dtype: bfloat16, or give a plan of padded micro-batches by --plan"
-        )
-    elif export.held.order is not None:
+    if export.held.order is not None:
         yield "Packing needs FlashAttention there (attn_impl)"

@@ -20,6 +20,7 @@ from trials.job import Job
 from trials.plan import Padded
 
 TITLE = reader.TITLE
+STARTS_IN = "qwen-vl-finetune of its repository"
 READER = reader
 ABILITIES = Abilities(packs="in any order")
 
@@ -114,8 +115,15 @@ def _arguments(export: Export) -> dict[str, Any]:
 
 
 def command(export: Export) -> str:
-    """Return the command, which is for the folder of qwen-vl-finetune."""
+    """Return the command, whose script is in the exported folder."""
     return f"bash {export.folder / _SCRIPT}"
+
+
+def obstacle(export: Export) -> str | None:
+    """Return that its attention takes no float32, where the job has it."""
+    if export.job.model.dtype == "float32":
+        return "its attention, FlashAttention, takes no float32; set model.dtype: bfloat16"
+    return None
 
 
 def left_out(export: Export) -> Iterator[str]:
@@ -133,9 +141,7 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:
-    """Yield where the script runs, and what to do before."""
-    yield f"The command is for the folder qwen-vl-finetune; first add {_REGISTERED} to its qwenvl/data/__init__.py"
-    if export.job.model.dtype == "float32":
-        yield "It cannot train in float32: its attention, FlashAttention, takes none; set model.dtype: bfloat16"
+    """Yield what to do before, and what packs need."""
+    yield f"First add {export.folder / _REGISTERED} to qwenvl/data/__init__.py there"
     if not _pads(export):
         yield "Samples of a pack attend to themselves alone only with its own attention for packs (FlashAttention)"

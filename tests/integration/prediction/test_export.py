@@ -113,8 +113,8 @@ def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
     assert price["over_wanted"] == pytest.approx(prod(price["parts"].values()))
     assert price["epoch_seconds"] == pytest.approx(price["over_wanted"] * price["wanted_epoch_seconds"])
     assert price["over_present"] is None
-    (warning,) = [note for note in document["notes"] if "takes no float32; set model.dtype: bfloat16" in note]
-    assert warning.startswith("It cannot train these packs")
+    assert "takes no float32; set model.dtype: bfloat16, or give" in document["obstacle"]
+    assert document["starts_in"] == str(out)
 
 
 def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written_also_by_a_program(
@@ -267,7 +267,8 @@ def test_qwen_vl_gets_packs_as_items(
     document, out = exported("qwen-vl", plan)
     assert document["plan_id"] == plan.id
     assert any("its published rules were followed" in note for note in document["notes"])
-    assert any("set model.dtype: bfloat16" in note for note in document["notes"])
+    assert "takes no float32; set model.dtype: bfloat16" in document["obstacle"]
+    assert document["starts_in"] == "qwen-vl-finetune of its repository"
     items = json.loads((out / "train.json").read_text())
     assert len({id(item) for item in items}) == len(items)
     samples = [sample for item in items for sample in item]

@@ -114,7 +114,9 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
     assert "its fullest stage, 1, needs 62,464 MiB of 77,824 MiB (80%), 21,504 MiB more than with default" in text
     assert "the 50 s of the search's trials are paid back after 0.5 epochs (16 steps)" in text
     further = text.partition("What would help further:")[2].splitlines()[1:]
-    assert "with 81,920 MiB per rank nothing is recomputed: 1.11 +- 0.02 times as fast, predicted" in further[0]
+    assert (
+        "these packs need 81,920 MiB per rank to recompute nothing: 1.11 +- 0.02 times as fast, predicted" in further[0]
+    )
     assert further[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
 
 
