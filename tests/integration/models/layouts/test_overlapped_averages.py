@@ -28,6 +28,10 @@ pytestmark = pytest.mark.ranks
 
 STEPS = 2
 WITHIN = 1e-5
+# Some CPUs multiply matrices of other addresses in another order. AdamW makes steps of equal size of gradients that are
+# nearly 0, so that the smallest biases differed by 2.6e-3 on one.
+ROUNDED = 1e-2
+"""The same for weights and moments in bfloat16 with ZeRO 3, whose weights are gathered to other places."""
 BUCKET = 40_000
 """Bytes of several small parameters, and fewer than those of a matrix."""
 TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
@@ -87,9 +91,11 @@ def check_same_steps(
     for plan, found, states in zip(plans[1:], losses[1:], weights[1:], strict=True):
         assert losses[0] == pytest.approx(found, rel=WITHIN), plan.layout
         assert weights[0].keys() == states.keys()
+        is_rounded = plan.layout.shards_weights and changes.get("model", {}).get("dtype") == "bfloat16"
+        within = ROUNDED if is_rounded else WITHIN
         for name, state in weights[0].items():
             difference = torch.linalg.vector_norm(states[name] - state)
-            assert difference <= WITHIN * torch.linalg.vector_norm(state), (name, plan.layout)
+            assert difference <= within * torch.linalg.vector_norm(state), (name, plan.layout)
 
 
 def stored(checkpoint: Path) -> dict[str, torch.Tensor]:
