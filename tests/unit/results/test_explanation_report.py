@@ -110,14 +110,15 @@ def test_the_time_of_the_search_is_compared_once() -> None:
 
 
 def test_memory_payback_and_what_would_help_further_are_stated() -> None:
-    text = text_of(EXPLANATION)
+    (further,) = EXPLANATION.further
+    text = text_of(replace(EXPLANATION, further=(replace(further, peak_bytes=further.peak_bytes + 1),)))
     assert "its fullest stage, 1, needs 62,464 MiB of 77,824 MiB (80%), 21,504 MiB more than with default" in text
     assert "the 50 s of the search's trials are paid back after 0.5 epochs (16 steps)" in text
-    further = text.partition("What would help further:")[2].splitlines()[1:]
+    advice = text.partition("What would help further:")[2].splitlines()[1:]
     assert (
-        "these packs need 81,920 MiB per rank to recompute nothing: 1.11 +- 0.02 times as fast, predicted" in further[0]
+        "these packs need 81,921 MiB per rank to recompute nothing: 1.11 +- 0.02 times as fast, predicted" in advice[0]
     )
-    assert further[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
+    assert advice[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
 
 
 def test_the_current_plan_is_named_in_words() -> None:

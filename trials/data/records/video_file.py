@@ -32,7 +32,7 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
         # Headers of Matroska and WebM state no number of frames.
         frames, rate = stream.frames or _packets(path), stream.average_rate or stream.guessed_rate
         size = stream.codec_context.height, stream.codec_context.width
-        turns = _turns(next(container.decode(stream), None))
+        turns = _turns(next(_decoded(path, container, stream), None))
     if frames < 1 or min(size) < 1 or not rate or rate <= 0:
         raise DataError(
             f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by "
