@@ -35,7 +35,7 @@ def target_of(trainer: str, job: Job, family: str) -> Target:
     """
     exporter = plugins.load(EXPORTS, trainer)
     exporter.check(job, family)
-    return Target(name=trainer, title=exporter.TITLE, abilities=exporter.ABILITIES)
+    return Target(name=trainer, title=exporter.TITLE, abilities=exporter.abilities(job))
 
 
 def check_folder(folder: Path) -> None:

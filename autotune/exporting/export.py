@@ -43,8 +43,6 @@ class Exported:
     """Starts the training."""
     starts_in: str
     """Folder in which the command starts: the one of the files, or one of the trainer's repository, in words."""
-    obstacle: str | None
-    """Why the trainer cannot train this as it stands, with the remedy; None where it can."""
     plan: Plan
     """The plan that the files hold."""
     wanted: Plan
@@ -103,7 +101,6 @@ def export_plan(
         files=files,
         command=exporter.command(found),
         starts_in=exporter.STARTS_IN or str(folder),
-        obstacle=exporter.obstacle(found),
         plan=held.plan,
         wanted=plan,
         missing=missing,

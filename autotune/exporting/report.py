@@ -18,7 +18,6 @@ def export_document(found: Exported) -> dict[str, Any]:
         "files": list(found.files),
         "command": found.command,
         "starts_in": found.starts_in,
-        "obstacle": found.obstacle,
         "skipped_lines": found.skipped_lines,
         "plan": wire.to_document(found.plan),
         "plan_id": found.plan.id,
@@ -73,7 +72,4 @@ def _listed(found: Exported) -> str:
 
 def _start(found: Exported) -> str:
     notes = "".join(f"\n- {note}" for note in found.notes)
-    start = "Start it"
-    if found.obstacle is not None:
-        start = f"{found.trainer} cannot train this as it stands: {found.obstacle}\nAfter that, start it"
-    return f"{start} in {found.starts_in} with: {found.command}{notes}"
+    return f"Start it in {found.starts_in} with: {found.command}{notes}"

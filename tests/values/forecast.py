@@ -22,6 +22,8 @@ from trials.costs.layer_costs import LayerCosts
 from trials.plan import Plan
 
 PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)
+IN_BFLOAT16 = replace(PLAN, layout=replace(PLAN.layout, zero=1))
+"""The same plan for a job in bfloat16, which ZeRO 0 cannot train."""
 
 
 def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:

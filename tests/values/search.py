@@ -9,11 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from autotune.dimensions.usual import layouts
+from autotune.exporting.trainers import EXPORTS
 from autotune.prediction.predictor import EpochOf, Predictor
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
+from autotune.search.space.abilities import Target
 from autotune.search.space.space import Axes
 from autotune.workload import Prepared
 from storage.records import FinishedTrial, TrialResult
@@ -22,6 +24,7 @@ from tests.values import storage as storage_values
 from tests.values.data import WEIGHTS, build, index_of
 from tests.values.exchanges import averages
 from tests.values.training import job_of
+from trials import plugins
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind, times
 from trials.costs.layer import LayerCost
@@ -200,6 +203,13 @@ def workload_of(memory_limit_bytes: int = 1 << 40, devices: int = 2, dtype: str 
         global_batch_samples=BATCH,
         memory_limit_bytes=memory_limit_bytes,
     )
+
+
+def target_of(trainer: str) -> Target:
+    """A trainer with its limits for a job in bfloat16."""
+    exporter = plugins.load(EXPORTS, trainer)
+    job = job_of(Path(), Path(), model={"dtype": "bfloat16"})
+    return Target(name=trainer, title=exporter.TITLE, abilities=exporter.abilities(job))
 
 
 def prepared_of(folder: Path, memory_limit_bytes: int = 1 << 40, **search: object) -> Prepared:

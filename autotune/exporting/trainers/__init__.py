@@ -62,7 +62,6 @@ class Exporter(Protocol):
     """Name of the trainer, for messages."""
     READER: Trainer
     """The module that reads its configuration."""
-    ABILITIES: Abilities
     ARGUMENTS: tuple[str, ...]
     """Arguments whose values are those of settings of a job, by the trainer's own names."""
     REMEDY: str
@@ -72,6 +71,9 @@ class Exporter(Protocol):
 
     def check(self, job: Job, family: str) -> None:
         """Raise ExportError where the trainer cannot train models of this `model_type` as the job says."""
+
+    def abilities(self, job: Job) -> Abilities:
+        """Return the limits within which plans are solved for a job that `check` does not refuse."""
 
     def write(self, export: Export, folder: Path) -> None:
         """Write all files into an empty folder. Raise ExportError for a sample that the trainer cannot hold."""
@@ -84,9 +86,6 @@ class Exporter(Protocol):
 
     def command(self, export: Export) -> str:
         """Return the command that starts the training, in `STARTS_IN`."""
-
-    def obstacle(self, export: Export) -> str | None:
-        """Return why the trainer cannot train this as it stands, with the remedy; None where it can."""
 
     def left_out(self, export: Export) -> Iterator[str]:
         """Yield what of plan and job the files do not hold, and what the trainer does instead."""

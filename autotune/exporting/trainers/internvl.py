@@ -20,7 +20,6 @@ from trials.plan import Packed
 TITLE = "InternVL"
 STARTS_IN = "internvl_chat of its repository"
 READER = reader
-ABILITIES = Abilities(packs="by length", towers="vision always")
 
 _DATA, _META, _ZERO, _SCRIPT = "train.jsonl", "meta.json", "zero.json", "sft.sh"
 ARGUMENTS = (
@@ -53,6 +52,11 @@ def check(job: Job, family: str) -> None:
             f"training.lora.parts: {', '.join(job.training.lora.parts)}; {TITLE}'s scripts are exported with adapters "
             "in the language model alone; export to ms-swift"
         )
+
+
+def abilities(job: Job) -> Abilities:  # noqa: ARG001 - the same for every job
+    """Return the limits of its plans."""
+    return Abilities(packs="by length", towers="vision always")
 
 
 def write(export: Export, folder: Path) -> None:
@@ -140,11 +144,6 @@ def _arguments(export: Export) -> dict[str, Any]:
 def command(export: Export) -> str:
     """Return the command, whose script is in the exported folder."""
     return f"bash {export.folder / _SCRIPT}"
-
-
-def obstacle(export: Export) -> str | None:  # noqa: ARG001 - the same for every export
-    """Return None: it trains what `check` does not refuse."""
-    return None
 
 
 def left_out(export: Export) -> Iterator[str]:

@@ -28,7 +28,6 @@ from trials.units import number_of
 TITLE = reader.TITLE
 STARTS_IN = None
 READER = reader
-ABILITIES = Abilities(packs="none")
 
 _DATA, _HELD_OUT, _INFO, _ZERO, _CONFIGURATION = "train.json", "val.json", "dataset_info.json", "zero.json", "sft.yaml"
 ARGUMENTS = (
@@ -81,6 +80,11 @@ def check(job: Job, family: str) -> None:
             f"training.learning_rates: {TITLE} has one rate for all parts, and the job others ({', '.join(rates)}); "
             f"remove them, or export to ms-swift, which trains {family} with rates of its own"
         )
+
+
+def abilities(job: Job) -> Abilities:  # noqa: ARG001 - the same for every job
+    """Return the limits of its plans."""
+    return Abilities(packs="none")
 
 
 def write(export: Export, folder: Path) -> None:
@@ -199,11 +203,6 @@ def template_of(model: ModelSection, family: str) -> dict[str, str]:
 def command(export: Export) -> str:
     """Return the command for one machine."""
     return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={export.devices} llamafactory-cli train {_CONFIGURATION}"
-
-
-def obstacle(export: Export) -> str | None:  # noqa: ARG001 - the same for every export
-    """Return None: it trains what `check` does not refuse."""
-    return None
 
 
 def left_out(export: Export) -> Iterator[str]:

@@ -20,7 +20,7 @@ from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import common_settings
 from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
 from autotune.exporting.turns import CHATML, OwnTurns
-from autotune.search.space.abilities import Abilities
+from autotune.search.space.abilities import Abilities, Packs
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Sample
@@ -31,7 +31,6 @@ from trials.units import number_of
 TITLE = reader.TITLE
 STARTS_IN = None
 READER = reader
-ABILITIES = Abilities(packs="in order", towers="apart")
 
 _DATA, _HELD_OUT, _ZERO, _CONFIGURATION = "train.jsonl", "val.jsonl", "zero.json", "sft.yaml"
 ARGUMENTS = (
@@ -54,6 +53,13 @@ _PACKAGE = Package(name="ms-swift", title=TITLE, script="ms_swift")
 
 def check(job: Job, family: str) -> None:
     """Refuse nothing."""
+
+
+def abilities(job: Job) -> Abilities:
+    """Return the limits of its plans: no packs in float32, which their attention does not take."""
+    no_packs = "packs in float32, which FlashAttention does not take: model.dtype: bfloat16 would allow them"
+    packs: Packs = "none" if job.model.dtype == "float32" else "in order"
+    return Abilities(packs=packs, no_packs=no_packs, towers="apart")
 
 
 def write(export: Export, folder: Path) -> None:
@@ -187,16 +193,6 @@ def _most(row: Sequence[Ints]) -> int:
 def command(export: Export) -> str:
     """Return the command for one machine; with NNODES, NODE_RANK and MASTER_ADDR it is that of each of several."""
     return f"NPROC_PER_NODE={export.devices} swift sft {_CONFIGURATION}"
-
-
-def obstacle(export: Export) -> str | None:
-    """Return that its attention for packs takes no float32, where the job has it."""
-    if export.held.order is not None and export.job.model.dtype == "float32":
-        return (
-            "its packs need FlashAttention (attn_impl), which takes no float32; set model.dtype: bfloat16, or give a "
-            "plan of padded micro-batches in one stage by --plan"
-        )
-    return None
 
 
 def left_out(export: Export) -> Iterator[str]:

@@ -22,7 +22,6 @@ from trials.plan import Padded
 TITLE = reader.TITLE
 STARTS_IN = "qwen-vl-finetune of its repository"
 READER = reader
-ABILITIES = Abilities(packs="in any order")
 
 _DATA, _ZERO, _SCRIPT, _REGISTERED = "train.json", "zero.json", "sft.sh", "data_dict.py"
 ARGUMENTS = (
@@ -39,16 +38,26 @@ REMEDY = "take white space around images out of the questions, and save the mode
 
 
 def check(job: Job, family: str) -> None:
-    """Raise ExportError for a model of another family, and for adapters beyond the language model."""
+    """Raise ExportError for a model of another family, float32, and adapters beyond the language model."""
     if not family.startswith("qwen"):
         raise ExportError(
             f"{TITLE} trains Qwen's models alone, and this is a model of type {family}; export to ms-swift"
+        )
+    if job.model.dtype == "float32":
+        raise ExportError(
+            f"model.dtype: float32, which the attention of {TITLE}, FlashAttention, does not take; set bfloat16, or "
+            "export to ms-swift"
         )
     if job.training.lora.rank is not None and job.training.lora.parts != ("language",):
         raise ExportError(
             f"training.lora.parts: {', '.join(job.training.lora.parts)}; {TITLE} has adapters in the language model "
             "alone; export to ms-swift"
         )
+
+
+def abilities(job: Job) -> Abilities:  # noqa: ARG001 - the same for every job
+    """Return the limits of its plans."""
+    return Abilities(packs="in any order")
 
 
 def write(export: Export, folder: Path) -> None:
@@ -117,13 +126,6 @@ def _arguments(export: Export) -> dict[str, Any]:
 def command(export: Export) -> str:
     """Return the command, whose script is in the exported folder."""
     return f"bash {export.folder / _SCRIPT}"
-
-
-def obstacle(export: Export) -> str | None:
-    """Return that its attention takes no float32, where the job has it."""
-    if export.job.model.dtype == "float32":
-        return "its attention, FlashAttention, takes no float32; set model.dtype: bfloat16"
-    return None
 
 
 def left_out(export: Export) -> Iterator[str]:

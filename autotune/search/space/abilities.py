@@ -19,6 +19,8 @@ class Abilities:
     """The limits of a trainer in data parallelism over all devices."""
 
     packs: Packs
+    no_packs: str = "packs of samples with images"
+    """What the trainer lacks where it has no packs, in words."""
     zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)
     towers: Literal["apart", "together", "vision always"] = "together"
     """Whether checkpointing has a switch for each tower, one for both, or one for the language model alone."""
@@ -76,7 +78,7 @@ class Abilities:
         elif packing.degrees != (1,):
             yield f"packs that {packing.degrees[0]} ranks share"
         elif self.packs == "none" and not isinstance(packing, Padded):
-            yield "packs of samples with images"
+            yield self.no_packs
 
     def _of_recomputation(self, plan: Plan) -> Iterator[str]:
         for number, stage in enumerate(plan.stages):

@@ -43,5 +43,12 @@ def profile(profiled: ProfiledCosts, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def in_bfloat16(job: JobFile, profiled: ProfiledCosts, profile: Path) -> None:
+    """The job and its profile in bfloat16, without which some trainers have no packs."""
+    job.spoil(model__dtype="bfloat16")
+    profile.write_text(wire.encode(replace(profiled, model=model_shape(load_job(job.path).model))))
+
+
+@pytest.fixture
 def trials(example: Path, tmp_path: Path, costs: LayerCosts) -> Trials:
     return Trials(example, tmp_path / "trials", costs)

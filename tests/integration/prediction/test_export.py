@@ -24,12 +24,13 @@ from autotune.model_shape import model_shape
 from autotune.plan_file import read_plan
 from tests.programs.users import JobFile, refusal
 from tests.tiny_models import qwen2_5_vl
-from tests.values.forecast import PLAN
+from tests.values.forecast import IN_BFLOAT16, PLAN
 from tests.values.training import PACKED, plan_of
 from trials import wire
 from trials.data.index import DatasetIndex
 from trials.job import EvaluationSection, Job, Source
 from trials.plan import Padded, Plan
+from trials.workload import ModelShape
 
 QWEN_VL_FIELDS = """
     model_name_or_path tune_mm_llm tune_mm_mlp tune_mm_vision lora_enable lora_r lora_alpha lora_dropout dataset_use
@@ -89,10 +90,11 @@ def check_folder_of_checkpoints(out: Path, file: str) -> None:
     assert not (out / "output").exists()
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
     job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
 ) -> None:
-    document, out = exported("ms-swift", PLAN)
+    document, out = exported("ms-swift", IN_BFLOAT16)
     assert document["missing"] == ["a pipeline of 2 stages", "2 of 8 vision layers recomputed in stage 0"]
     plan = document["plan"]
     assert plan["layout"] | {"pipeline": 1, "data": 2} == plan["layout"]
@@ -113,8 +115,16 @@ def test_the_best_plan_within_the_limits_of_ms_swift_is_written_with_its_packs(
     assert price["over_wanted"] == pytest.approx(prod(price["parts"].values()))
     assert price["epoch_seconds"] == pytest.approx(price["over_wanted"] * price["wanted_epoch_seconds"])
     assert price["over_present"] is None
-    assert "takes no float32; set model.dtype: bfloat16, or give" in document["obstacle"]
     assert document["starts_in"] == str(out)
+
+
+def test_in_float32_ms_swift_gets_padded_micro_batches(exported: Callable[..., tuple[dict[str, Any], Path]]) -> None:
+    document, out = exported("ms-swift", replace(HELD_BY_ALL, packing=replace(PACKED, sequence=1)))
+    assert document["missing"] == [
+        "packs in float32, which FlashAttention does not take: model.dtype: bfloat16 would allow them"
+    ]
+    assert isinstance(wire.decode(Plan, json.dumps(document["plan"])).packing, Padded)
+    assert yaml.safe_load((out / "sft.yaml").read_text())["packing"] is False
 
 
 def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written_also_by_a_program(
@@ -123,7 +133,6 @@ def test_a_plan_that_the_trainer_holds_is_the_one_that_is_written_also_by_a_prog
     document, out = exported("ms-swift", HELD_BY_ALL)
     assert (document["missing"], document["plan_id"]) == ([], HELD_BY_ALL.id)
     assert set(document["price"]["parts"].values()) == {1.0}
-    assert not any("float32" in note for note in document["notes"])
     configuration = yaml.safe_load((out / "sft.yaml").read_text())
     assert (configuration["packing"], configuration["per_device_train_batch_size"]) == (False, 2)
     assert [configuration[name] for name in ("torch_dtype", "bf16", "fp16")] == ["float32", False, False]
@@ -260,14 +269,25 @@ def test_qwen_vl_gets_packs_as_items(
     `<image>` as images."""
     qwen2_5_vl.make(tmp_path / "qwen")
     job.spoil(model__path=str(tmp_path / "qwen"))
-    shape = model_shape(load_job(job.path).model)
-    costs = tmp_path / "costs.json"
-    costs.write_text(wire.encode(replace(profiled, model=shape)))
-    plan = plan_of(f"{shape.vision_layers}+{shape.language_layers}", data=2, packing=replace(PACKED, sequence=1))
+
+    def profile() -> tuple[ModelShape, Path]:
+        shape = model_shape(load_job(job.path).model)
+        costs = tmp_path / "costs.json"
+        costs.write_text(wire.encode(replace(profiled, model=shape)))
+        return shape, costs
+
+    _, costs = profile()
+    new = ("--device-profile", costs, "--out", tmp_path / "new")
+    code, message = refusal("export", job.path, "--to", "qwen-vl", *new)
+    assert (code, "model.dtype: float32, which the attention of Qwen-VL's" in message) == (2, True), message
+    job.spoil(model__dtype="bfloat16")
+    shape, _ = profile()
+    plan = plan_of(
+        f"{shape.vision_layers}+{shape.language_layers}", data=2, zero=1, packing=replace(PACKED, sequence=1)
+    )
     document, out = exported("qwen-vl", plan)
     assert document["plan_id"] == plan.id
     assert any("its published rules were followed" in note for note in document["notes"])
-    assert "takes no float32; set model.dtype: bfloat16" in document["obstacle"]
     assert document["starts_in"] == "qwen-vl-finetune of its repository"
     items = json.loads((out / "train.json").read_text())
     assert len({id(item) for item in items}) == len(items)

@@ -62,11 +62,12 @@ def least_seconds(forecaster: Forecaster, target: Target) -> float:
     raise AssertionError("no plan fits")
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 @pytest.mark.parametrize("trainer", parameters({name: name for name in plugins.names(EXPORTS)}, short=("qwen-vl",)))
 def test_the_solved_plan_is_within_a_hundredth_of_the_best_on_a_grid(job: JobFile, profile: Path, trainer: str) -> None:
     read = load_job(job.path)
     shape = model_shape(read.model, read.training)
     cluster = cluster_of_file(read, shape, profile, ClusterOptions())
     forecaster = Forecaster(read, shape, cluster, ForecastData.of(read))
-    target = Target(name=trainer, title=trainer, abilities=plugins.load(EXPORTS, trainer).ABILITIES)
+    target = Target(name=trainer, title=trainer, abilities=plugins.load(EXPORTS, trainer).abilities(read))
     assert Restricted(forecaster, target).best().seconds <= 1.01 * least_seconds(forecaster, target)

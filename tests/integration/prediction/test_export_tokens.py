@@ -8,7 +8,7 @@ import pytest
 
 from autotune.exporting.same_tokens import Room
 from tests.programs.users import JobFile, document, refusal
-from tests.values.forecast import PLAN
+from tests.values.forecast import IN_BFLOAT16
 from tests.values.parameters import parameters
 from tests.values.training import plan_of
 from trials.plan import Padded, Plan
@@ -108,6 +108,7 @@ def arguments(
     return made
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 @pytest.mark.parametrize(
     "trainer",
     parameters({name: name for name in ("ms-swift", "llama-factory", "internvl")}, short=("llama-factory",)),
@@ -115,14 +116,15 @@ def arguments(
 def test_the_model_s_own_processor_counts_where_a_trainer_is_not_installed(
     arguments: Callable[..., list[str]], trainer: str
 ) -> None:
-    same, warned, *_ = document(*arguments(trainer, PLAN))["notes"]
+    same, warned, *_ = document(*arguments(trainer, IN_BFLOAT16))["notes"]
     assert same.startswith("the model's own processor counts the same tokens in 32 samples; ")
     assert "did not count itself" in warned
     assert warned.endswith("may count otherwise")
 
 
+@pytest.mark.usefixtures("in_bfloat16")
 def test_a_trainer_counts_in_its_own_environment(swift: Path, arguments: Callable[..., list[str]]) -> None:
-    found = document(*arguments("ms-swift", PLAN, "--trainer-python", sys.executable))["notes"]
+    found = document(*arguments("ms-swift", IN_BFLOAT16, "--trainer-python", sys.executable))["notes"]
     assert found[0].startswith("ms-swift 4.6.0 counts the same tokens in 32 samples; packs are rebuilt with -")
     assert not any("did not count itself" in note for note in found)
 

@@ -8,7 +8,6 @@ import pytest
 
 from autotune.errors import JobError, NoFeasiblePlan
 from autotune.events import unheard
-from autotune.exporting.trainers import EXPORTS
 from autotune.machine.agent import Agent
 from autotune.results.rival import Rival
 from autotune.search.roles import BASELINES, REPEATS, Role
@@ -22,17 +21,14 @@ from storage.store import open_store
 from tests.machines.search_bench import MEMORY, PREDICTOR, Bench
 from tests.machines.simulated import SimulatedLauncher
 from tests.values.parameters import parameters
-from tests.values.search import epoch_of, prepared_of, solver_of, workload_of
-from trials import plugins, wire
+from tests.values.search import epoch_of, prepared_of, solver_of, target_of, workload_of
+from trials import wire
 from trials.outcome import OutOfMemory
 from trials.plan import Layout, Packed, Plan
 from trials.sites.local import LocalSite
 from trials.stage import Stage
 
-SWIFT, FACTORY = (
-    Target(name=name, title=module.TITLE, abilities=module.ABILITIES)
-    for name, module in ((name, plugins.load(EXPORTS, name)) for name in ("ms-swift", "llama-factory"))
-)
+SWIFT, FACTORY = map(target_of, ("ms-swift", "llama-factory"))
 PIPELINE = Plan(
     packing=Packed(qv=9, qt=480, qv_min=9, qt_min=416, packer="isf"),
     layout=Layout(pipeline=2, data=1, zero=0),
@@ -133,5 +129,4 @@ def test_packs_whose_ends_no_order_tells_are_missing_for_ms_swift_alone() -> Non
         stages=(Stage(vision=5, language=4),),
     )
     assert holding(SWIFT).missing(plan) == ("packs whose ends the order of the samples does not tell",)
-    qwen = plugins.load(EXPORTS, "qwen-vl")
-    assert holding(Target(name="qwen-vl", title=qwen.TITLE, abilities=qwen.ABILITIES)).holds(plan)
+    assert holding(target_of("qwen-vl")).holds(plan)

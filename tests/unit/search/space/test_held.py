@@ -12,12 +12,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from autotune.dimensions.folds import layout_name
 from autotune.errors import NoFeasiblePlan
 from autotune.exporting.trainers import EXPORTS
-from autotune.search.space.abilities import Target
 from autotune.search.space.feasible import feasible_space
 from autotune.search.space.held import Holding
 from autotune.search.space.space import Space
 from tests.values.parameters import examples, parameters
-from tests.values.search import MEBI, epoch_of, predictor_of, solver_of, workload_of
+from tests.values.search import MEBI, epoch_of, predictor_of, solver_of, target_of, workload_of
 from trials import plugins
 from trials.job import SpaceSection
 from trials.plan import Layout, Levelled, Packed, Padded, Plan
@@ -27,11 +26,6 @@ from trials.workload import Workload
 PREDICTOR = predictor_of()
 WORKLOAD = workload_of()
 TRAINERS = plugins.names(EXPORTS)
-
-
-def target_of(trainer: str) -> Target:
-    exporter = plugins.load(EXPORTS, trainer)
-    return Target(name=trainer, title=exporter.TITLE, abilities=exporter.ABILITIES)
 
 
 def holding(trainer: str, workload: Workload = WORKLOAD) -> Holding:
