@@ -59,7 +59,7 @@ def recommend(options: Options, model: str, data: tuple[Path, ...], **wanted: An
 @click.option(
     "--plan",
     metavar="FILE|ID",
-    help="Plan file (YAML or JSON) or ID of a tried plan. Default: the best plans that the solver finds.",
+    help="Plan file (YAML or JSON) or ID of a tried plan. Default: the best plans of the solver and of trials.",
 )
 @DEVICES
 @MEMORY

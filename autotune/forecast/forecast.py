@@ -44,6 +44,7 @@ from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
 from trials.model.refusals.tensor import check_tensor
 from trials.model.skeleton import build_skeleton, load_config
+from trials.outcome import Completed
 from trials.plan import Layout, Levelled, Packing, Padded, Plan
 from trials.units import number_of
 from trials.workload import ModelShape, Workload
@@ -139,6 +140,8 @@ class Forecaster:
             costs=self._costs_on(cluster.devices),
             element_bytes=shape.element_bytes,
         )
+        self._ran: dict[Plan, None] = {}
+        """Plans of packs over all devices that trials completed and that keep the batch."""
 
     @property
     def trials(self) -> int:
@@ -154,6 +157,18 @@ class Forecaster:
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
+            if isinstance(trial.result.outcome, Completed) and self._is_candidate(trial.plan):
+                self._ran[trial.plan] = None
+
+    def _is_candidate(self, plan: Plan) -> bool:
+        packing, layout = plan.packing, plan.layout
+        if isinstance(packing, Padded) or layout.world_size != self.cluster.devices:
+            return False
+        try:
+            self._check(plan)
+        except PredictError:  # such as exchanges that this profile has not timed
+            return False
+        return self.epoch(packing, layout.data).keeps_batch
 
     def _costs_on(self, devices: int) -> LayerCosts:
         workers = self.job.data.workers
@@ -172,23 +187,28 @@ class Forecaster:
     def best(self, count: int, *, remedy: str = "give more --memory or --devices") -> tuple[Forecast, ...]:
         """Return the plans predicted fastest, one for each layout and capacities; plans that fit come first.
 
-        A solved plan may not fit once trials have corrected its predicted memory.
+        They are those that the solver finds, which leave a little memory free, and those that trials completed. A
+        solved plan may not fit once trials have corrected its predicted memory.
 
         Raise NoFeasiblePlan, which ends with `remedy`, when none fits the memory and keeps the global batch.
         """
         space = feasible_space(self.workload, self.solver(), remedy=remedy)
         distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[tuple[bool, float], Plan]] = {}
-        for bound, origin in space.by_bound():
-            fastest = sorted(distinct.values(), key=lambda entry: entry[0])[:count]
-            if len(fastest) == count and fastest[-1][0] <= (False, bound):
-                break  # all further plans take longer
-            solved = space.solved(origin)
-            peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(solved))
-            for plan, peak, seconds in zip(solved, peaks, self._predictor.plans_epoch_seconds(solved), strict=True):
+
+        def compare(plans: Sequence[Plan]) -> None:
+            peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(plans))
+            for plan, peak, seconds in zip(plans, peaks, self._predictor.plans_epoch_seconds(plans), strict=True):
                 assert not isinstance(plan.packing, Padded)  # as all starts of a space are
                 key = plan.layout, tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
                 entry = self._order(peak, seconds), plan
                 distinct[key] = min(distinct.get(key, entry), entry, key=lambda entry: entry[0])
+
+        compare(tuple(self._ran))
+        for bound, origin in space.by_bound():
+            fastest = sorted(distinct.values(), key=lambda entry: entry[0])[:count]
+            if len(fastest) == count and fastest[-1][0] <= (False, bound):
+                break  # all further plans take longer
+            compare(space.solved(origin))
         plans = [plan for _, plan in sorted(distinct.values(), key=lambda entry: entry[0])[:count]]
         found = [(plan, self._predictor.predict(plan)) for plan in plans]
         # The epoch may differ a little from the excerpt on which the plans were compared.

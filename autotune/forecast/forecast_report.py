@@ -9,6 +9,7 @@ from autotune.forecast.gantt import gantt, legend
 from autotune.plan_text import plan_text, recompute_text, recomputed_text
 from autotune.results.text_table import table
 from autotune.results.time_parts import MEANINGS, NAMES
+from autotune.search.solver.limits import HEADROOM
 from trials import wire
 from trials.arrays import Floats
 from trials.units import number_of
@@ -32,7 +33,8 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
             )
             for forecast in found
         ]
-        sections.append(table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows))
+        plans = table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows)
+        sections.append(f"{plans}\nPlans that the solver found leave {1 - HEADROOM:.0%} of the memory free")
     timeline, steps = first.timeline, len(first.prediction.step_seconds)
     where = f", data rank {timeline.data_rank}" if first.plan.layout.data > 1 else ""
     step = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"

@@ -49,7 +49,7 @@ def forecasts(
     plan: Plan | str | None,
     top: int,
 ) -> tuple[Forecaster, tuple[Forecast, ...]]:
-    """Return the forecaster, with the forecast of a plan or those of the `top` best plans that the solver finds.
+    """Return the forecaster, with the forecast of a plan or those of the `top` best plans of solver and trials.
 
     `plan` is a plan, a plan file, or the beginning of the id of a tried plan, of which the listener gets how well it
     is known. Raise PredictError for a file, and what `cluster_of_file`, `cluster_of_store` and `Forecaster` raise.

@@ -16,14 +16,11 @@ from autotune.cli import main
 from autotune.events import Event, PhaseBegan
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.devices import lock_file
-from autotune.machine.hardware import software
-from autotune.prediction.features import COSTS as FACTORS
-from autotune.prediction.features import scaled
 from storage.store import open_store
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, document, refusal
-from tests.values.exchanges import around_layers, averages, copies, exchanging, of_weights, without
-from tests.values.forecast import PLAN, Trials, store_profile
+from tests.values.exchanges import around_layers, copies, exchanging, of_weights, without
+from tests.values.forecast import PLAN, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
 from tests.values.training import PACKED, offloading, plan_of
 from trials import wire
@@ -31,14 +28,6 @@ from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.plan import Layout, Levelled, Packed, Plan
 from trials.stage import Recomputed, Stage
-
-OTHERS = (
-    plan_of("9+0", "3+8", packing=PACKED),
-    plan_of("6+0", "6+8r0,4", packing=PACKED),
-    plan_of("12+8", data=2, packing=PACKED),
-    plan_of("12+2", "0+6", packing=PACKED),
-    plan_of("12+8r6,0", data=2, packing=PACKED),
-)
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -324,64 +313,3 @@ def test_a_step_is_drawn(job: JobFile, profile: Path, plan_file: Callable[[Plan]
     assert {"stage 0", "stage 1", "MiB", "seconds from the beginning of the step"} <= shown
     assert {"forward", "reduction and optimizer", "kept for backward passes", "peak of the epoch", "limit"} <= shown
     assert overlaps(texts) == []
-
-
-# --- what trials have taught ---
-
-
-def test_trials_correct_what_is_predicted_and_narrow_its_error(
-    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
-) -> None:
-    truth = scaled(costs, [{"vision": 1.4, "language": 0.8}.get(name, 1.0) for name in FACTORS])
-    store_profile(job, costs)
-    before = predicted(job.path, "--plan", plan_file(PLAN))
-    trials.keep(OTHERS, truth)
-    after = predicted(job.path, "--plan", plan_file(PLAN))
-    assert (before["corrected_by_trials"], after["corrected_by_trials"]) == (0, len(OTHERS))
-    (alone,), (corrected,) = before["plans"], after["plans"]
-    real = trials.seconds(PLAN, truth)
-    assert abs(alone["epoch_seconds"] / real - 1) > 0.08
-    assert corrected["epoch_seconds"] == pytest.approx(real, rel=0.03)
-    assert corrected["epoch_seconds_error"] < alone["epoch_seconds_error"] / 2
-    assert alone["parts"]["unexplained"] == pytest.approx(0, abs=1e-6)
-    assert corrected["parts"]["unexplained"] != pytest.approx(0, abs=1e-6)
-    assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
-    output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan_file(PLAN))]).stdout
-    assert f"Corrected by {len(OTHERS)} trials" in output
-    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", output)
-
-
-def test_trials_with_other_software_or_a_profile_file_correct_nothing(
-    job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan_file: Callable[[Plan], Path]
-) -> None:
-    store_profile(job, costs)
-    trials.keep(OTHERS[:1], costs, software=replace(software(), torch="1.0"))
-    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 0
-    trials.keep(OTHERS[:1], costs)
-    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 1
-    file = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", profile)
-    assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
-
-
-@pytest.mark.long
-def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
-    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
-) -> None:
-    slow = exchanging(costs, averages(1e-7))
-    wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
-    two = plan_of("12+8", data=2, packing=PACKED)
-    store_profile(job, slow)
-
-    def communication(trials: int) -> list[float]:
-        found = [
-            predicted(job.path, "--plan", plan_file(wide[0]), "--devices", "8"),
-            predicted(job.path, "--plan", plan_file(two)),
-        ]
-        assert [document["corrected_by_trials"] for document in found] == [trials, trials]
-        return [document["plans"][0]["parts"]["communication"] for document in found]
-
-    before = communication(0)
-    trials.costs = slow
-    ring = exchanging(slow, averages(1e-7 * (7 / 8) / (1 / 2), 8))
-    trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8))
-    assert communication(6) == pytest.approx(before, rel=0.05)

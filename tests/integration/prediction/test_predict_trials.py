@@ -1,0 +1,113 @@
+"""What trials teach `autotune predict`."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import main
+from autotune.machine.hardware import software
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
+from tests.programs.users import JobFile, document
+from tests.values.exchanges import averages, exchanging
+from tests.values.forecast import PLAN, Trials, store_profile
+from tests.values.training import PACKED, plan_of
+from trials import wire
+from trials.costs.layer_costs import LayerCosts
+from trials.plan import Plan
+
+OTHERS = (
+    plan_of("9+0", "3+8", packing=PACKED),
+    plan_of("6+0", "6+8r0,4", packing=PACKED),
+    plan_of("12+8", data=2, packing=PACKED),
+    plan_of("12+2", "0+6", packing=PACKED),
+    plan_of("12+8r6,0", data=2, packing=PACKED),
+)
+
+pytestmark = pytest.mark.usefixtures("home")
+
+
+def predicted(*arguments: str | Path) -> dict[str, Any]:
+    return document("predict", *arguments)
+
+
+def test_trials_correct_what_is_predicted_and_narrow_its_error(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    truth = scaled(costs, [{"vision": 1.4, "language": 0.8}.get(name, 1.0) for name in FACTORS])
+    store_profile(job, costs)
+    before = predicted(job.path, "--plan", plan_file(PLAN))
+    trials.keep(OTHERS, truth)
+    after = predicted(job.path, "--plan", plan_file(PLAN))
+    assert (before["corrected_by_trials"], after["corrected_by_trials"]) == (0, len(OTHERS))
+    (alone,), (corrected,) = before["plans"], after["plans"]
+    real = trials.seconds(PLAN, truth)
+    assert abs(alone["epoch_seconds"] / real - 1) > 0.08
+    assert corrected["epoch_seconds"] == pytest.approx(real, rel=0.03)
+    assert corrected["epoch_seconds_error"] < alone["epoch_seconds_error"] / 2
+    assert alone["parts"]["unexplained"] == pytest.approx(0, abs=1e-6)
+    assert corrected["parts"]["unexplained"] != pytest.approx(0, abs=1e-6)
+    assert sum(corrected["parts"].values()) == pytest.approx(corrected["epoch_seconds"])
+    output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan_file(PLAN))]).stdout
+    assert f"Corrected by {len(OTHERS)} trials" in output
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", output)
+
+
+def test_trials_with_other_software_or_a_profile_file_correct_nothing(
+    job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs)
+    trials.keep(OTHERS[:1], costs, software=replace(software(), torch="1.0"))
+    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 0
+    trials.keep(OTHERS[:1], costs)
+    assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 1
+    file = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", profile)
+    assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
+
+
+def test_plans_that_trials_completed_are_among_the_best(job: JobFile, costs: LayerCosts, trials: Trials) -> None:
+    store_profile(job, costs)
+    (fast,) = predicted(job.path, "--top", "1", "--memory", "1GiB")["plans"]
+    plan = wire.decode(Plan, json.dumps(fast["plan"]))
+    # The plan fits, but not with the memory that the solver leaves free.
+    tight = ("--top", "2", "--memory", f"{max(stage['expected'] for stage in fast['stages']) // 1014}KiB")
+    solved = predicted(job.path, *tight)["plans"]
+    assert solved[0]["epoch_seconds"] > fast["epoch_seconds"]
+    wide = replace(plan, layout=replace(plan.layout, data=2 * plan.layout.data))
+    trials.keep([plan], costs)
+    trials.keep([wide], costs, hardware=replace(trials.prepared.workload.hardware, devices=4))
+    best = predicted(job.path, *tight)["plans"]
+    assert (best[0]["id"], best[0]["fits"]) == (plan.id, True)
+    assert best[1]["plan"]["layout"]["data"] * best[1]["plan"]["layout"]["pipeline"] == 2
+    text = CliRunner().invoke(main, ["predict", str(job.path), *tight]).stdout
+    assert "Plans that the solver found leave 3% of the memory free" in text
+
+
+@pytest.mark.long
+def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    slow = exchanging(costs, averages(1e-7))
+    wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
+    two = plan_of("12+8", data=2, packing=PACKED)
+    store_profile(job, slow)
+
+    def communication(trials: int) -> list[float]:
+        found = [
+            predicted(job.path, "--plan", plan_file(wide[0]), "--devices", "8"),
+            predicted(job.path, "--plan", plan_file(two)),
+        ]
+        assert [document["corrected_by_trials"] for document in found] == [trials, trials]
+        return [document["plans"][0]["parts"]["communication"] for document in found]
+
+    before = communication(0)
+    trials.costs = slow
+    ring = exchanging(slow, averages(1e-7 * (7 / 8) / (1 / 2), 8))
+    trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8))
+    assert communication(6) == pytest.approx(before, rel=0.05)
