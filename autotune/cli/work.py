@@ -24,6 +24,7 @@ from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan
 from autotune.library.tune import certified_winner, tuned
+from autotune.machine.hardware import spare_cores
 from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
@@ -148,8 +149,13 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
             max_steps=wanted.steps, changes_plan=wanted.resume_with is not None, retunes=wanted.retune_on_drift
         )
         last, launched = _launch(options, bench, chosen, certificate, how)
-        workers = bench.prepared.job.data.workers
-    options.give(lambda: launched_document(last, launched), lambda: launched_text(last, launched, workers))
+        cores = _cores(bench)
+    options.give(lambda: launched_document(last, launched), lambda: launched_text(last, launched, *cores))
+
+
+def _cores(bench: Workbench) -> tuple[int, int]:
+    """Return the loading processes of a rank, and the cores that they may use."""
+    return bench.prepared.job.data.workers or 0, spare_cores(bench.prepared.workload.hardware)
 
 
 def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:
@@ -177,10 +183,10 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         if certificate is not None and chosen.plan != best.plan:
             certificate = certified(bench, chosen.plan, options.display)
         chosen, launched = _launch(options, bench, chosen, certificate, how)
-        workers = bench.prepared.job.data.workers
+        cores = _cores(bench)
     options.give(
         lambda: {"best": study_report.best_document(best, ran), "launch": launched_document(chosen, launched)},
-        lambda: launched_text(chosen, launched, workers),
+        lambda: launched_text(chosen, launched, *cores),
     )
 
 

@@ -28,7 +28,7 @@ _WAYS = {
 }
 _ADVICE = {
     "padding": "pack the samples",
-    "loading": "raise data.workers, or put the data on a faster disk",
+    "loading": "decode images ahead on free cores, by data.workers, or let images be smaller",
     "stage_imbalance": "stages hold whole layers; a model or a pipeline degree with a more even split would remove it",
     "data_imbalance": "a larger global batch has more packs to choose from for each step",
     "bubble": "a larger global batch has more micro-batches; twice as many halve it, about",

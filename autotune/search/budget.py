@@ -99,20 +99,29 @@ class Budget:
     def costs_text(
         self, seconds: float, of_baselines: Sequence[float], always: float, groups: int, devices: int
     ) -> str:
-        """Return what a search costs at least, in words; warn where no trial fits besides the baselines.
+        """Return what a search costs, in words; warn where no trial fits besides the baselines, or none can end.
 
-        A trial takes `seconds`, what no limit ends `always` seconds. There are `groups` of `devices`, as for `fitting`.
+        A trial takes `seconds`, the baselines that no limit leaves out `always` seconds, with their repeats. There are
+        `groups` of `devices`, as for `fitting`.
         """
         fit = self.fitting(seconds, sum(of_baselines), groups, devices)
         more = max(0, min(fit, self.settings.trials - len(self.spent) - len(of_baselines)))
-        compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
-        text = (
-            f"A trial of the plan predicted best takes at least {seconds:.1f} s, {compared}; at most "
-            f"{number_of(more, 'more trial')}"
-        )
-        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        text = f"A trial of the plan predicted best takes about {seconds:.1f} s"
         if always > self.settings.time_limit:
-            text += f"; what always runs takes about {duration_text(always)}, longer than search.time_limit"
+            text += (
+                f"; the baselines that always run take about {duration_text(always)} with their repeats, longer than "
+                "search.time_limit"
+            )
+        else:
+            compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
+            text += f", {compared}; about {number_of(more, 'more trial')}"
+        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        if seconds > self.settings.trial_timeout:
+            _log.warning(
+                "a trial is predicted to take %s, longer than search.trial_timeout, which ends it; raise that, or "
+                "lower search.timed_steps",
+                duration_text(seconds),
+            )
         if not fit:
             limits = "search.time_limit" + " and search.device_hours" * (self.settings.device_hours is not None)
             _log.warning(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autotune.machine.device_problems import Finding
-from autotune.machine.hardware import default_workers
+from autotune.machine.hardware import default_workers, spare_cores
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, Coefficients, LayerKind, SlowCall, SlowCause
@@ -172,8 +172,8 @@ def _of_frozen(load: Load, costs: LayerCosts) -> Iterator[Trap]:
 def _of_loading(hardware: Hardware, load: Load, costs: LayerCosts, workers: int) -> Iterator[Trap]:
     loading = float(load.sizes[WITHOUT_TARGETS] @ np.array(costs.loading.pixels_seconds))
     computing = load.computing(costs)
-    # CPU ranks compute on the cores on which they load, so that loading is a part of their work.
-    spare = 0 if hardware.accelerator == "cpu" else hardware.cpu_cores // hardware.of_node - 1
+    # Without one, ranks compute on the cores on which they load, so that loading is a part of their work.
+    spare = spare_cores(hardware)
     # Workers load while the rank computes, so it waits only for what takes longer.
     waits = loading if workers == 0 else loading / workers - computing
     if waits <= 0 or (spare == 0 and loading <= computing):

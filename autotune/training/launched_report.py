@@ -35,8 +35,8 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
     }
 
 
-def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) -> str:
-    """Return the lines for people; `workers` are the loading processes per rank."""
+def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: int) -> str:
+    """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
     steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
     lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{_TO_GO_ON}"]
     if (measured := launched.training_samples_per_second) is not None:
@@ -51,7 +51,8 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int | None) ->
     if launched.drift is not None:
         lines.append(f"Drift: {launched.drift}")
     if (waited := launched.data_wait_share) is not None:
-        remedy = f"; raise data.workers, now {workers}, to decode images ahead" if waited > _LONG_DATA_WAIT else ""
+        remedy = f"raise data.workers, now {workers}," if workers < spare else "no core is free"
+        remedy = f"; {remedy} to decode images ahead" if waited > _LONG_DATA_WAIT else ""
         lines.append(f"Waited for data in {waited:.1%} of the time{remedy}")
     last, best = _last_and_best(launched)
     if last and best:

@@ -81,25 +81,34 @@ def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(b
     assert [gain.gain for gain in found.gains] == [pytest.approx(seconds[second] / seconds[best])]
 
 
-@pytest.mark.parametrize(("limit", "more", "warned"), [("10h", "2 more trials", 0), ("0.001s", "0 more trials", 1)])
+@pytest.mark.parametrize(
+    ("limit", "said", "warned"),
+    [("10h", "; about 2 more trials; ", 0), ("0.001s", "; the baselines that always run take about ", 1)],
+)
 def test_a_search_says_what_it_will_cost_before_its_first_trial(
-    limit: str, more: str, warned: int, bench: Bench, caplog: pytest.LogCaptureFixture
+    limit: str, said: str, warned: int, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=5, time_limit=limit)
     first = next(number for number, event in enumerate(bench.events) if isinstance(event, TrialBegan))
     (text,) = (e.text for e in bench.events[:first] if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
-    assert f"; at most {more}; " in text
-    assert ("what always runs takes about" in text) == (limit == "0.001s")
+    assert said in text
     assert (
         sum(
             "no time for more than the baselines; raise search.time_limit, or" in message for message in caplog.messages
         )
         == warned
     )
+    assert not any("search.trial_timeout" in message for message in caplog.messages)
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=5, time_limit=limit, device_hours=0.5)
     assert any(isinstance(event, Note) and "; 0.5 device-hours in all" in event.text for event in bench.events) == (
         not warned
     )
+
+
+def test_a_trial_that_its_timeout_would_end_is_warned_of(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=3, trial_timeout="0.001s")
+    (warning,) = (message for message in caplog.messages if "search.trial_timeout" in message)
+    assert warning.startswith("a trial is predicted to take ")
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,18 @@ from trials.tasks.training.progress import Evaluated
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"),
+    ("share", "spare", "expected"),
     [
-        (None, ""),
-        (0.004, "Waited for data in 0.4% of the time"),
-        (0.25, "Waited for data in 25.0% of the time; raise data.workers, now 3, to decode images ahead"),
+        (None, 4, ""),
+        (0.004, 4, "Waited for data in 0.4% of the time"),
+        (0.25, 4, "Waited for data in 25.0% of the time; raise data.workers, now 3, to decode images ahead"),
+        (0.25, 3, "Waited for data in 25.0% of the time; no core is free to decode images ahead"),
     ],
 )
-def test_a_long_wait_for_data_comes_with_its_remedy(share: float | None, expected: str) -> None:
+def test_a_long_wait_for_data_comes_with_its_remedy(share: float | None, spare: int, expected: str) -> None:
     report = TrainingReport(steps=8, finished=True, model=None, blank_samples=0)
     launched = Launched(report=report, training_samples_per_second=9.0, data_wait_share=share, steps=8, blank_samples=0)
-    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, spare)
     assert text.splitlines()[2:] == [expected] * bool(expected)
 
 
@@ -35,7 +36,7 @@ def test_what_slowed_a_launch_down_is_named() -> None:
         blank_samples=0,
         disturbance=reason,
     )
-    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
     assert text.splitlines()[2:] == [f"Disturbed: {reason}; on an idle machine the training is faster"]
 
 
@@ -48,7 +49,7 @@ def test_a_launch_with_nothing_left_to_train_says_how_to_go_on_and_claims_no_slo
         blank_samples=0,
         disturbance="other processes used 1.2 of 2 cores",
     )
-    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
     assert "after 8 steps with plan" in text
     assert "to go on, raise training.epochs" in text
     assert "Disturbed" not in text
@@ -62,7 +63,7 @@ def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() 
         steps=8,
         blank_samples=0,
     )
-    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3)
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
     assert text.endswith("The model is written after the last step: the same command without --steps goes on")
 
 
@@ -80,7 +81,7 @@ def test_the_last_and_the_best_evaluation_are_named() -> None:
             blank_samples=0,
             evaluations=tuple(found),
         )
-        return launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3).splitlines()[-1]
+        return launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4).splitlines()[-1]
 
     assert text(2.0, 1.5) == "Evaluation loss 1.500 after step 2, the best"
     assert text(2.0, 1.25, 1.5, 1.25, 3.0) == "Evaluation loss 3.000 after step 5, best 1.250 after step 2"
