@@ -4,7 +4,7 @@ from itertools import chain
 
 from trials.model.cut import cut
 from trials.plan import Packed, Plan
-from trials.stage import TOWERS, Stage
+from trials.stage import TOWERS, Recomputed, Stage
 
 
 def recomputes_more(plan: Plan, other: Plan) -> bool:
@@ -12,10 +12,14 @@ def recomputes_more(plan: Plan, other: Plan) -> bool:
     if plan == other or (plan.packing, plan.layout) != (other.packing, other.layout):
         return False
     return all(
-        one.recomputing(its.recomputed) == its
+        _keeping_all(one) == _keeping_all(its)
         and all(kept <= of_other for kept, of_other in zip(_kept(one), _kept(its), strict=True))
         for one, its in zip(plan.stages, other.stages, strict=True)
     )
+
+
+def _keeping_all(stage: Stage) -> Stage:
+    return stage.recomputing([Recomputed(vision=0, language=0) for _ in stage.recomputed])
 
 
 def asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
