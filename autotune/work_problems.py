@@ -29,14 +29,15 @@ def database_findings(store: Store) -> Iterator[Finding]:
             )
     for trial in store.running_trials():
         owner = agents.get(trial.agent_id or "")
-        if owner is None or has_died(owner):
+        # One that ended by itself was interrupted: its study can be continued at any time.
+        if has_died(owner) if owner else trial.agent_id is None:
             study = store.study(trial.study_id)
             model = study.settings.get(MODEL)
             of_model = "" if model is None else f" with model.path {model}"
             yield Finding(
                 what=f"trial {trial.number} of {study.name}, begun {trial.started:%Y-%m-%d %H:%M} UTC, has no "
                 "result, and its process is gone",
-                remedy=f"`autotune tune JOB` with its job{of_model} gives up the trial and continues",
+                remedy=f"nothing to do: the next `autotune tune JOB` gives it up, and with its job{of_model} continues",
             )
     for launch in store.running_launches():
         if living(launch, agents) is None:

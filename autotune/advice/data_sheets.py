@@ -107,8 +107,8 @@ DATA_SHEETS: dict[str, DataSheet] = {
 def unknown_device(name: str, profiled: Iterable[str]) -> RecommendError:
     """Return the error for a device that has no data sheet, and is none of the `profiled` ones."""
     others = ", ".join(dict.fromkeys(profiled))
-    only = f"; profiles with other models or settings are of {others}" if others else ""
+    only = f"; profiles are of {others}" if others else ""
     return RecommendError(
-        f"there is no data sheet of a device {name!r}, only of {', '.join(DATA_SHEETS)}, and no profile of the model "
-        f"on one{only}; choose the most similar one, or measure a device with `autotune profile JOB`"
+        f"there is no data sheet of a device {name!r}, only of {', '.join(DATA_SHEETS)}, and no profile of one"
+        f"{only}; choose the most similar one, or measure a device with `autotune profile JOB`"
     )

@@ -98,7 +98,8 @@ def recommend_for(
     job, its search and its devices do not count, but for the memory limit of a rank.
 
     Raise RecommendError for a device of which neither is known, for a number that is not positive, for layers that
-    cannot be computed without a device, and what `ForecastData.of` and `model_shape` raise.
+    cannot be computed without a device; ProfileError for a device with stored profiles of other models alone; and what
+    `ForecastData.of` and `model_shape` raise.
     """
     if job.training.compile:
         raise RecommendError(
@@ -114,7 +115,7 @@ def recommend_for(
         with read_store(database_url) as store:
             profiled = [each.hardware.device_name for each in store.layer_profiles()]
             for count in counts:
-                measured[count] = _measured(job, shape, store, sheet.name if sheet else device, count)
+                measured[count] = _measured(job, shape, store, sheet or device, count)
     except DatabaseUnavailable as error:
         listener(Note(text=f"Nothing that was measured is known: {error}"))
     first = measured[counts[0]]
@@ -142,10 +143,16 @@ def recommend_for(
     )
 
 
-def _measured(job: Job, shape: ModelShape, store: Store, device: str, count: int) -> Cluster | None:
+def _measured(job: Job, shape: ModelShape, store: Store, device: DataSheet | str, count: int) -> Cluster | None:
+    """Return what is stored of a device. Raise ProfileError for other models alone, where there is no data sheet."""
+    name = device if isinstance(device, str) else device.name
     try:
-        return cluster_of_store(job, shape, store, ClusterOptions(devices=count, device_profile=device))
-    except (NoProfile, ProfileError):
+        return cluster_of_store(job, shape, store, ClusterOptions(devices=count, device_profile=name))
+    except NoProfile:
+        return None
+    except ProfileError:
+        if name == device:
+            raise
         return None
 
 

@@ -13,6 +13,8 @@ from trials.units import duration_text, number_of
 _MEBI = 1 << 20
 _LEAST = 0.01
 """Device-hours, or their price, below which a job is too small for its figures to matter."""
+_SHORT = 10.0
+"""Seconds below which a time is shown with a fraction."""
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
@@ -60,8 +62,8 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
     layers = found.shape.vision_layers + found.shape.language_layers
     return (
         str(choice.devices),
-        duration_text(forecast.prediction.epoch_seconds),
-        duration_text(found.training_seconds(choice)),
+        _time(forecast.prediction.epoch_seconds),
+        _time(found.training_seconds(choice)),
         f"{forecast.predicted_samples_per_second:.1f}",
         _at_least(hours, f"{hours:.3g}"),
         *([_at_least(price * hours, f"{price * hours:.2f}")] if price else []),
@@ -69,6 +71,10 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
         f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed"
         f"{f', {selectively} selectively' if selectively else ''}",
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < _SHORT else duration_text(seconds)
 
 
 def _at_least(value: float, text: str) -> str:

@@ -57,7 +57,7 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("steps near the global batch", "of steps", lambda side: _percent(side.balance.steps_near)),
     ("fill of Qv", "of vision units", lambda side: _percent(side.balance.vision_fill)),
     ("fill of Qt", "of text tokens", lambda side: _percent(side.balance.text_fill)),
-    ("below Q'v and Q't", "of packs", lambda side: _percent(side.balance.relaxation_missed)),
+    ("packs that are not full", "below Q'v and Q't", lambda side: _percent(side.balance.relaxation_missed)),
     ("pad ratio", "of text tokens", lambda side: _percent(side.balance.pad_ratio)),
     ("dist ratio, vision", "idle, by units", lambda side: _percent(side.balance.dist_ratio_vision)),
     ("dist ratio, language", "idle, by tokens", lambda side: _percent(side.balance.dist_ratio_language)),
@@ -77,10 +77,9 @@ def pack_text(found: Balanced) -> str:
     header = (
         f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
         f"{material.settings.global_batch_samples}, seed {material.settings.seed}, epoch {found.number}\n"
-        "Compared by forward FLOP alone; memory and fixed costs are unknown here\n"
+        f"Compared by forward FLOP of {material.cost_model} alone; memory and fixed costs are unknown here\n"
         f"Before: {packing_text(UNPACKED)}, in random order\n"
-        f"After: {packing_text(found.packing)}: {found.reason}\n"
-        f"Cost model: {material.cost_model}"
+        f"After: {packing_text(found.packing)}: {found.reason}"
     )
     rows = [(name, unit, entry(found.before), entry(found.after)) for name, unit, entry in _ROWS]
     before, after = found.before.neutrality, found.after.neutrality

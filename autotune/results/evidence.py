@@ -26,10 +26,7 @@ class Corrected:
     def __str__(self) -> str:
         shortest, longest = (f"{seconds:.1f}" for seconds in self.measured)
         took = shortest if shortest == longest else f"{shortest} to {longest}"
-        return (
-            f"{self.name}: {self.epoch_seconds:.1f} s an epoch is corrected for the speed of the machine, which "
-            f"changed during the search; its runs took {took} s"
-        )
+        return f"{self.name} {self.epoch_seconds:.1f} (its runs {took})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +70,11 @@ class Evidence:
     @property
     def warnings(self) -> Sequence[str]:
         """What to keep in mind about the figures, in words."""
-        return *map(str, self.doubts), *map(str, self.corrected)
+        if not self.corrected:
+            return tuple(map(str, self.doubts))
+        stated = ", ".join(map(str, self.corrected))
+        text = f"Epoch s corrected for the speed of the machine, which changed during the search: {stated}"
+        return *map(str, self.doubts), text
 
     @property
     def doubts(self) -> Sequence[Doubt]:

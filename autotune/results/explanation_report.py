@@ -117,14 +117,16 @@ def _parts_table(times: Sequence[PlanTime]) -> str:
     """Return the parts of one or two plans: useful work, then the losses of the first plan by size, then the rest."""
     first = times[0]
     order = [IDEAL, *(part.name for part in first.causes), UNEXPLAINED]
+    order = [name for name in order if is_visible(name, times)]
     rows = [(NAMES[name], *(entry for time in times for entry in _entries(time.part(name), time))) for name in order]
     whole = [entry for time in times for entry in (_with_error(time.epoch_seconds, time.epoch_seconds_error), "100%")]
     columns = [column for time in times for column in (f"{time.role} s", "share")]
     shown = table(("part of an epoch", *columns), [*rows, ("whole", *whole)])
-    return "\n".join((shown, "", *(_legend(name, times) for name in order if _is_visible(name, times))))
+    return "\n".join((shown, "", *(_legend(name, times) for name in order)))
 
 
-def _is_visible(name: str, times: Sequence[PlanTime]) -> bool:
+def is_visible(name: str, times: Sequence[PlanTime]) -> bool:
+    """Return whether a part of the time is more than 0.0 % of one of the plans."""
     return any(abs(time.part(name).seconds) >= _LEAST_SHOWN * time.epoch_seconds for time in times)
 
 
@@ -144,14 +146,17 @@ def _changes(best: BestPlan, why: Explanation) -> str:
         return ""
     gain, error = _gain(best, usual, winner)
     together = (
-        "all together",
         _with_error(winner.epoch_seconds, winner.epoch_seconds_error),
         f"{gain:.2f} +- {error:.2f}",
         f"{winner.peak_bytes / _MEBI:,.0f}",
         "measured",
     )
-    rows = [_change_row(effect, _change_name(effect, usual.plan)) for effect in why.changes]
-    return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", "known"), [*rows, together])
+    names = [_change_name(effect, usual.plan) for effect in why.changes]
+    if [effect.plan.id for effect in why.changes] == [winner.plan_id]:
+        rows = [(*names, *together)]
+    else:
+        rows = [*map(_change_row, why.changes, names), ("all together", *together)]
+    return table((f"change of {usual.role}", "epoch s", "gain", "peak MiB", "known"), rows)
 
 
 def _change_name(effect: ChangeEffect, usual: Plan) -> str:

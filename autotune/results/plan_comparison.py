@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from autotune.plan_text import plan_parts
-from autotune.results.explanation_report import share_text
+from autotune.results.explanation_report import is_visible, share_text
 from autotune.results.known_plan import Speed, counted_runs, known_text, of_tried
 from autotune.results.study_report import tried_document
 from autotune.results.text_table import table
@@ -68,12 +68,24 @@ class PlanComparison:
     @property
     def ratio(self) -> Speed | None:
         """Speed of the second plan divided by that of the first; None if one has none, or the samples differ."""
+        if (gain := _gain(self.second, self.first)) is not None:
+            return gain
+        if (gain := _gain(self.first, self.second)) is not None:
+            return Speed(mean=1 / gain.mean, error=gain.error / gain.mean**2)
         one, other = (of_tried(tried).speed for tried in self.plans)
         if one is None or other is None or _samples(self.first.workload) != _samples(self.second.workload):
             return None
         mean = other.mean / one.mean
         # Independent relative errors add up in squares.
         return Speed(mean=mean, error=mean * math.hypot(one.error / one.mean, other.error / other.mean))
+
+
+def _gain(winner: TriedPlan, other: TriedPlan) -> Speed | None:
+    """Return the gain over a baseline that the study states, without the drift that both share; else None."""
+    if winner.won is None or winner.study.id != other.study.id:
+        return None
+    gains = (each for each in winner.won.baselines if each.plan_id == other.plan.id and not each.is_best)
+    return next((Speed(mean=each.gain, error=each.gain_error) for each in gains), None)
 
 
 def _samples(workload: Workload) -> tuple[object, ...]:
@@ -159,9 +171,10 @@ def _column(tried: TriedPlan) -> dict[str, str]:
 def _time_rows(compared: PlanComparison) -> Iterator[tuple[str, ...]]:
     """Yield the share of each part of an epoch for the plans that their study explains."""
     times = [tried.time for tried in compared.plans]
+    known = [time for time in times if time]
     shares = [{part.name: share_text(part, time) for part in time.parts} if time else {} for time in times]
     names = dict.fromkeys(name for share in shares for name in share)
-    for name in names:
+    for name in (name for name in names if is_visible(name, known)):
         yield (NAMES[name], *(share.get(name, "unknown") for share in shares))
 
 

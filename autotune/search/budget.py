@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 # A choice: more steps make the speed that is promised surer, but take their time from trials.
 _FINAL_SHARE = 0.1
 """Share of the time that is kept for the long measurement of the winner."""
+_SHARE_OF_TIMEOUT = 0.5
+"""Share of the timeout of a trial that this measurement may take; building the model counts, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,9 +133,10 @@ class Budget:
             )
         return f"{text}; {max(hours, devices * always / 3600):.2g} device-hours in all"
 
-    def trial_seconds_left(self, devices: int) -> float:
-        """Return how long one trial on some devices may take."""
-        return min(self.seconds_left, self._device_seconds_left / devices)
+    def seconds_for_final(self, devices: int) -> float:
+        """Return how long the long measurement of the winner on some devices may take."""
+        timeout = _SHARE_OF_TIMEOUT * self.settings.trial_timeout
+        return min(self.seconds_left, self._device_seconds_left / devices, timeout)
 
     @property
     def _kept_for_final(self) -> float:

@@ -45,8 +45,6 @@ _IDLE_SUGGESTIONS = 50
 """Suggestions in a row that need no run, after which the sampler is taken to have nothing new."""
 # A choice: 0.1 % of a day's training is less than the trial that finds it.
 _LEAST_GAIN = 0.001
-_SHARE_OF_TIMEOUT = 0.5
-"""Share of the timeout of a trial that the long measurement of the winner may take; building the model counts, too."""
 _GAIN_IN_NOISE = 0.1
 """An expected gain below this share of the error of one trial, or below _LEAST_GAIN, is not worth a trial."""
 
@@ -377,9 +375,10 @@ class Search:
             if not now.repeated:
                 return
             winner = now.entries[now.winner().number]
+            if done and winner.plan not in done:
+                self._announce(Note(text=f"After that, plan {winner.plan.id} is the fastest"))
             epoch_steps = len(self.predictor.predict(winner.plan).step_seconds)
-            left = self._budget.trial_seconds_left(winner.plan.layout.world_size)
-            seconds = min(left, _SHARE_OF_TIMEOUT * self.settings.trial_timeout)
+            seconds = self._budget.seconds_for_final(winner.plan.layout.world_size)
             affordable = int(seconds / winner.epoch_seconds * epoch_steps) - self.settings.warmup_steps
             steps = min(self.settings.final_steps, affordable, epoch_steps)
             if winner.plan in done or steps <= self.settings.timed_steps:

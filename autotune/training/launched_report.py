@@ -10,9 +10,7 @@ from trials.units import number_of
 
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
-_TO_GO_ON = (
-    "; to go on, raise training.epochs, training.max_steps or --steps; to train again, name another training.output"
-)
+_TO_GO_ON = "; to go on, raise training.epochs or training.max_steps; to train again, name another training.output"
 
 
 def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
@@ -38,7 +36,8 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
 def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: int) -> str:
     """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
     steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{_TO_GO_ON}"]
+    to_go_on = _TO_GO_ON if launched.report.finished else ""
+    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{to_go_on}"]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         promised = (
@@ -61,7 +60,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     elif not launched.report.finished:
-        lines.append("The model is written after the last step: the same command without --steps goes on")
+        lines.append("The model is written after the last step: the same command goes on with more --steps, or without")
     return "\n".join(lines)
 
 

@@ -224,11 +224,16 @@ def _is_programming_error(error: Exception) -> bool:
     return getattr(error.orig, "sqlstate", "none: SQLite") not in _CONFIGURATION_ERRORS
 
 
+_SHORT_SECRET = 3
+
+
 def explain(what: str, error: BaseException, hidden: tuple[str, ...] = ()) -> str:
     """Return the message for an error, with a remedy, without the failed statement and the `hidden` texts."""
     reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error).split())
     for secret in hidden:
-        reason = reason.replace(secret, "***")
+        # A short one is a part of many words, which would be hidden with it.
+        whole = re.escape(secret) if len(secret) > _SHORT_SECRET else rf"(?<!\w){re.escape(secret)}(?!\w)"
+        reason = re.sub(whole, "***", reason)
     # Names of files, servers and databases may hold any of the signs.
     words = (isinstance(error, OSError) and error.strerror) or re.sub('"[^"]*"', '""', reason)
     remedy = next((remedy for sign, remedy in _REMEDIES if sign in words.lower()), _OTHER_REMEDY)

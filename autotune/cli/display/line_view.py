@@ -10,10 +10,8 @@ from autotune.cli.display.board import Board, Clock
 from autotune.cli.visible import visible
 from autotune.events import Event
 
-_EVERY_SECONDS = 4.0
-_LONG_PHASE_SECONDS = 3600.0
-_SELDOM_SECONDS = 30.0
-"""Between lines of a phase that takes long: a training of a week shall not fill its log."""
+_EVERY_SECONDS, _SELDOM_SECONDS, _GROWTH = 4.0, 30.0, 0.2
+"""Seconds between lines: at first, at most, and as a share of the phase, so that a long one does not fill its log."""
 
 
 class LineView:
@@ -44,7 +42,7 @@ class LineView:
 
     def look(self) -> float:
         """Write a line if none came for long; return the seconds until the next look."""
-        every = _EVERY_SECONDS if self._board.seconds < _LONG_PHASE_SECONDS else _SELDOM_SECONDS
+        every = min(max(_EVERY_SECONDS, _GROWTH * self._board.seconds), _SELDOM_SECONDS)
         left = self._written + every - self._clock()
         if left > 0:
             return left

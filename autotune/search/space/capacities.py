@@ -27,6 +27,8 @@ _SIZES = 256
 """Most bins of the histogram that is packed."""
 _QUANTILES = (0.5, 0.75, 0.9)
 """Quantiles of the tokens of packs that are full of units, for a qt that binds as well."""
+_WORTH_NAMING = 0.1
+"""Least share of packs that are full of units for which it is the reason; with fewer it is how full packs are."""
 # A choice: below 1 % of usual capacities, so finer steps would fill packs no better.
 _TOKEN_STEP = 16
 OMNIBAL_SLACK = 128
@@ -124,7 +126,10 @@ class _Lattice:
         nearly = (qv for qv, share in zip(around, shares, strict=True) if share >= max(shares) - _NEARLY)
         best = self._fill_of_images(min(nearly, key=lambda qv: abs(qv - centre)))
         full_share = float(best.packs @ (best.units == best.qv)) / max(int(best.packs.sum()), 1)
-        yield best.capacity(f"images fill {full_share:.0%} of packs, most often {best.most_often}")
+        if full_share >= _WORTH_NAMING:
+            yield best.capacity(f"images fill {full_share:.0%} of packs, most often {best.most_often}")
+        else:
+            yield best.capacity(f"images fill {best.units_share:.0%} of Qv")
         tighter = (self._fill(best.qv, up_to_step(best.token_quantile(quantile))) for quantile in _QUANTILES)
         both = max(tighter, key=lambda fill: fill.units_share * fill.tokens_share)
         yield both.capacity(f"images and text fill {both.units_share:.0%} and {both.tokens_share:.0%} of the capacity")

@@ -198,7 +198,7 @@ def test_the_doctor_names_the_model_of_a_trial_that_another_folder_of_its_archit
     (found,) = (each for each in document("doctor")["findings"] if "trial 0" in each["what"])
     assert f"trial 0 of mine-{study.id[:8]}, begun" in found["what"]
     assert found["remedy"].startswith(
-        "`autotune tune JOB` with its job with model.path /models/mine gives up the trial"
+        "nothing to do: the next `autotune tune JOB` gives it up, and with its job with model.path /models/mine cont"
     )
     (listed,) = (each for each in document("studies")["studies"] if each["id"] == study.id)
     assert listed["workload"]["model"]["name"] == "mine"

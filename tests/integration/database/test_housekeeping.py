@@ -1,4 +1,4 @@
-"""Deleting, archiving and annotating studies by commands, and the vacuum."""
+"""Deleting, archiving and annotating studies by commands, the vacuum, and what an interrupted search leaves."""
 
 import json
 import os
@@ -210,3 +210,11 @@ def test_a_vacuum_waits_for_no_process_but_names_it(store: Store) -> None:
     assert min(found.values()) > 0
     assert "MiB before" in run("db", "vacuum")
     assert document("db", "check")["problems"] == []
+
+
+def test_an_interrupted_search_is_no_problem(store: Store) -> None:
+    agent = store.add_agent(agents.machine(), agents.process(os.getpid()) or "?").id
+    study = store.create_study(WORKLOAD.fingerprint, {}, seed=0, model_name="mine")
+    store.start_trial(study.id, packed_plan(), "default", agent_id=agent)
+    store.end_agent(agent)
+    assert document("doctor")["findings"] == []

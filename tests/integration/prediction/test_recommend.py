@@ -21,7 +21,7 @@ from autotune.advice.recommendation_report import recommendation_document, recom
 from autotune.advice.sheet_costs import SheetCosts, allocated_stage
 from autotune.cli import main
 from autotune.cli.recommend import job_values
-from autotune.errors import RecommendError
+from autotune.errors import ProfileError, RecommendError
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, document
 from tests.values.forecast import store_profile
@@ -191,7 +191,9 @@ def test_a_device_without_a_data_sheet_is_one_that_was_profiled(job: JobFile, co
     assert described["data_sheet"] is None
     assert described["choices"][0]["origin"] == "measured"
     job.spoil(model__dtype="bfloat16")
-    with pytest.raises(RecommendError, match="no profile of the model on one; profiles with other models or settings"):
+    with pytest.raises(
+        ProfileError, match="on devices called 'own device', only those of model with dtype float32, not bfloat16"
+    ):
         recommend(job.path, device="own device", devices=(2,))
 
 

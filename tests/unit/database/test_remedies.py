@@ -5,6 +5,13 @@ import pytest
 from storage.database.engine import explain
 
 
+def test_a_secret_is_hidden_wherever_it_stands_and_a_short_one_as_a_word() -> None:
+    long = explain("it", RuntimeError("opening u:sesame@host, user=usesamex"), ("sesame",))
+    assert "opening u:***@host, user=u***x" in long
+    short = explain("it", RuntimeError("opening u:p@port, password=p"), ("p",))
+    assert "opening u:***@port, password=***;" in short
+
+
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [

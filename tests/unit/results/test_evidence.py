@@ -61,9 +61,9 @@ def test_a_baseline_that_ran_faster_than_the_winner_is_named(gain: float, named:
 @pytest.mark.parametrize(
     ("seconds", "runs", "said"),
     [
-        (116.7, (98.7, 95.8), "default: 116.7 s an epoch is corrected for the speed of the machine"),
-        (90.0, (98.7, 95.8), "its runs took 95.8 to 98.7 s"),
-        (90.0, (98.71, 98.69), "its runs took 98.7 s"),
+        (116.7, (98.7, 95.8), "Epoch s corrected for the speed of the machine, which changed during the search: def"),
+        (90.0, (98.7, 95.8), "default 90.0 (its runs 95.8 to 98.7)"),
+        (90.0, (98.71, 98.69), "default 90.0 (its runs 98.7)"),
         (97.0, (98.7, 95.8), ""),
         (98.8, (98.7, 95.8), ""),
     ],

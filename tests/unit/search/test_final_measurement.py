@@ -43,3 +43,4 @@ def test_a_winner_that_the_longer_measurement_shows_to_be_slower_is_replaced(ben
     finals = [trial for trial in ledger.trials if trial.role == Role.FINAL]
     assert [trial.plan == winner for trial in finals] == [True, False]
     assert finals[1].plan == fastest(bench).plan
+    assert f"After that, plan {finals[1].plan.id} is the fastest" in bench.said
