@@ -18,7 +18,8 @@ _SHORT = 10.0
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
-    "analytic": "analytic, from the data sheet: nothing was measured, which `autotune profile JOB` does on a device",
+    "analytic": "analytic, from the data sheet, without the time to read and decode images: nothing was measured, "
+    "which `autotune profile JOB` does on a device",
 }
 
 

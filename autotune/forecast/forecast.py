@@ -141,7 +141,7 @@ class Forecaster:
             element_bytes=shape.element_bytes,
         )
         self._ran: dict[Plan, None] = {}
-        """Plans of packs over all devices that trials completed and that keep the batch."""
+        """Plans of packs over all devices that trials completed and that a search of this job may choose."""
 
     @property
     def trials(self) -> int:
@@ -168,7 +168,7 @@ class Forecaster:
             self._check(plan)
         except PredictError:  # such as exchanges that this profile has not timed
             return False
-        return self.epoch(packing, layout.data).keeps_batch
+        return self.epoch(packing, layout.data).keeps_batch and not self._predictor.learning_faults(plan)
 
     def _costs_on(self, devices: int) -> LayerCosts:
         workers = self.job.data.workers

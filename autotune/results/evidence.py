@@ -60,7 +60,7 @@ class Evidence:
     """Tried plans that were measured."""
     corrected: tuple[Corrected, ...]
     faster: tuple[str, ...] = ()
-    """Roles of the baselines that were faster than the winner in their own runs."""
+    """Roles of the baselines that were faster than the winner in their own runs, but of those that a trainer lacks."""
 
     @property
     def all_disturbed(self) -> bool:
@@ -159,7 +159,7 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
         tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
-        faster=tuple(each.role for each in best.baselines if each.gain < 1 - _ROUNDING),
+        faster=tuple(each.role for each in best.baselines if each.gain < 1 - _ROUNDING and each.left_out is None),
     )
 
 

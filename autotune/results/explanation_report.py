@@ -221,7 +221,8 @@ def _payback(best: BestPlan, why: Explanation) -> str:
     cost = f"the {best.search_seconds:,.0f} s of the search's trials"
     gain, error = _gain(best, usual, winner)
     if usual.plan_id == winner.plan_id or gain - 1 < LEAST_SAVED:
-        return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is as fast"
+        speed = "faster" if gain < 1 and is_sure(1 / gain, error / gain**2) else "as fast"
+        return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is {speed}"
     if not is_sure(gain, error):
         return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"
     epochs = best.search_seconds / ((gain - 1) * winner.epoch_seconds)

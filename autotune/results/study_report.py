@@ -82,7 +82,8 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     if (rival := rival_of(best, trials)) is not None:
         text = str(rival)
         taken = "it" if rival.may_win else "the best plan"
-        lines.append(f"{text[0].upper()}{text[1:]}; `launch` and `run` ask, or without a terminal take {taken}")
+        asked = f"; `launch` and `run` ask, or without a terminal take {taken}" if rival.left_out is None else ""
+        lines.append(f"{text[0].upper()}{text[1:]}{asked}")
     why = explanation_text(best, _changed_text(best)) if best.explanation else _payback_text(best)
     lines += filter(None, (why, _pareto_text(best)))
     return "\n".join(lines)

@@ -115,8 +115,8 @@ class Budget:
                 "search.time_limit"
             )
         else:
-            compared = f"{number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s"
-            text += f", {compared}; about {number_of(more, 'more trial')}"
+            compared = f", {number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s" if of_baselines else ""
+            text += f"{compared}; about {number_of(more, 'more trial')}"
         hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
         if seconds > self.settings.trial_timeout:
             _log.warning(

@@ -210,10 +210,11 @@ class Search:
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
-        seconds, *of_baselines = self.advisor.trial_seconds([plan, *(each[0] for each in self._to_compare.values())])
+        waiting = {role: each[0] for role, each in self._to_compare.items() if self.ledger.answer(each[0]) is None}
+        seconds, *of_baselines = self.advisor.trial_seconds([plan, *waiting.values()])
         needed = self._needed()
         # Each of these is repeated once if it may win.
-        always = 2 * sum(each for role, each in zip(self._to_compare, of_baselines, strict=True) if role in needed)
+        always = 2 * sum(each for role, each in zip(waiting, of_baselines, strict=True) if role in needed)
         text = self._budget.costs_text(seconds, of_baselines, always, len(self.runners), plan.layout.world_size)
         self._announce(Note(text=text))
 

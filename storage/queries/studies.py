@@ -99,11 +99,13 @@ def join(
 ) -> StudyRecord:
     """Return the newest study, or an unfinished one, that `same` accepts, else create one; the agent works on it.
 
+    A search for another trainer does not make a study an older one.
     If several processes call this at once, one of them creates the study and all return it. Archived studies do
     not count, here and in all methods but those that name a study or plan, and those with `archived`.
     """
     rows.get(connection, WORKLOAD, workload_fingerprint, lock=True)  # so that no two processes create one
-    found = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
+    every = map(codec.study, connection.execute(_own(workload_fingerprint)).mappings())
+    found = (study for study in every if study.settings.get("trainer") == settings.get("trainer"))
     going_on = (study for number, study in enumerate(found) if number == 0 or study.finished is None)
     study = next(filter(same, going_on), None)
     if study is None:

@@ -90,7 +90,12 @@ def _id(connection: Connection, id_prefix: str) -> str:
         every = connection.scalars(ids).all()
         heads = difflib.get_close_matches(prefix, {each[: len(prefix)] for each in every}, n=_NEAR, cutoff=_ALIKE)
         near = [each for head in heads for each in every if each.startswith(head)][:_NEAR]
-        advice = f"near ids are {', '.join(near)}" if near else "`autotune plans --archived` lists the winners"
+        advice = (
+            "`autotune plans --archived` lists the winners; a plan that no trial ran is given as a file with its "
+            "`plan` of `autotune predict JOB --json`"
+        )
+        if near:
+            advice = f"near ids are {', '.join(near)}"
         if not every:
             advice = "no study has tried a plan yet; run a search first"
         raise UnknownPlan(f"no plan begins with {id_prefix!r}; {advice}")

@@ -188,6 +188,19 @@ def test_a_search_goes_on_though_another_one_was_begun_since(store: Store) -> No
     assert join(3) not in (first, second)
 
 
+def test_a_search_for_a_trainer_does_not_begin_a_finished_one_anew(store: Store) -> None:
+    fingerprint = store.add_workload(WORKLOAD)
+
+    def join(trainer: str | None) -> str:
+        settings = {} if trainer is None else {"trainer": trainer}
+        return store.join_study(fingerprint, settings, 0, lambda study: study.settings == settings).id
+
+    usual = join(None)
+    concluded(store, best_of(usual))
+    concluded(store, best_of(join("ms-swift")))
+    assert join(None) == usual
+
+
 def test_one_agent_leads_a_study_until_another_takes_its_place(store: Store) -> None:
     study = new_study(store)
     first, second, third = (store.add_agent(ELSEWHERE, f"{number} 1").id for number in range(3))

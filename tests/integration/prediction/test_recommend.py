@@ -102,7 +102,7 @@ def test_the_fewest_devices_within_the_deadline_are_named_with_their_plan(inputs
     assert four.forecast is not None
     text = recommendation_text(replace(found, deadline_seconds=math.sqrt(slow * fast)), 1.5)
     assert f"The fewest that end within 0 s: 4\nPlan {four.forecast.plan.id}: " in text
-    assert "1, 4: analytic, from the data sheet: nothing was measured" in text
+    assert "1, 4: analytic, from the data sheet, without the time to read and decode images: nothing was" in text
     assert "times may be off by 40%" in text
     assert re.search(r"<0\.01 +<0\.01", text)  # device-hours and price of a tiny job
     assert "None of these ends within 0 s: the nearest is 4 devices" in recommendation_text(

@@ -107,6 +107,8 @@ def test_the_time_of_the_search_is_compared_once() -> None:
     assert best_text(best_of("5" * 32)).count("paid back") == 1
     equal = text_of(EXPLANATION, baselines=(default_with(1.0, 0.07),))
     assert "Compared with default, the 50 s of the search's trials are not paid back: it is as fast" in equal
+    slower = text_of(EXPLANATION, baselines=(default_with(0.8, 0.02),))
+    assert "are not paid back: it is faster" in slower
 
 
 def test_memory_payback_and_what_would_help_further_are_stated() -> None:

@@ -71,6 +71,13 @@ def test_the_result_says_what_trains_and_whether_the_space_leaves_the_rival_out(
     assert best_document(best, trials)["rival"]["may_win"] is may_win
 
 
+def test_of_a_baseline_that_the_trainer_cannot_hold_nothing_is_asked() -> None:
+    text = best_text(over(replace(baseline(0.75, 0.05), left_out="ms-swift lacks a pipeline")), runs())
+    assert "times as fast as the best plan, but ms-swift lacks a pipeline\n" in text
+    assert "in its own runs" not in text
+    assert "`launch` and `run` ask" not in text
+
+
 def test_a_rival_that_the_space_has_comes_before_a_faster_one_that_it_leaves_out() -> None:
     left_out, slower = baseline(0.6, 0.05, may_win=False), baseline(0.8, 0.05, plan=OTHER_PLAN)
     found = rival_of(over(left_out, slower), runs())
