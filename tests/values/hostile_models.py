@@ -150,6 +150,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
     "resample": (settings(_IMAGES, resample=99), r"resample of the image processor is 99"),
     "images a list": (text(_IMAGES, "[]"), r"preprocessor_config.json cannot be used: it holds a JSON list"),
     "images a pipe": (pipe(_IMAGES), r"preprocessor_config.json cannot be used: it is a named pipe, not a regular fi"),
+    "resample a list": (
+        settings(_IMAGES, resample=[[]]),
+        r"resample of the image processor is \[\[\]\], which has to be",
+    ),
     "tokenizer empty": (text("tokenizer.json", "{}"), r"the tokenizer of model .* cannot be loaded: "),
     "tokenizer a list": (text("tokenizer.json", "[]"), r"the tokenizer of model .* cannot be loaded: "),
     "tokenizer of lists": (

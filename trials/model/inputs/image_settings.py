@@ -107,7 +107,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("rescale_factor",), lambda value: _is_number(value) and value != 0, "a number other than 0, such as 1/255"),
     (
         ("resample",),
-        lambda value: not isinstance(value, bool) and value in set(Pillow.Resampling),
+        lambda value: not isinstance(value, bool) and value in tuple(Pillow.Resampling),
         f"one of Pillow's numbers, {min(Pillow.Resampling):d} to {max(Pillow.Resampling):d}",
     ),
 )

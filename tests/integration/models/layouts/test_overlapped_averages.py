@@ -94,6 +94,8 @@ def check_same_steps(
         is_rounded = plan.layout.shards_weights and changes.get("model", {}).get("dtype") == "bfloat16"
         within = ROUNDED if is_rounded else WITHIN
         for name, state in weights[0].items():
+            if name.endswith("k_proj.bias"):  # no score depends on it: its gradient is rounding, which AdamW enlarges
+                continue
             difference = torch.linalg.vector_norm(states[name] - state)
             assert difference <= within * torch.linalg.vector_norm(state), (name, plan.layout)
 
