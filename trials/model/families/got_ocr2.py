@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.data.records.sample import NO_GRIDS, Encoder
@@ -107,12 +108,24 @@ def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
 def vision_modules(model: PreTrainedModel) -> VisionModules:
     """Return the tower in parts; the convolutions behind its layers belong to the projector."""
     tower = model.model.vision_tower
+    for layer in tower.layers:
+        layer.attn.get_rel_pos = _relative_positions
     learned = [] if tower.pos_embed is None else [tower.pos_embed]
     return VisionModules(
         embedding=(tower.patch_embed, *learned),
         layers=tuple(tower.layers),
         projector=(tower.neck, model.model.multi_modal_projector),
     )
+
+
+def _relative_positions(queries: int, keys: int, table: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a table of relative positions for as many queries as keys, [queries, keys, channels].
+
+    The model's own code looks them up by numbers on the CPU, so that each layer would wait for a copy to its device.
+    """
+    entries = functional.interpolate(table.T[None], size=2 * keys - 1, mode="linear")[0].T
+    places = torch.arange(queries, device=table.device)
+    return entries[places[:, None] - places + keys - 1]
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
