@@ -1,7 +1,7 @@
 """Quantities: texts with units such as `400MiB` and `10min`, counts with their nouns, and measured numbers."""
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from decimal import Decimal
@@ -86,5 +86,5 @@ def check_measured(measured: object) -> None:
     for field in fields(measured):  # type: ignore[arg-type]
         value = getattr(measured, field.name)
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float) and not (math.isfinite(number) and number >= 0):
+            if isinstance(number, int | float) and not 0 <= number <= sys.float_info.max:
                 raise ValueError(f"{field.name} is {number}, which cannot be a measured value")

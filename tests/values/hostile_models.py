@@ -154,6 +154,10 @@ CASES: dict[str, tuple[Spoil, str]] = {
         settings(_IMAGES, resample=[[]]),
         r"resample of the image processor is \[\[\]\], which has to be",
     ),
+    "a mean too large": (
+        settings(_IMAGES, image_mean=[10**400, 0.5, 0.5]),
+        r"image_mean of the image processor is \(1000",
+    ),
     "tokenizer empty": (text("tokenizer.json", "{}"), r"the tokenizer of model .* cannot be loaded: "),
     "tokenizer a list": (text("tokenizer.json", "[]"), r"the tokenizer of model .* cannot be loaded: "),
     "tokenizer of lists": (

@@ -1,6 +1,6 @@
 """Settings of an image processor of transformers, checked before it is asked anything."""
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -82,7 +82,7 @@ def _check_bounds(size: Any) -> None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_count(value: object) -> bool:

@@ -18,7 +18,7 @@ SHORT = (
     "type a list", "hub code", "architectures a number", "no number", "infinite", "text for a number", "no heads",
     "no head", "many layers", "huge width", "many parameters", "other configuration", "unknown activation",
     "unknown dtype", "ratio", "small vocabulary", "tokenizer empty", "tokenizer a device", "token a list",
-    "resample a list",
+    "resample a list", "a mean too large",
 )  # fmt: skip
 """One of each check that no other test shows"""
 TYPES = ("blip-2", "gemma3n", "internvl", "mllama", "qwen2_5_vl")
