@@ -210,12 +210,12 @@ class Search:
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
-        waiting = {role: each[0] for role, each in self._to_compare.items() if self.ledger.answer(each[0]) is None}
-        seconds, *of_baselines = self.advisor.trial_seconds([plan, *waiting.values()])
-        needed = self._needed()
-        # Each of these is repeated once if it may win.
-        always = 2 * sum(each for role, each in zip(waiting, of_baselines, strict=True) if role in needed)
-        text = self._budget.costs_text(seconds, of_baselines, always, len(self.runners), plan.layout.world_size)
+        plans = {role: each[0] for role, each in self._to_compare.items()}
+        seconds, *of_baselines = self.advisor.trial_seconds([plan, *plans.values()])
+        of_role = dict(zip(plans, of_baselines, strict=True))
+        waiting = {role: of_role[role] for role, each in plans.items() if self.ledger.answer(each) is None}
+        always = sum(of_role[role] * (1 + (role in waiting)) for role in self._needed())  # with a repeat if it may win
+        text = self._budget.costs_text(seconds, [*waiting.values()], always, len(self.runners), plan.layout.world_size)
         self._announce(Note(text=text))
 
     def _affords_seed(self) -> bool:
@@ -296,8 +296,8 @@ class Search:
                 yield from self._reference()
 
     def _is_promising(self) -> bool:
-        """Return whether one more trial is affordable and, where the sampler knows, worth it."""
-        if not self._budget.allows_trial(reserved=self._left_to_compare()):
+        """Return whether one more trial is affordable, may fit, and, where the sampler knows, is worth it."""
+        if not self._budget.allows_trial(reserved=self._left_to_compare()) or self.space.is_empty:
             return False
         if self.settings.sampler != OWN_SAMPLER:
             return True
