@@ -151,7 +151,7 @@ def _measured(job: Job, shape: ModelShape, store: Store, device: DataSheet | str
     except NoProfile:
         return None
     except ProfileError:
-        if name == device:
+        if isinstance(device, str):
             raise
         return None
 

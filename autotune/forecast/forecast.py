@@ -141,7 +141,7 @@ class Forecaster:
             element_bytes=shape.element_bytes,
         )
         self._ran: dict[Plan, None] = {}
-        """Plans of packs over all devices that trials completed and that a search of this job may choose."""
+        """Plans that trials completed."""
 
     @property
     def trials(self) -> int:
@@ -157,10 +157,11 @@ class Forecaster:
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
-            if isinstance(trial.result.outcome, Completed) and self._is_candidate(trial.plan):
+            if isinstance(trial.result.outcome, Completed):
                 self._ran[trial.plan] = None
 
     def _is_candidate(self, plan: Plan) -> bool:
+        """Return whether a search of this job might choose a plan that ran: of packs, over all devices."""
         packing, layout = plan.packing, plan.layout
         if isinstance(packing, Padded) or layout.world_size != self.cluster.devices:
             return False
@@ -203,7 +204,7 @@ class Forecaster:
                 entry = self._order(peak, seconds), plan
                 distinct[key] = min(distinct.get(key, entry), entry, key=lambda entry: entry[0])
 
-        compare(tuple(self._ran))
+        compare(tuple(filter(self._is_candidate, self._ran)))
         for bound, origin in space.by_bound():
             fastest = sorted(distinct.values(), key=lambda entry: entry[0])[:count]
             if len(fastest) == count and fastest[-1][0] <= (False, bound):

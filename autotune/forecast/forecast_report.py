@@ -34,7 +34,7 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
             for forecast in found
         ]
         plans = table(("plan", "epoch s", "samples/s", "idle", "most MiB", ""), rows)
-        sections.append(f"{plans}\nPlans that the solver found leave {1 - HEADROOM:.0%} of the memory free")
+        sections.append(f"{plans}\nThe solver leaves {1 - HEADROOM:.0%} of the memory free, since predictions err")
     timeline, steps = first.timeline, len(first.prediction.step_seconds)
     where = f", data rank {timeline.data_rank}" if first.plan.layout.data > 1 else ""
     step = f"A typical step, {timeline.step + 1} of {steps}{where}, {timeline.seconds:.3g} s"

@@ -60,7 +60,7 @@ class Evidence:
     """Tried plans that were measured."""
     corrected: tuple[Corrected, ...]
     faster: tuple[str, ...] = ()
-    """Roles of the baselines that were faster than the winner in their own runs, but of those that a trainer lacks."""
+    """Roles of the baselines that ran faster than the winner, and that the trainer of the search, if any, can hold."""
 
     @property
     def all_disturbed(self) -> bool:

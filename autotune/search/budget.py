@@ -120,8 +120,8 @@ class Budget:
         hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
         if seconds > self.settings.trial_timeout:
             _log.warning(
-                "a trial is predicted to take %s, longer than search.trial_timeout, which ends it; raise that, or "
-                "lower search.timed_steps",
+                "a trial is predicted to take %s, longer than search.trial_timeout, and would be ended; raise that "
+                "timeout, or lower search.timed_steps",
                 duration_text(seconds),
             )
         if not fit:

@@ -60,7 +60,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     elif not launched.report.finished:
-        lines.append("The model is written after the last step: the same command goes on with more --steps, or without")
+        lines.append("The model is written after the last step: a larger --steps, or none, goes on")
     return "\n".join(lines)
 
 

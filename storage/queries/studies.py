@@ -99,7 +99,7 @@ def join(
 ) -> StudyRecord:
     """Return the newest study, or an unfinished one, that `same` accepts, else create one; the agent works on it.
 
-    A search for another trainer does not make a study an older one.
+    Studies for other trainers do not count.
     If several processes call this at once, one of them creates the study and all return it. Archived studies do
     not count, here and in all methods but those that name a study or plan, and those with `archived`.
     """

@@ -10,6 +10,7 @@ from autotune.cli.display.board import Board, Clock
 from autotune.cli.visible import visible
 from autotune.events import Event
 
+# Choices: the first lines show that it works, and later ones need not fill a log.
 _EVERY_SECONDS, _SELDOM_SECONDS, _GROWTH = 4.0, 30.0, 0.2
 """Seconds between lines: at first, at most, and as a share of the phase, so that a long one does not fill its log."""
 

@@ -105,6 +105,15 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
     )
 
 
+def test_what_a_search_will_cost_leaves_out_baselines_that_ran_before(bench: Bench) -> None:
+    pool = SimulatedLauncher(PREDICTOR)
+    bench.explore(bench.study(), pool, trials=8, time_limit="10h")
+    bench.explore(bench.study(), pool, trials=8, time_limit="10h", sampler="tpe")
+    first, second = (e.text for e in bench.events if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
+    assert ", 3 baselines " in first
+    assert "baseline" not in second
+
+
 def test_a_trial_that_its_timeout_would_end_is_warned_of(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=3, trial_timeout="0.001s")
     (warning,) = (message for message in caplog.messages if "search.trial_timeout" in message)

@@ -64,9 +64,7 @@ def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() 
         blank_samples=0,
     )
     text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
-    assert text.endswith(
-        "The model is written after the last step: the same command goes on with more --steps, or without"
-    )
+    assert text.endswith("The model is written after the last step: a larger --steps, or none, goes on")
 
 
 def test_the_last_and_the_best_evaluation_are_named() -> None:
