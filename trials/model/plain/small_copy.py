@@ -121,17 +121,19 @@ def _sample(config: PretrainedConfig, *, units: int, text: int) -> SmallSample:
 
 def plain_results(model: PreTrainedModel, samples: Sequence[SmallSample]) -> SmallResults:
     """Return the results of one forward and backward pass for each sample."""
-    family, logits, losses = load_family(model.config), [], []
-    for sample in samples:
+    family, losses, logits = load_family(model.config), [], {}
+    # Shorter ones first: some rotary positions keep the frequencies of the longest sample so far.
+    for number, sample in sorted(enumerate(samples), key=lambda each: len(each[1].input_ids)):
         inputs = family.model_inputs(model.config, sample.input_ids, sample.images)
         output = model(**inputs, labels=sample.labels[None])
         # transformers returns the mean over the targets; that of stages is a sum.
         targets = (sample.labels[1:] != IGNORED).sum()
         loss = output.loss * targets
         loss.backward()
-        logits.append(output.logits[0].detach())
+        logits[number] = output.logits[0].detach()
         losses.append(loss.detach())
-    return SmallResults(logits=torch.cat(logits), loss=torch.stack(losses).sum(), gradients=gradients_of(model))
+    every = torch.cat([logits[number] for number in range(len(samples))])
+    return SmallResults(logits=every, loss=torch.stack(losses).sum(), gradients=gradients_of(model))
 
 
 def gradients_of(model: nn.Module) -> dict[str, torch.Tensor]:
