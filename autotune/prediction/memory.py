@@ -115,6 +115,13 @@ class StageMemory:
         static = float(self.static(stage[0], layout)[0])
         return PeakParts(static=static, kept=kept, recomputed=recomputed, transient=transient)
 
+    def heaviest_step(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> int:
+        """Return the step of the epoch in which the stage of this number is expected to keep most bytes."""
+        stage = [parts[number : number + 1] for parts in of_levels]
+        of_packs = np.max([case.sum(axis=1) for case in self._cases(stage, layout, number, sizes)], axis=0)
+        # Packs come step by step, and only the last step may have fewer.
+        return int(of_packs.argmax() // sizes.blocks[0][0].size)
+
     def kept(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps on each stage between its two passes, [packs, stages].
 
@@ -225,12 +232,16 @@ class StageMemory:
     # --- several levels ---
 
     def _peaks(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
-        """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3].
+        """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
+        return np.array([every[np.argmax(every.sum(axis=1))] for every in self._cases(stage, layout, number, sizes)])
 
-        `stage` is the stage as packs of each level recompute it. The first case has all packs in flight as a backward
-        pass begins, each further case runs the layer at a place, and the last case ends the pass. They are exact: packs
-        in flight are those of the epoch, each keeps what is kept at its level, and those before have deferred weight
-        gradients.
+    def _cases(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> list[Floats]:
+        """Return what one stage keeps around the backward pass of each pack of each rank, step by step, by case.
+
+        Each case is [packs, 3], by the parts of `PeakParts` but the static one. `stage` is the stage as packs of each
+        level recompute it. The first case has all packs in flight as a backward pass begins, each further case runs the
+        layer at a place, and the last case ends the pass. They are exact: packs in flight are those of the epoch, each
+        keeps what is kept at its level, and those before have deferred weight gradients.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         most_deferred = int(stage[0].most_deferred[0])
@@ -252,8 +263,7 @@ class StageMemory:
         first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number, most=most_deferred)
         cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
         packs, others = _others_in_flight(waiting, deferred, in_flight, first_deferred, sizes)
-        found = [case[packs] + others for case in cases]
-        return np.array([every[np.argmax(every.sum(axis=1))] for every in found])
+        return [case[packs] + others for case in cases]
 
 
 def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats, columns: tuple[int, ...]) -> Floats:

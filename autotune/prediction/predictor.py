@@ -37,6 +37,8 @@ class Prediction:
     """Samples of each step, [steps]."""
     stage_memory: tuple[StageBytes, ...]
     """Bytes of each stage on its fullest rank."""
+    heaviest_step: int
+    """Step in which the fullest stage is expected to need that many bytes."""
     batch_deviation: float
     """Deviation of the mean samples of a step from the job's global batch; 0.1 is 10 %."""
     keeps_batch: bool
@@ -113,12 +115,15 @@ class Predictor:
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
+        memory = self.stage_memory(plan, sizes)
+        fullest = int(np.argmax([stage.expected for stage in memory]))
         return Prediction(
             step_seconds=breakdown.seconds,
             breakdown=breakdown,
             stage_idle=tuple((1 - busy / whole).tolist()),
             step_samples=sizes.step_samples,
-            stage_memory=self.stage_memory(plan, sizes),
+            stage_memory=memory,
+            heaviest_step=self.memory.heaviest_step(of_levels, plan.layout, fullest, sizes),
             batch_deviation=sizes.epoch.batch_deviation,
             keeps_batch=sizes.epoch.keeps_batch,
         )

@@ -7,20 +7,20 @@ from trials.tasks.request import Trial
 
 
 def trial_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> Trial:
-    """Return the costliest steps as warm-up, and typical steps to time, which are near the means of cost and samples.
+    """Return the steps that warm up, and typical steps to time, which are near the means of cost and samples.
 
-    A plan that cannot fit fails in its first step. Timed steps near the means need little correction to represent the
-    epoch. The prediction must be uncorrected, so that a plan's steps are always the same.
+    Timed steps near the means need little correction to represent the epoch. The prediction must be uncorrected, so
+    that a plan's steps are always the same.
     """
     # Stable sorts give every machine the same steps.
-    costliest = _costliest(prediction, warmup_steps)
+    warmup = warmup_of(prediction, warmup_steps)
     nearest = np.argsort(prediction.step_distances, kind="stable")
-    chosen = [int(step) for step in nearest if step not in costliest][:timed_steps]
-    return Trial(warmup_steps=costliest, timed_steps=tuple(sorted(chosen or nearest[:1].tolist())))
+    chosen = [int(step) for step in nearest if step not in warmup][:timed_steps]
+    return Trial(warmup_steps=warmup, timed_steps=tuple(sorted(chosen or nearest[:1].tolist())))
 
 
 def spread_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) -> Trial:
-    """Return the costliest steps as warm-up, and steps to time that are evenly spaced in the order of predicted cost.
+    """Return the steps that warm up, and steps to time that are evenly spaced in the order of predicted cost.
 
     This systematic sample has cheap and costly steps in the proportions of the epoch, so its mean represents the epoch
     even where costs have another form than predicted (Cochran: Sampling Techniques, section 8.1). It needs more steps
@@ -29,8 +29,14 @@ def spread_steps(prediction: Prediction, warmup_steps: int, timed_steps: int) ->
     order = np.argsort(prediction.step_seconds, kind="stable")
     count = min(timed_steps, len(order))
     places = ((np.arange(count) + 0.5) * len(order) / count).astype(int)
-    return Trial(warmup_steps=_costliest(prediction, warmup_steps), timed_steps=tuple(sorted(order[places].tolist())))
+    warmup = warmup_of(prediction, warmup_steps)
+    return Trial(warmup_steps=warmup, timed_steps=tuple(sorted(order[places].tolist())))
 
 
-def _costliest(prediction: Prediction, steps: int) -> tuple[int, ...]:
-    return tuple(np.argsort(-prediction.step_seconds, kind="stable")[:steps].tolist())
+def warmup_of(prediction: Prediction, count: int) -> tuple[int, ...]:
+    """Return the steps of the epoch that warm up: the one that needs the most memory, then the costliest ones.
+
+    So a plan that does not fit fails in its first step, and the peak of a trial is that of the epoch.
+    """
+    costliest = np.argsort(-prediction.step_seconds, kind="stable").tolist()
+    return tuple(dict.fromkeys((prediction.heaviest_step, *costliest)))[:count]

@@ -69,7 +69,7 @@ class OptimizerState:
 
     @torch.no_grad()
     def write(self, parameter: nn.Parameter, part: str, value: torch.Tensor) -> None:
-        """Set the whole `part` of the parameter. Call `begin_writing` first."""
+        """Set the whole `part` of the parameter. Call `create_moments` first."""
         if parameter in self._slices:
             value = self._tensor.slice_of(value, self._slices[parameter])
         self._write(parameter, part, value)
@@ -84,8 +84,8 @@ class OptimizerState:
         else:
             self._optimizer.state[parameter][part].copy_(value)
 
-    def begin_writing(self, steps: int) -> None:
-        """Create the moments, as AdamW does in its first step, and set its step count to `steps`."""
+    def create_moments(self, steps: int) -> None:
+        """Create the moments as zeros, as AdamW does in its first step, and set its step count to `steps`."""
         tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
         is_fused = self._optimizer.defaults["fused"]
         for tensor in tensors:

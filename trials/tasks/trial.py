@@ -37,6 +37,8 @@ class _Timed:
 def run_trial(session: Session, task: Trial, channel: Channel) -> TrialReport:
     """Run the steps of `task` and report the timed ones. When it is steered, ask the agent over the channel."""
     timed: list[_Timed] = []
+    # A device holds them in every step of a training but the first, and the first step of a trial is the heaviest.
+    session.engine.state.create_moments(steps=0)
     with closing(_timed_steps(session, task)) as steps:
         for step in steps:
             timed.append(step)

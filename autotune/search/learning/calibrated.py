@@ -13,7 +13,7 @@ from autotune.prediction.features import COSTS, LAYER_COSTS, Features, scaled, s
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.predictor import EpochOf, Prediction, Predictor
 from autotune.prediction.sizes import ExcerptSizes
-from autotune.prediction.trial_steps import trial_steps
+from autotune.prediction.trial_steps import trial_steps, warmup_of
 from autotune.search.learning.excerpt import Excerpt
 from trials.arrays import Floats
 from trials.costs.layer_costs import LayerCosts
@@ -230,7 +230,7 @@ class CalibratedPredictor:
     def observe(
         self, plan: Plan, measurement: Measurement, warmup_steps: int, *, base: Predictor | None = None
     ) -> None:
-        """Learn from a measurement, which came after `warmup_steps` of the steps that are predicted costliest.
+        """Learn from a measurement, which came after `warmup_steps` that were not timed.
 
         A measurement of steps that this epoch does not have, as of a job with another seed, is ignored.
         """
@@ -300,14 +300,13 @@ def _observations(measured: Iterable[tuple[Features, float]]) -> list[Observatio
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:
     """Return each stage's measured peak with the predicted one, of the steps that the trial ran."""
-    # The steps that `trial_steps` chose, which the measurement does not name.
-    costliest = np.argsort(-predictor.predict(plan).step_seconds, kind="stable")[:warmup_steps].tolist()
+    warmup = warmup_of(predictor.predict(plan), warmup_steps)  # the measurement does not name them
     return [
         Peak(
             predicted=of_stage,
             measured=max(stage.peak_bytes for stage in measurement.stages if stage.stage == number),
         )
-        for number, of_stage in enumerate(_bytes_in(predictor, plan, (*measurement.steps, *costliest)))
+        for number, of_stage in enumerate(_bytes_in(predictor, plan, (*measurement.steps, *warmup)))
     ]
 
 

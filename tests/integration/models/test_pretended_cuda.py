@@ -159,7 +159,7 @@ def updated(stage: StageModule) -> torch.optim.AdamW:
     optimizer = build_optimizer(stage, TrainingSection())
     optimizer.step()
     engine = SimpleNamespace(optimizer=SimpleNamespace())
-    OptimizerState(engine, optimizer, stage).begin_writing(3)
+    OptimizerState(engine, optimizer, stage).create_moments(3)
     optimizer.step()
     return optimizer
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from tests.unit.prediction.test_shared_packs import LEVELS, levelled, sharing
@@ -113,6 +114,17 @@ def test_the_parts_of_peaks_with_levels_sum_to_them(plan: Plan) -> None:
     for stage, parts in zip(predictor.plans_memory((plan,))[0], predictor.peak_parts(plan), strict=True):
         assert parts.total == pytest.approx(stage.expected)
         assert min(parts.static, parts.kept, parts.recomputed, parts.transient) >= 0
+
+
+@given(plans())
+@settings(max_examples=examples(25))
+def test_the_heaviest_step_alone_needs_as_much_as_the_whole_epoch(plan: Plan) -> None:
+    predictor = predictor_of(SELECTIVE)
+    prediction = predictor.predict(plan)
+    fullest = int(np.argmax(prediction.stage_bytes))
+    alone = ChosenSteps(predictor.sizes(plan.packing, plan.layout), (prediction.heaviest_step,))
+    needed = predictor.stage_memory(plan, alone)[fullest].expected
+    assert needed == pytest.approx(prediction.stage_bytes[fullest], rel=1e-12)
 
 
 def test_a_further_level_decides_where_it_needs_most() -> None:

@@ -103,7 +103,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
     """Set weights and optimizer states from a checkpoint of any layout, split and ZeRO stage."""
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
-    session.engine.state.begin_writing(steps)
+    session.engine.state.create_moments(steps)
     for name, parameter in trained_parameters(session):
         for part in PARTS:
             key = f"{part}:{name}"
