@@ -1,6 +1,7 @@
 """Outcomes of a trial: `Completed`, `Rejected` or `Failed`."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
@@ -20,13 +21,33 @@ class StageMeasurement:
     optimizer_seconds: float
     """Gradient reduction and optimizer step."""
     idle_seconds: float
-    """The rest of the step: waiting for other ranks, communication."""
+    """The rest of the step: communication, and waiting for other ranks. What a rank reports of itself has its waiting
+    in the reduction as part of the update; `waiting_apart` moves it here."""
     peak_bytes: int
     """Peak of the live bytes: static, kept for the backward pass, and transient."""
     static_bytes: int
     """Weights, gradients and optimizer states."""
     tensor_rank: int = 0
     """Number among the ranks that hold a copy of the stage together, from 0."""
+
+
+def waiting_apart(ranks: Sequence[StageMeasurement]) -> tuple[StageMeasurement, ...]:
+    """Return the ranks with the least update of their stage, and the rest of their own update as waiting.
+
+    The ranks of a stage reduce together, so each waits inside its update for the one that comes last, whose update is
+    the shortest.
+    """
+    least: dict[int, float] = {}
+    for rank in ranks:
+        least[rank.stage] = min(rank.optimizer_seconds, least.get(rank.stage, rank.optimizer_seconds))
+    return tuple(
+        replace(
+            rank,
+            optimizer_seconds=least[rank.stage],
+            idle_seconds=rank.idle_seconds + rank.optimizer_seconds - least[rank.stage],
+        )
+        for rank in ranks
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

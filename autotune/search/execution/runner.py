@@ -20,7 +20,7 @@ from autotune.workload import Prepared
 from storage.records import DisturbedRun
 from trials.errors import InvalidPlan
 from trials.model.cut import check_layers
-from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected
+from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, waiting_apart
 from trials.plan import Plan
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import TrialReport
@@ -185,7 +185,7 @@ def _run_result(task: Trial, prediction: Prediction, answer: Answers | Cause, *,
         text_tokens=first.text_tokens,
         vision_units=first.vision_units,
         losses=first.losses,
-        stages=tuple(report.stage for report in reports),
+        stages=waiting_apart([report.stage for report in reports]),
     )
     seconds, error = estimate_epoch(measurement, prediction)
     completed = Completed(measurement=measurement, shortened=shortened)

@@ -144,6 +144,30 @@ def test_a_baseline_with_steps_of_like_samples_is_compared_and_a_warning_says_it
     assert runner.rejection(plan, Role.INHERITED) is not None
 
 
+class Uneven(Recorder):
+    """Ranks of which the later ones have less work, and wait for the first one in their update."""
+
+    def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+        reports = []
+        for report in super().ask(request, *arguments, **options).reports:
+            assert isinstance(report, TrialReport)
+            waits = float(report.stage.data_rank)
+            stage = replace(report.stage, optimizer_seconds=0.5 + waits, idle_seconds=0.25)
+            reports.append(replace(report, stage=stage))
+        return Answers(reports=tuple(reports))
+
+
+def test_waiting_inside_the_update_counts_as_waiting(tmp_path: Path) -> None:
+    plan = plan_of("5+4", data=2, packing=PLAN.packing)
+    outcome = runner_of(tmp_path, Uneven(PREDICTOR)).run(plan).outcome
+    assert isinstance(outcome, Completed)
+    ranks = outcome.measurement.stages
+    assert [(rank.data_rank, rank.optimizer_seconds, rank.idle_seconds) for rank in ranks] == [
+        (0, 0.5, 0.25),
+        (1, 0.5, 1.25),
+    ]
+
+
 def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
     result = runner_of(tmp_path, SimulatedLauncher(PREDICTOR, factor_of=lambda _: 1.5)).run(PLAN)
     assert isinstance(result.outcome, Completed)
