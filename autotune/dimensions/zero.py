@@ -102,8 +102,9 @@ def gathered_weights(costs: LayerCosts, layout: Layout) -> list[int]:
 def whole_gradients(costs: LayerCosts, layout: Layout) -> list[int]:
     """Return how many gradients ZeRO 2 and 3 hold whole in the backward pass of a layer of each kind.
 
-    These are the gradients of the layer, and of the one behind it, which ranks still exchange. Gradients of a tied
-    weight stay from the head to the word embedding.
+    These are the gradients of the layer, and of the one behind it, which ranks still exchange: of a tower the larger
+    one of a further layer and of what is behind the last. Gradients of a tied weight stay from the head to the word
+    embedding.
     """
     if not layout.shards_gradients:
         return [0] * len(KINDS)

