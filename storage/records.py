@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from storage.explanation import Explanation, PlanTime
 from storage.launch_speed import LaunchWindow
@@ -324,12 +324,16 @@ class TriedPlan:
         return self.study.imported_from
 
 
+LaunchStatus: TypeAlias = Literal["finished", "paused", "failed", "interrupted"]
+"""How a full training ended: paused after as many steps as were asked for, interrupted by a request or a kill."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
     """How a full training ended. Self-contained, so that it can wait on disk for its database."""
 
     launch_id: str
-    status: Literal["finished", "failed", "interrupted"]
+    status: LaunchStatus
     steps: int
     """Optimizer steps done."""
     training_samples_per_second: float | None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
 from autotune.errors import LaunchFailed, PlanFailed
@@ -23,7 +22,7 @@ from autotune.training.training_log import TrainingLog, check_loggers, logged_ru
 from autotune.training.training_output import check_output, held
 from autotune.workload import Prepared
 from storage.errors import AlreadyFinished, DatabaseUnavailable, UnknownRecord
-from storage.records import LaunchResult
+from storage.records import LaunchResult, LaunchStatus
 from storage.spool import Spool
 from storage.store import Store
 from trials.outcome import Crash
@@ -237,7 +236,7 @@ def _train(
             raise LaunchFailed(message)
         raise PlanFailed(message, str(answer))
     report = answer.reports[0]
-    ending.record("finished" if report.finished else "interrupted", report.steps)
+    ending.record(_status(report), report.steps)
     readers = (
         answer.reports[rank] for rank in layout.grid.stage_ranks(0)
     )  # stage 0 alone reads images; other stages see the same samples
@@ -255,6 +254,12 @@ def _train(
     return report, blanks, disturbance(machine.conditions, hardware)
 
 
+def _status(report: TrainingReport) -> LaunchStatus:
+    if report.finished:
+        return "finished"
+    return "paused" if report.stopped is None else "interrupted"
+
+
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """Recorder of how a launch ended."""
@@ -264,7 +269,7 @@ class _Ending:
     store: Store
     spool: Spool
 
-    def record(self, status: Literal["finished", "failed", "interrupted"], steps: int) -> None:
+    def record(self, status: LaunchStatus, steps: int) -> None:
         result = LaunchResult(
             launch_id=self.launch_id,
             status=status,

@@ -318,7 +318,7 @@ LAUNCH = Table(
     Column("steps", Whole),
     Column("training_samples_per_second", Finite),
     Column("agent_id", Text, ForeignKey(AGENT.c.id)),
-    CheckConstraint("status IN ('running', 'finished', 'failed', 'interrupted')", name="status"),
+    CheckConstraint("status IN ('running', 'finished', 'paused', 'failed', 'interrupted')", name="status"),
     CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
 )
 

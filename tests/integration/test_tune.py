@@ -249,7 +249,7 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed_and_another_pla
     assert (other.output / "model" / "model.safetensors.index.json").is_file()
     assert f"step {done['steps']}/{done['steps']}" in output
     shown, _ = user.run("show", begun["plan"])
-    assert shown["launches"][0]["result"]["status"] == "interrupted"
+    assert shown["launches"][0]["result"]["status"] == "paused"
     shown, _ = user.run("show", plan)
     assert shown["launches"][0]["result"]["status"] == "finished"
     own, said = other.run("launch", str(other.job), "--dry-run")  # the winner is another plan, as after a later search

@@ -230,7 +230,7 @@ def _what_came_of_it() -> None:
         _integer("steps", nullable=True),
         _real("training_samples_per_second", nullable=True),
         _reference("agent_id", "agent.id", nullable=True),
-        sa.CheckConstraint("status IN ('running', 'finished', 'failed', 'interrupted')", name="status"),
+        sa.CheckConstraint("status IN ('running', 'finished', 'paused', 'failed', 'interrupted')", name="status"),
         sa.CheckConstraint("(status = 'running') = (finished IS NULL)", name="finished"),
     )
     op.create_table(

@@ -131,7 +131,7 @@ def resumed(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 @pytest.mark.long
 def test_the_end_of_a_launch_whose_agent_is_gone_is_recorded_by_the_next_one(resumed: Resumed) -> None:
     ends = [(each.status, each.steps) for each in resumed.results if each is not None]
-    assert ends == [("interrupted", 3), ("interrupted", 3), ("finished", 4)]
+    assert ends == [("paused", 3), ("interrupted", 3), ("finished", 4)]
 
 
 def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(resumed: Resumed) -> None:
