@@ -14,8 +14,10 @@ from autotune.draft.present import PACKED, own_packs, present_of
 from autotune.draft.trainers import TRAINERS
 from autotune.errors import JobError
 from trials import plugins
+from trials.errors import ModelError
 from trials.job import LossWeighting, TrainingSection
 from trials.model.hub import folder_of, may_be_id
+from trials.model.weight_files import chosen_files
 from trials.units import number_of
 
 _KEPT = "training.keep_checkpoints"
@@ -73,9 +75,15 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
 
 
 def absent_files(values: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yield notes on the model and the data that are not on this machine; `folder` is that of the job."""
+    """Yield notes on the model, its weights and the data that are not here; `folder` is that of the job."""
     model = values["model.path"]
-    if not (folder / folder_of(model)).is_dir():
+    held = folder / folder_of(model)
+    if held.is_dir():
+        try:
+            chosen_files(held)
+        except ModelError as error:
+            yield str(error)
+    else:
         places = ("neither a folder nor in the hub's cache", f"run `hf download {model}`, or ")
         where, download = places if may_be_id(model) else ("no folder", "")
         yield f"{model} is {where} here; {download}give the folder of the model as model.path"

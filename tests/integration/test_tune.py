@@ -131,7 +131,8 @@ def test_a_larger_budget_runs_only_what_is_not_answered_yet(user: User, capfd: p
 def test_fresh_measures_again_and_begins_with_what_is_queued(user: User) -> None:
     before = user.rows(FINISHED)
     (user.job.parent / "mine.json").write_text(json.dumps(user.run("show", user.first["id"])[0]))
-    user.run("tune", str(user.job), "--fresh", "--trials", "4", "--set", "search.queue=[mine.json]")
+    long = ("--set", "search.time_limit=10min")  # else other work decides how many baselines run
+    user.run("tune", str(user.job), "--fresh", "--trials", "4", *long, "--set", "search.queue=[mine.json]")
     assert len(user.rows(FINISHED)) >= len(before) + 5
     study = user.rows("SELECT id FROM autotune_study ORDER BY started DESC")[0][0]
     tried = user.rows(f"SELECT role, plan_id FROM autotune_trial WHERE study_id = '{study}' ORDER BY number")

@@ -130,6 +130,7 @@ DEEPSPEED: dict[str, Any] = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with a model and data; it is the current one."""
     (tmp_path / "MODEL").mkdir()
+    (tmp_path / "MODEL" / "model.safetensors").touch()
     for name in ("train.jsonl", "more.jsonl", "held.jsonl"):
         (tmp_path / name).write_text('{"messages": [{"role": "user", "content": "Hello?"}]}\n')
     monkeypatch.chdir(tmp_path)
@@ -155,6 +156,14 @@ def test_a_job_is_written_for_a_model_and_data(folder: Path) -> None:
     assert job.hardware.devices == 2
     assert job.training == Job.model_validate(job.model_dump()).training
     assert len(notes) <= 1  # of the machine
+
+
+def test_a_model_without_weights_is_named_with_what_to_do(folder: Path) -> None:
+    (folder / "MODEL" / "model.safetensors").unlink()
+    job, notes = draft("MODEL", "train.jsonl")
+    assert job.model.weights == "pretrained"
+    said = f"{folder}/MODEL has no model.safetensors; save the weights there as safetensors, or set "
+    assert [note.startswith(said) for note in notes].count(True) == 1
 
 
 @pytest.mark.parametrize(("accelerator", "dtype", "notes"), [("cuda", "bfloat16", 0), ("cpu", "float32", 1)])
