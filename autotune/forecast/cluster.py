@@ -169,9 +169,15 @@ def _profiles_of_model(
         similar = [pair for pair in differences if pair[0].model.family == shape.family]
         # A profile of another family cannot be used, whatever else differs.
         others = dict.fromkeys(f"{profile.model.name} with {difference}" for profile, difference in similar)
+        dtypes = [
+            each.model.dtype
+            for each, _ in similar
+            if not _difference(replace(each.model, dtype=shape.dtype, gradient_dtype=shape.gradient_dtype), shape)
+        ]
+        remedy = f"set model.dtype to {dtypes[0]}, or " if dtypes else ""
         raise ProfileError(
             f"the layers of {shape.name} in {shape.dtype} were not profiled on {devices}, only those of "
-            f"{', '.join(others) or 'models of other families'}; {_MEASURES}"
+            f"{', '.join(others) or 'models of other families'}; {remedy}{_MEASURES}"
         )
     known = dict.fromkeys(profile.hardware.device_name for profile in store.layer_profiles())
     stored = f"; profiles are stored for {', '.join(known)}" if known else ""

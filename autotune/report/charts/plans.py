@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from autotune.plan_text import plan_text
 from autotune.report.charts.chart import (
@@ -110,11 +109,10 @@ def pareto(source: StudySource) -> Chart:
 def _points(source: StudySource) -> list[Point]:
     found = []
     for plan, runs in source.runs_by_plan.items():
-        seconds = fmean(trial.result.epoch_seconds or 0.0 for trial in runs)
         measured = [trial.result.outcome for trial in runs]
         peak = max(each.measurement.peak_bytes for each in measured if isinstance(each, Completed))
-        speed = source.workload.data.samples / seconds
-        found.append(Point(plan=plan, estimated_samples_per_second=speed, peak_bytes=peak))
+        if speed := source.speed(plan):
+            found.append(Point(plan=plan, estimated_samples_per_second=speed.mean, peak_bytes=peak))
     return found
 
 

@@ -120,8 +120,8 @@ def test_a_profile_of_other_devices_another_dtype_or_none_is_refused(job: JobFil
     code, message = refusal("predict", job.path, "--device-profile", "a100")
     assert code == 2
     assert (
-        "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16"
-        in message
+        "in bfloat16 were not profiled on devices called 'a100', only those of model with dtype float32, not bfloat16; "
+        "set model.dtype to float32, or `autotune profile JOB`" in message
     )
 
 

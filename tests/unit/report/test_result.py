@@ -9,6 +9,7 @@ import pytest
 
 from autotune.report.charts.causes import causes
 from autotune.report.charts.history import history
+from autotune.report.charts.plans import pareto
 from autotune.report.sides import ComparedPlan, sides
 from autotune.report.simulation import Simulator
 from autotune.report.source import StudySource
@@ -89,6 +90,15 @@ def test_usual_settings_that_an_earlier_search_measured_are_those_of_the_explana
     said = headline(source, (before, after))
     assert said == "The best plan trains 2.00 \u00b1 0.10 times as fast as default, the fastest baseline."
     assert [card.name for card in cards(source, (before, after))][:2] == ["fastest baseline", "best plan"]
+
+
+def test_the_chart_of_all_plans_has_the_speeds_that_the_result_states() -> None:
+    drifted = run(0, WINNER.plan, "sampled", 130.0)
+    source = source_of(drifted, KNOWN_BEFORE[1], explanation=EXPLANATION)
+    speeds = {plan: speed for plan, speed, *_ in pareto(source).table.rows}
+    (best,) = (side.speed for side in sides_of(source) if side.key == "after")
+    assert best is not None
+    assert speeds[WINNER.plan.id] == f"{best.mean:.2f}" != f"{WORKLOAD.data.samples / 130.0:.2f}"
 
 
 def test_baselines_that_did_not_run_are_named_and_the_fastest_is_one_that_ran() -> None:
