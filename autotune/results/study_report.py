@@ -70,7 +70,8 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         lines.append(headline.text)
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
-        lines.append(f"{first} of the plans that ran with a probability of {probability_text(best.confidence)}")
+        sure = probability_text(best.confidence)
+        lines.append(f"{first} of the plans that ran with a probability of {sure}, by trials and predictions")
         over = best.fastest_baseline
         if over is not None and over.is_best and best.ties and best.confidence < 1 / (1 + len(best.ties)):
             one = best.ties[0] if len(best.ties) == 1 else f"One of {', '.join(best.ties)}"

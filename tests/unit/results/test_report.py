@@ -18,7 +18,9 @@ def best(**fields: object) -> BestPlan:
 
 
 def test_a_sure_winner_is_named_with_its_confidence() -> None:
-    assert "Fastest of the plans that ran with a probability of 97%" in best_text(best(confidence=0.97, ties=()))
+    assert "Fastest of the plans that ran with a probability of 97%, by trials and predictions" in best_text(
+        best(confidence=0.97, ties=())
+    )
 
 
 def test_no_winner_is_said_to_be_certain() -> None:
@@ -27,7 +29,8 @@ def test_no_winner_is_said_to_be_certain() -> None:
 
 def test_a_tie_is_named() -> None:
     text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
-    assert f"A tie: {PADDED_PLAN.id} may be as fast; fastest of the plans that ran with a probability of 60%" in text
+    said = "may be as fast; fastest of the plans that ran with a probability of 60%, by trials and predictions"
+    assert f"A tie: {PADDED_PLAN.id} {said}" in text
 
 
 def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why() -> None:
