@@ -92,6 +92,14 @@ class ChangeEffect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedBaseline:
+    """A baseline that was tried and has no result."""
+
+    role: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why the winner of a study won."""
 
@@ -108,6 +116,8 @@ class Explanation:
     and a pipeline with deferred weight gradients. Empty where the winner fits without any."""
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out: they may be faster than the usual settings."""
+    failed: tuple[FailedBaseline, ...] = ()
+    """Baselines that the job cannot train with, such as for their memory."""
 
     @property
     def winner(self) -> PlanTime:

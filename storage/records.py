@@ -286,8 +286,12 @@ class BestPlan:
 
     @property
     def fastest_baseline(self) -> Baseline | None:
-        """The baseline with which a gain is stated first; None where none was measured."""
-        return min(self.baselines, key=lambda baseline: baseline.gain, default=None)
+        """The baseline with which a gain is stated first; None where none was measured.
+
+        It is one that the trainer of the search can hold, if any was measured.
+        """
+        held = [baseline for baseline in self.baselines if baseline.left_out is None]
+        return min(held or self.baselines, key=lambda baseline: baseline.gain, default=None)
 
     @property
     def not_run(self) -> tuple[str, ...]:

@@ -46,9 +46,11 @@ def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = N
 
 def rank_of_baseline(best: BestPlan) -> str:
     """Return what the fastest baseline is among the baselines of the search, in words."""
+    held = [baseline for baseline in best.baselines if baseline.left_out is None]
+    within = f" within the limits of {best.trainer}" if held and len(held) < len(best.baselines) else ""
     if not best.not_run:
-        return "the fastest baseline"
-    rank = "the fastest baseline" if len(best.baselines) > 1 else "the only baseline"
+        return f"the fastest baseline{within}"
+    rank = f"the fastest baseline{within}" if len(best.baselines) > 1 else "the only baseline"
     return f"{rank} that ran to its end (not run: {', '.join(map(_named, best.not_run))})"
 
 

@@ -14,7 +14,7 @@ from autotune.events import Listener, Note, Phase, PhaseBegan
 from autotune.machine.conditions import MachineWatch
 from autotune.machine.device_problems import warn_of
 from autotune.search.baselines import BaselinePlan, baselines
-from autotune.search.execution.ledger import Ledger
+from autotune.search.execution.ledger import Ledger, busy_seconds
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -77,6 +77,9 @@ def assemble(
     listener(
         PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {number_of(settings.trials, 'trial')} in {limit}")
     )
+    if begun := ledger.trials:
+        done = f"{number_of(len(begun), 'trial is', 'trials are')} done, after {duration_text(busy_seconds(begun))}"
+        listener(Note(text=f"Study {study.name} goes on: {done}"))
     calibrated = CalibratedPredictor.of_job(
         prepared.job,
         prepared.index,

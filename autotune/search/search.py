@@ -153,7 +153,7 @@ class Search:
                 spent=len(self._budget.spent),
                 trials=self.settings.trials,
                 seconds_left=self._budget.seconds_left,
-                best=best_so_far(best, trials, self._all_roles(), self.advisor.surrogate) if best else None,
+                best=best_so_far(best, trials, self.all_roles(), self.advisor.surrogate) if best else None,
             )
             self.listener(status)
 
@@ -389,11 +389,11 @@ class Search:
             yield Candidate(plan=winner.plan, role=Role.FINAL, timed_steps=steps)
 
     def _standings(self) -> Standings:
-        trials, roles, faults = self.ledger.everything(), self._all_roles(), self.predictor.learning_faults
+        trials, roles, faults = self.ledger.everything(), self.all_roles(), self.predictor.learning_faults
         found = standings_of(trials, self.advisor.surrogate, roles, self.space.allows, lambda plan: not faults(plan))
         return replace(found, baseline_wins=self.baseline_wins)
 
-    def _all_roles(self) -> Roles:
+    def all_roles(self) -> Roles:
         roles = dict(self._roles)
         for trial in self.ledger.trials:  # of this study alone: another search had another current plan
             roles[trial.plan] = roles.get(trial.plan, frozenset()) | {trial.role}

@@ -198,7 +198,7 @@ class Tuner:
     def _best_plan(self, study: StudyRecord, ledger: StudyLedger, standings: Standings, search: Search) -> BestPlan:
         if not standings.repeated:
             raise NoFeasiblePlan("every plan ran out of memory when it was repeated; raise hardware.memory_limit")
-        winner = standings.winner()
+        winner = standings.winner(lambda plan: self._missing(plan) is None)
         fastest = standings.entries[winner.number]
         samples = self._workload.data.samples
         speed = samples / fastest.epoch_seconds
@@ -209,6 +209,8 @@ class Tuner:
             trials=ledger.everything(),
             study_id=study.id,
             not_run=tuple(map(str, search.not_run)),
+            roles=search.all_roles(),
+            missing=self._missing,
         )
         return BestPlan(
             plan=fastest.plan,

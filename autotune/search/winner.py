@@ -140,10 +140,11 @@ class Standings:
     def _of_role(self, role: str) -> list[int]:
         return [number for number, standing in enumerate(self.entries) if role in standing.roles]
 
-    def winner(self) -> Winner:
+    def winner(self, holds: Callable[[Plan], bool] = lambda _: True) -> Winner:
         """Return the winner of the compared plans, by draws from the posterior, the same for the same trials.
 
         A baseline whose own runs are faster than those of that plan wins in its place: no search ends below a baseline.
+        `holds` says whether the trainer of the search can hold a plan; others do not count in the probability.
         """
         numbers = self.compared
         drawn = _drawn(self.posterior, numbers)
@@ -153,7 +154,7 @@ class Standings:
         probable = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         winner = numbers.index(self._at_least_baselines(numbers[probable]))
         sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
-        sure = min(sure, self._sure_by_runs(numbers[winner]))
+        sure = min(sure, self._sure_by_runs(numbers[winner], holds))
         ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
         return Winner(
             number=numbers[winner],
@@ -168,18 +169,18 @@ class Standings:
         able = (other for other in found if other is not None and other in self.repeated)
         return min((number, *able), key=lambda other: float(self.measured.mean[other]))
 
-    def _sure_by_runs(self, winner: int) -> float:
-        """Return the probability that no compared plan or baseline is faster, by their own runs alone.
+    def _sure_by_runs(self, winner: int, holds: Callable[[Plan], bool]) -> float:
+        """Return the probability that no baseline that `holds` is faster, by their own runs alone.
 
-        It is 1 unless these doubt the winner: all of its runs were disturbed, or a baseline ran faster by an error.
+        So no probability is above what the stated gains say. Where the runs doubt the winner, it is the probability
+        that no compared plan is faster either: all of its runs were disturbed, or a baseline ran faster by an error.
         Predictions that are shrunk to say that it is faster after all are then no evidence.
         """
         found = (self.baseline(role) for role in BASELINES)
-        baselines = [number for number in found if number is not None and number != winner]
-        differences = (self.measured.difference(number, winner) for number in baselines)
-        if not (self.entries[winner].is_disturbed or any(less < -error for less, error in differences)):
-            return 1.0
-        numbers = sorted({*self.compared, *baselines, winner})
+        baselines = {number for number in found if number is not None and holds(self.entries[number].plan)}
+        differences = (self.measured.difference(number, winner) for number in baselines - {winner})
+        is_doubted = self.entries[winner].is_disturbed or any(less < -error for less, error in differences)
+        numbers = sorted(baselines | {winner, *(self.compared if is_doubted else ())})
         return float((_drawn(self.measured, numbers).argmin(axis=1) == numbers.index(winner)).mean())
 
     def compare(

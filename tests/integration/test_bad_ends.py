@@ -133,6 +133,7 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     done = CliRunner().invoke(main, ["tune", str(tunings.job.path), "--json"])
     assert done.exit_code == 0, done.stderr
     reported_trials += re.findall(r"^ +trial (\d+)  (\S+)", done.stderr, flags=re.MULTILINE)
+    assert re.search(r"^ *Study \S+ goes on: \d+ trials? (is|are) done, after \d+ s$", done.stderr, flags=re.MULTILINE)
     numbers = [int(number) for number, _ in reported_trials]
     assert numbers[0] == 0
     assert numbers == sorted(set(numbers))

@@ -1,7 +1,7 @@
 """The explanation of a search's winner, from its trials and the predictions that they corrected."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from autotune.search.explanation.changes import Changes
@@ -10,10 +10,10 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import BASELINES
 from autotune.search.solver.limits import Limits
-from autotune.search.winner import Standings, Winner, ranked
-from storage.explanation import BEST, Explanation, PlanTime
+from autotune.search.winner import Roles, Standings, Winner, ranked
+from storage.explanation import BEST, Explanation, FailedBaseline, PlanTime
 from storage.records import FinishedTrial
-from trials.outcome import Completed, Measurement
+from trials.outcome import Completed, Failed, Measurement, Rejected
 from trials.plan import Plan
 
 # A choice: each explanation simulates several plans, and people compare two or three.
@@ -33,6 +33,10 @@ class Explainer:
     study_id: str
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out."""
+    roles: Roles = field(default_factory=dict)
+    """Roles in which plans were tried, those of earlier searches included."""
+    missing: Callable[[Plan], str | None] = lambda _: None
+    """Returns why the trainer of the search cannot hold a plan."""
 
     def explain(self, standings: Standings, winner: Winner) -> Explanation | None:
         """Return why the winner won; None if no run of it measured steps of this epoch."""
@@ -41,11 +45,13 @@ class Explainer:
         times = {time.role: (plan, time) for plan, time in found if time is not None}
         if BEST not in times:
             return None
-        # A trial that ended early was clearly slower than others, so complete ones come first.
-        measured_roles = [str(role) for role in BASELINES if role in times]
-        usual = min(
-            measured_roles, key=lambda role: (times[role][1].shortened, times[role][1].epoch_seconds), default=None
-        )
+
+        def preference(role: str) -> tuple[bool, bool, float]:
+            plan, time = times[role]
+            # A trial that ended early was clearly slower than others, so complete ones come first.
+            return self.missing(plan) is not None, time.shortened, time.epoch_seconds
+
+        usual = min((str(role) for role in BASELINES if role in times), key=preference, default=None)
         measured = [entry.plan for entry in standings.entries]
         changes = Changes(self.predictor, self.surrogate, self.limits, self.trials, measured)
         return Explanation(
@@ -55,7 +61,20 @@ class Explainer:
             further=changes.without_recompute(*times[BEST]),
             ways=changes.ways_to_fit(*times[BEST]),
             not_run=self.not_run,
+            failed=tuple(self._failed({*times, *self.not_run})),
         )
+
+    def _failed(self, others: Container[str]) -> Iterator[FailedBaseline]:
+        """Yield the kinds of baselines besides `others`, with the reason why the last trial of one has no result."""
+        for role in BASELINES:
+            of_role = (trial for trial in self.trials if role in self.roles.get(trial.plan, ()))
+            match [trial.result.outcome for trial in of_role]:
+                case _ if role in others:
+                    pass
+                case [*_, Failed(cause=cause)]:
+                    yield FailedBaseline(role=str(role), reason=str(cause))
+                case [*_, Rejected(reason=reason)]:
+                    yield FailedBaseline(role=str(role), reason=reason)
 
     def _plans(self, standings: Standings, winner: Winner) -> Iterator[tuple[Plan, str]]:
         """Yield (plan, role) of the winner, of one plan of each kind of baseline, and of ties."""

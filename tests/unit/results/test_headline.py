@@ -7,6 +7,7 @@ import pytest
 
 from autotune.results.headline import headline_of
 from autotune.results.study_report import Known, best_document, best_text, plans_text
+from storage.explanation import FailedBaseline
 from storage.records import Baseline, BestPlan
 from storage.validity import Validity, Verdict
 from tests.values.storage import EXPLANATION, best_of
@@ -47,6 +48,19 @@ def test_the_headline_is_over_the_fastest_baseline_and_the_others_stand_below_it
     assert roles == ["packed", "omnibal", "default"]
 
 
+def test_a_search_for_a_trainer_is_compared_with_what_the_trainer_can_hold() -> None:
+    best = best_over({"packed": (0.9, 0.04), "current-plan": (1.07, 0.03)})
+    packed, current = best.baselines
+    packed = replace(packed, left_out="LLaMA-Factory cannot hold packs of samples with images")
+    found = replace(best, baselines=(packed, current), trainer="llama-factory", confidence=0.97, ties=())
+    text = best_text(found)
+    assert (
+        "The best plan trains 1.07 +- 0.03 times as fast as your present settings, the fastest baseline within the "
+        "limits of llama-factory"
+    ) in text
+    assert "Fastest of the plans within the limits of llama-factory with a probability of 97%" in text
+
+
 @pytest.mark.parametrize(
     ("gains", "rank"),
     [
@@ -65,6 +79,12 @@ def test_baselines_that_did_not_run_are_named_with_the_gain(
     text = best_text(best)
     assert f"The best plan trains 1.08 +- 0.36 times as fast as {rank}" in text
     assert "the fastest baseline\n" not in text
+
+
+def test_baselines_that_failed_stand_below_the_table_with_the_reason() -> None:
+    failed = FailedBaseline(role="current-plan", reason="out of memory on stage 0")
+    text = best_text(replace(best_over(MANY), explanation=replace(EXPLANATION, failed=(failed,))))
+    assert "\nNo result of current-plan: out of memory on stage 0\nThe best plan trains" in text
 
 
 def test_programs_get_the_headline_with_its_figures() -> None:

@@ -15,7 +15,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
 from autotune.search.winner import standings_of
-from storage.explanation import BEST, Explanation, PlanTime
+from storage.explanation import BEST, Explanation, FailedBaseline, PlanTime
 from storage.records import FinishedTrial
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.unit.prediction.test_sharded_weights import sharded
@@ -25,13 +25,14 @@ from tests.values.exchanges import exchanging, of_weights
 from tests.values.search import COSTS, deferring, finished, limits_of, predictor_of, runner_of
 from tests.values.training import plan_of
 from trials.costs.layer_costs import LoadCost
-from trials.outcome import Completed, Failed, OutOfMemory, StageMeasurement
+from trials.outcome import Completed, Failed, OutOfMemory, Rejected, StageMeasurement
 from trials.plan import Layout, Packed, Padded, Plan
 from trials.stage import Recomputed
 
 PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
 LEAN = plan_of("5+0", "0+4", packing=PADDED)
+EQUAL = plan_of("3+0", "2+4", packing=PADDED)
 BETTER = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=480, qv_min=12, qt_min=416))
 AMPLE, QUIET, PREDICTOR = 1 << 40, Behaviour(noise=0.002), predictor_of()
 
@@ -57,13 +58,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Plan], FinishedTr
 
 
 def explained(
-    *trials: tuple[Role, FinishedTrial], predictor: Predictor | None = None, memory: int = AMPLE
+    *trials: tuple[Role, FinishedTrial],
+    predictor: Predictor | None = None,
+    memory: int = AMPLE,
+    missing: Callable[[Plan], str | None] = lambda _: None,
 ) -> Explanation | None:
     calibrated = CalibratedPredictor(predictor or PREDICTOR)
     surrogate, known = Surrogate(calibrated), [replace(trial, role=str(role)) for role, trial in trials]
     for trial in known:
         surrogate.learn(trial)
-    standings = standings_of(known, surrogate, {trial.plan: frozenset({trial.role}) for trial in known})
+    roles = {trial.plan: frozenset({trial.role}) for trial in known}
+    standings = standings_of(known, surrogate, roles)
     explainer = Explainer(
         predictor=calibrated,
         surrogate=surrogate,
@@ -71,6 +76,8 @@ def explained(
         trials=known,
         study_id=known[0].study_id,
         not_run=("packed",),
+        roles=roles,
+        missing=missing,
     )
     return explainer.explain(standings, standings.winner())
 
@@ -171,6 +178,30 @@ def test_a_default_that_ran_out_of_memory_leaves_its_place_to_one_that_was_measu
     lean = shortened(run(LEAN))
     found = times(explained((Role.DEFAULT, failed), (Role.DEFAULT, lean), (Role.SAMPLED, run(BETTER))))
     assert (found["default"].plan, found["default"].shortened) == (LEAN, True)
+
+
+def test_baselines_without_a_result_are_named_with_the_reason(run: Callable[[Plan], FinishedTrial]) -> None:
+    cause = OutOfMemory(stage=0, rank=0, needed_bytes=2 << 20, limit_bytes=1 << 20)
+    failed, rejected = finished(LEAN, Failed(cause=cause)), finished(EQUAL, Rejected(reason="it needs 80 MiB"))
+    found = explained(
+        (Role.CURRENT_PLAN, failed),
+        (Role.OMNIBAL, rejected),
+        (Role.DEFAULT, run(DEFAULT)),
+        (Role.SAMPLED, run(BETTER)),
+    )
+    assert found is not None
+    assert found.failed == (
+        FailedBaseline(role="current-plan", reason=str(cause)),
+        FailedBaseline(role="omnibal", reason="it needs 80 MiB"),
+    )
+
+
+def test_a_winner_within_the_limits_of_a_trainer_is_explained_against_what_it_can_hold(
+    run: Callable[[Plan], FinishedTrial],
+) -> None:
+    trials = (Role.DEFAULT, run(DEFAULT)), (Role.OMNIBAL, run(LEAN)), (Role.SAMPLED, run(BETTER))
+    usual = [explained(*trials, missing={LEAN: without}.get) for without in (None, "recomputation")]
+    assert [each.usual for each in usual if each is not None] == ["omnibal", "default"]
 
 
 def test_usual_settings_that_won_need_no_changes(run: Callable[[Plan], FinishedTrial]) -> None:

@@ -238,14 +238,21 @@ def test_no_search_ends_below_a_baseline_whose_own_runs_are_faster(may_win: bool
     measured = Posterior(mean=np.log((100, 98)), covariance=found.measured.covariance)
     winner = replace(found, entries=entries, measured=measured).winner()
     assert winner.number == wins
-    # What the predictions say is not hidden.
-    assert (winner.confidence is not None and winner.confidence < 0.5) == (wins == 1)
+    # The gain over this baseline is stated by its own runs as well.
+    assert (winner.confidence is None) == (not may_win)  # no other plan may win
+    assert winner.confidence is None or winner.confidence < 0.5
     assert (winner.ties == (0,)) == (wins == 1)
 
 
 @pytest.mark.parametrize(
     ("seconds", "is_disturbed", "least", "most"),
-    [(98, False, 0.9, 1.0), (80, False, 0.0, 0.1), (98, True, 0.0, 0.6), (150, True, 0.9, 1.0)],
+    [
+        (98, False, 0.3, 0.5),
+        (108, False, 0.8, 0.92),
+        (80, False, 0.0, 0.1),
+        (98, True, 0.0, 0.6),
+        (150, True, 0.9, 1.0),
+    ],
 )
 def test_predictions_make_no_winner_sure_that_its_own_runs_doubt(
     seconds: float, is_disturbed: bool, least: float, most: float
@@ -259,6 +266,9 @@ def test_predictions_make_no_winner_sure_that_its_own_runs_doubt(
     assert stated.number == 0
     assert stated.confidence is not None
     assert least <= stated.confidence <= most
+    within = replace(found, entries=entries, measured=measured).winner(lambda plan: plan != baseline.plan)
+    assert within.confidence is not None
+    assert within.confidence > 0.99  # the trainer of the search cannot hold the baseline
 
 
 def test_a_baseline_names_its_plan_and_whether_the_space_has_it() -> None:
