@@ -44,27 +44,21 @@ class _Span:
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
-    """Yield the chunks. Raise DataError for a fault behind which no further element can be found."""
+    """Yield the chunks. Raise DataError for a file that was cut off, and for a fault behind which nothing is found."""
     start, separator = _opening(path)
     return grouped(start, _ends(path, start, separator))
 
 
 def records(path: Path, chunk: Chunk) -> Iterator[tuple[Place, Record | RecordError]]:
-    """Yield every element, and a fault for the end of a file that was cut off."""
+    """Yield every element."""
     if chunk.end - chunk.start > CHUNK_BYTES + record.MAX_RECORD_BYTES:
         yield (chunk.start, chunk.line), too_long()
         return
     with open_annotations(path) as stream:
         stream.seek(chunk.start)
         data = stream.read(chunk.end - chunk.start)
-        is_last = not stream.read(1)
     for span in _spans(_Window(BytesIO(data), (chunk.start, chunk.line)), _opening(path)[1]):
         yield span.begin, parsed(data[span.begin[0] - chunk.start : span.end - chunk.start])
-    if is_last and not data.rstrip().endswith(b"]"):
-        yield (
-            (chunk.end, chunk.line + data.rstrip().count(b"\n")),
-            RecordError("the list has no end, so the file was cut off here and samples may be missing; write it again"),
-        )
 
 
 def read(path: Path, place: Place) -> Record:
@@ -101,7 +95,14 @@ def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
                 )
             if number:
                 yield span.begin
-        yield stream.seek(0, SEEK_END), window.line
+        end = stream.seek(0, SEEK_END)
+        stream.seek(max(start[0], end - BLOCK_BYTES))
+        if not stream.read().rstrip().endswith(b"]"):
+            raise DataError(
+                f"annotation file {path} is a JSON list without an end: the file was cut off, and samples may be "
+                "missing; write or copy it again"
+            )
+        yield end, window.line
 
 
 def _spans(window: "_Window", separator: str | None) -> Iterator[_Span]:
