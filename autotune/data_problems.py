@@ -9,7 +9,7 @@ import numpy as np
 from autotune.machine.device_problems import Finding
 from trials.data import formats
 from trials.data.index import DatasetIndex
-from trials.data.indexing import IndexReport
+from trials.data.indexing import LISTED, IndexReport
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
 from trials.job import Job, ModelSection
@@ -103,7 +103,8 @@ def warn_of_bad_data(report: IndexReport) -> None:
     """Log what is skipped, cut or unused, and images of another size than recorded, as warnings."""
     if report.bad:
         shown = "\n".join(f"  {line}" for line in report.bad_lines[:_SHOWN_LINES])
-        more = f"\n  and {report.bad - _SHOWN_LINES} more" if report.bad > _SHOWN_LINES else ""
+        hidden = report.bad - _SHOWN_LINES
+        more = f"\n  and {hidden} more; `autotune pack JOB --json` has the first {LISTED}" if hidden > 0 else ""
         _log.warning(
             "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source:\n%s%s",
             *(report.bad, report.records, shown, more),

@@ -27,7 +27,8 @@ from trials import plugins
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.job import Job
-from trials.model.inputs.encoders import load_measurer
+from trials.model.inputs.encoders import load_measurer, token_limit
+from trials.model.skeleton import load_config
 from trials.plan import Plan
 
 
@@ -82,13 +83,16 @@ def export_plan(
     if held is None:
         missing = restricted.missing(plan)
         held = restricted.best()
+    job = forecaster.job
+    config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
     found = Export(
-        job=forecaster.job,
+        job=job,
         epoch=forecaster.epoch(held.plan.packing, held.plan.layout.data),
         held=held,
         family=forecaster.shape.family,
         folder=folder.absolute(),
-        held_out=_held_out(forecaster.job),
+        cuts_at=token_limit(job.data, config),
+        held_out=_held_out(job),
         present={} if present is None else _own(exporter, present),
         python=python,
     )

@@ -96,8 +96,6 @@ def _room(export: Export) -> Room:
 def _differences(exporter: Exporter, export: Export, rows: list[int], counted: Counted) -> dict[int, int]:
     """Return how many tokens more the trainer counts, by row. Raise ExportError for a sample that it does not take."""
     index, found = export.epoch.index, {}
-    # Where the job cuts samples, the trainer cuts them at the same length.
-    longest = int(index.text_tokens.max()) if export.job.data.oversize == "truncate" else None
     for row, tokens in zip(rows, counted.tokens, strict=True):
         if isinstance(tokens, str):
             raise ExportError(
@@ -105,7 +103,8 @@ def _differences(exporter: Exporter, export: Export, rows: list[int], counted: C
                 "out of the data"
             )
         if tokens is not None:
-            there = tokens if longest is None else min(tokens, longest)
+            # Where the job cuts samples, the trainer cuts them at the same length.
+            there = tokens if export.cuts_at is None else min(tokens, export.cuts_at)
             found[row] = there - int(index.text_tokens[row])
     return found
 

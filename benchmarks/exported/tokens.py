@@ -151,6 +151,7 @@ def _export(trainer: str, python: Path, model: Path, data: Path, *, folder: Path
         held=held,
         family=shape.family,
         folder=folder,
+        cuts_at=None,
         held_out=None,
         present=present,
         python=python,

@@ -31,6 +31,8 @@ class Export:
     """`model_type` of the model's configuration."""
     folder: Path
     """Absolute path that the files will have."""
+    cuts_at: int | None
+    """Number of tokens at which the job cuts samples; None where it does not."""
     held_out: "DatasetIndex | None"
     """Samples to evaluate on."""
     present: Mapping[str, Any]

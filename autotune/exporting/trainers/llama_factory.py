@@ -161,7 +161,7 @@ def _configuration(export: Export) -> dict[str, Any]:
         "dataset": "train",
         "disable_shuffling": True,
         "packing": False,
-        "cutoff_len": int(export.epoch.index.text_tokens.max()) + ROOM,
+        "cutoff_len": export.cuts_at or int(export.epoch.index.text_tokens.max()) + ROOM,
         "per_device_train_batch_size": packing.samples,
         "gradient_accumulation_steps": export.epoch.micro_batches,
         "disable_gradient_checkpointing": not export.recomputes[1],
@@ -169,8 +169,6 @@ def _configuration(export: Export) -> dict[str, Any]:
     targets = decided.get("lora_target")
     if targets is not None:
         decided["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
-    if export.job.data.oversize == "truncate":
-        decided["cutoff_len"] = int(export.epoch.index.text_tokens.max())
     decided |= {f"image_{name}": limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
     if export.held.plan.layout.zero:
         decided["deepspeed"] = str(export.folder / _ZERO)

@@ -154,14 +154,13 @@ def _system(export: Export) -> dict[str, str]:
 
 
 def _longest(export: Export) -> dict[str, Any]:
-    """Return the length of the longest sample. Longer ones are cut where the job cuts them; else none is as long.
+    """Return the length at which samples are cut as the job cuts them; else one that none of them reaches.
 
     A sample above it would be dropped, with its pack.
     """
-    most = int(export.epoch.index.text_tokens.max())
-    if export.job.data.oversize == "truncate":
-        return {"max_length": most, "truncation_strategy": "right"}
-    return {"max_length": most + ROOM, "truncation_strategy": "delete"}
+    if export.cuts_at is not None:
+        return {"max_length": export.cuts_at, "truncation_strategy": "right"}
+    return {"max_length": int(export.epoch.index.text_tokens.max()) + ROOM, "truncation_strategy": "delete"}
 
 
 def _packing(export: Export) -> dict[str, Any]:

@@ -190,6 +190,20 @@ def test_llama_factory_gets_padded_micro_batches_that_init_reads_again(
     assert read_plan(tmp_path / "again-current-plan.json") == plan
 
 
+@pytest.mark.parametrize(("trainer", "key"), [("llama-factory", "cutoff_len"), ("ms-swift", "max_length")])
+def test_samples_are_cut_where_the_job_cuts_them_and_not_at_the_longest(
+    trainer: str, key: str, job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]]
+) -> None:
+    """A trainer that counts a token more would cut the last word of the longest sample."""
+    for settings, least in ({"oversize": "truncate", "max_tokens": 4000}, 4000), ({"oversize": "own-pack"}, 64):
+        job.spoil(data__oversize=settings["oversize"], data__max_tokens=settings.get("max_tokens"))
+        _, out = exported(trainer, HELD_BY_ALL)
+        file = next(out.glob("train.json*"))
+        longest = int(measured(load_job(job.path), file).text_tokens.max())
+        length = read_arguments(out / "sft.yaml").values[key]
+        assert length == (least if least == 4000 else longest + least)
+
+
 def test_llama_factory_trains_the_model_s_own_prompt(
     job: JobFile,
     model: Path,

@@ -1,0 +1,30 @@
+"""Plans with one change towards another plan: with its split, or with its packs."""
+
+from autotune.search.explanation.changes import repacked, resplit
+from tests.unit.prediction.test_shared_packs import LEVELS
+from tests.values.training import plan_of
+from trials.plan import Padded
+from trials.stage import Recomputed
+
+PADDED = Padded(samples=4)
+
+
+def test_another_split_recomputes_as_large_a_share() -> None:
+    half = plan_of("4+0r2,0", "1+4r1,2", packing=PADDED)
+    assert resplit(half, plan_of("5+2", "0+2")) == plan_of("5+2r3,1", "0+2r0,1", packing=PADDED)
+
+
+def test_another_split_of_packs_of_levels_recomputes_as_large_a_share_at_each_level() -> None:
+    assert [stage.recomputed for stage in LEVELS.stages] == [
+        (Recomputed(vision=1, language=4), Recomputed(vision=5, language=0))
+    ]
+    first, second = resplit(LEVELS, plan_of("5+1", "0+3", data=2)).stages
+    assert first.recomputed == (Recomputed(vision=1, language=1), Recomputed(vision=5, language=0))
+    assert second.recomputed == (Recomputed(vision=0, language=3), Recomputed(vision=0, language=0))
+
+
+def test_packs_of_levels_recompute_what_the_usual_ones_did() -> None:
+    usual = plan_of("5+4r2,1", data=2, packing=PADDED)
+    (stage,) = repacked(usual, LEVELS.packing).stages
+    assert stage.recomputed == (Recomputed(vision=2, language=1),) * 2
+    assert repacked(repacked(usual, LEVELS.packing), PADDED) == usual
