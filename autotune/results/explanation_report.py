@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
+from autotune.machine.hardware import spare_cores
 from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
@@ -11,6 +12,7 @@ from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanat
 from storage.records import BestPlan
 from trials.plan import Plan
 from trials.units import number_of
+from trials.workload import Workload
 
 _MEBI = 1 << 20
 # A choice, as for a search (`_LEAST_GAIN`): less is not worth a line.
@@ -26,9 +28,10 @@ _WAYS = {
     "shards": "shards of weights, ZeRO 3",
     "zero-bubble": "a pipeline with zero bubble",
 }
+_DECODE_AHEAD = "decode images ahead on free cores, by data.workers, or let images be smaller"
+_NO_CORE = "let images be smaller; no core is free to decode them ahead"
 _ADVICE = {
     "padding": "pack the samples",
-    "loading": "decode images ahead on free cores, by data.workers, or let images be smaller",
     "stage_imbalance": "stages hold whole layers; a model or a pipeline degree with a more even split would remove it",
     "data_imbalance": "a larger global batch has more packs to choose from for each step",
     "bubble": "a larger global batch has more micro-batches; twice as many halve it, about",
@@ -53,7 +56,7 @@ def explanation_text(best: BestPlan, changed: str) -> str:
         _memory(why, best.workload.memory_limit_bytes),
         _ways(why),
         _payback(best, why),
-        _further(why, best.workload.memory_limit_bytes),
+        _further(why, best.workload),
     )
     return "\n" + "\n\n".join(filter(None, sections))
 
@@ -233,21 +236,22 @@ def _payback(best: BestPlan, why: Explanation) -> str:
     )
 
 
-def _further(why: Explanation, memory_limit_bytes: int) -> str:
+def _further(why: Explanation, workload: Workload) -> str:
     """Say what is left of the winner's losses, and what would reduce them."""
-    lines = list(_advice(why, memory_limit_bytes))
+    lines = list(_advice(why, workload))
     return "\n".join(("What would help further:", *lines)) if lines else ""
 
 
-def _advice(why: Explanation, memory_limit_bytes: int) -> Iterator[str]:
+def _advice(why: Explanation, workload: Workload) -> Iterator[str]:
     winner = why.winner
+    advice = _ADVICE | {"loading": _DECODE_AHEAD if spare_cores(workload.hardware) else _NO_CORE}
     large = [
         part
         for part in winner.causes
         if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, SIGNIFICANT * part.error)
     ]
     for part in large[:_MOST_ADVICE]:
-        what = _ADVICE.get(part.name) or _more_memory(why.further, memory_limit_bytes)
+        what = advice.get(part.name) or _more_memory(why.further, workload.memory_limit_bytes)
         yield f"- {NAMES[part.name]}, {share_text(part, winner)} of the time: {what}"
 
 

@@ -6,9 +6,9 @@ import pytest
 from autotune.plan_text import packing_text
 from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.study_report import best_text
-from storage.explanation import BEST, Explanation
+from storage.explanation import BEST, Explanation, TimePart
 from storage.records import Baseline
-from tests.values.storage import EXPLANATION, PADDED_PLAN, best_of, packed_plan, plan_time
+from tests.values.storage import EXPLANATION, PADDED_PLAN, WORKLOAD, best_of, packed_plan, plan_time
 from trials.plan import Layout
 
 WINNER, USUAL = EXPLANATION.plans
@@ -121,6 +121,19 @@ def test_memory_payback_and_what_would_help_further_are_stated() -> None:
         "these packs need 81,921 MiB per rank to recompute nothing: 1.11 +- 0.02 times as fast, predicted" in advice[0]
     )
     assert advice[1].startswith("- pipeline bubble, 5.0% +- 0.5% of the time: a larger global batch")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "said"), [("cuda", "on free cores, by data.workers"), ("cpu", "no core is free")]
+)
+def test_images_are_decoded_ahead_only_where_a_core_is_free(accelerator: str, said: str) -> None:
+    waiting = TimePart(name="loading", seconds=20.0, error=0.1, basis="simulated")
+    waits, idle = (replace(time, parts=(*time.parts, waiting)) for time in (WINNER, USUAL))
+    hardware = replace(WORKLOAD.hardware, accelerator=accelerator, cpu_cores=64)
+    best = best_of("5" * 32, explanation=replace(EXPLANATION, plans=(waits, idle)))
+    text = best_text(replace(best, workload=replace(WORKLOAD, hardware=hardware)))
+    line = next(line for line in text.splitlines() if line.startswith("- data wait, "))
+    assert said in line
 
 
 def test_the_current_plan_is_named_in_words() -> None:

@@ -80,6 +80,10 @@ def test_the_model_that_is_written_is_what_the_ranks_held(
     report = train(pool, prepared, plan)
     assert report.finished
     assert report.model is not None
+    # safetensors itself lets nobody else read its files.
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in prepared.job.training.output.rglob("*.safetensors")}
+    assert modes == {(tmp_path / "new").stat().st_mode}
     held: dict[str, torch.Tensor] = {}
     for file in (prepared.job.training.output / f"checkpoint-{report.steps}").glob("*.safetensors"):
         for key, tensor in load_file(file).items():
