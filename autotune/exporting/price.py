@@ -17,28 +17,37 @@ MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTime:
+    """Predicted seconds of an epoch."""
+
+    seconds: float
+    error: float
+    """Standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
     """Predicted time of an epoch with the trainer's plan, and over that of others. The trainer's own speed is unknown.
 
     All times are of the kernels and the loss of this engine, so that they compare plans and not trainers.
     """
 
-    seconds: float
-    plan_seconds: float
+    epoch: EpochTime
+    wanted: EpochTime
     """Of the plan that was to be exported."""
     parts: dict[str, float]
     """Factor of each part of MEANINGS, 1 where nothing is lost; below 1 where the trainer's plan is the better one."""
-    present_seconds: float | None
+    present: EpochTime | None
     """Of the user's present configuration; None where no plan is like it, or none is known."""
 
     @property
-    def over_plan(self) -> float:
+    def over_wanted(self) -> float:
         """The product of the parts."""
-        return self.seconds / self.plan_seconds
+        return self.epoch.seconds / self.wanted.seconds
 
     @property
     def over_present(self) -> float | None:
-        return None if self.present_seconds is None else self.seconds / self.present_seconds
+        return None if self.present is None else self.epoch.seconds / self.present.seconds
 
 
 def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted: Restricted) -> Price:
@@ -48,7 +57,8 @@ def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted:
     """
     forecaster, abilities = restricted.forecaster, restricted.abilities
     plan, whole = wanted.plan, wanted.prediction.epoch_seconds
-    own = forecaster.of(held.plan).prediction.epoch_seconds
+    forecast = forecaster.of(held.plan)
+    own = forecast.prediction.epoch_seconds
     split = switched = whole
     if not abilities.splits_alike(plan):
         split = restricted.without_split()
@@ -58,15 +68,16 @@ def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted:
     balance = forecaster.waiting_ratio(held.plan) if shuffles else 1.0
     parts = {"split": split / whole, "recomputation": switched / split, "packs": own / switched, "balance": balance}
     return Price(
-        seconds=own * balance,
-        plan_seconds=whole,
+        epoch=EpochTime(seconds=own * balance, error=forecast.epoch_seconds_error * balance),
+        wanted=EpochTime(seconds=whole, error=wanted.epoch_seconds_error),
         parts=parts,
-        present_seconds=None if present is None else _seconds(present, forecaster),
+        present=None if present is None else _time(present, forecaster),
     )
 
 
-def _seconds(plan: Plan, forecaster: Forecaster) -> float | None:
+def _time(plan: Plan, forecaster: Forecaster) -> EpochTime | None:
     try:
-        return forecaster.of(plan).prediction.epoch_seconds
+        found = forecaster.of(plan)
+        return EpochTime(seconds=found.prediction.epoch_seconds, error=found.epoch_seconds_error)
     except AutotuneError:  # of other devices, or packs that do not suit the data
         return None

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.exporting.export import Exported
-from autotune.exporting.price import MEANINGS
+from autotune.exporting.price import MEANINGS, EpochTime
 from autotune.plan_text import plan_text
 from autotune.results.text_table import table
 from trials import wire
@@ -26,11 +26,14 @@ def export_document(found: Exported) -> dict[str, Any]:
         "left_out": list(found.left_out),
         "notes": list(found.notes),
         "price": {
-            "epoch_seconds": price.seconds,
-            "wanted_epoch_seconds": price.plan_seconds,
-            "over_wanted": price.over_plan,
+            "epoch_seconds": price.epoch.seconds,
+            "epoch_seconds_error": price.epoch.error,
+            "wanted_epoch_seconds": price.wanted.seconds,
+            "wanted_epoch_seconds_error": price.wanted.error,
+            "over_wanted": price.over_wanted,
             "parts": price.parts,
-            "present_epoch_seconds": price.present_seconds,
+            "present_epoch_seconds": price.present and price.present.seconds,
+            "present_epoch_seconds_error": price.present and price.present.error,
             "over_present": price.over_present,
         },
     }
@@ -55,15 +58,20 @@ def _price(found: Exported) -> str:
     price = found.price
     rows = [(name, f"{factor:.3f}", MEANINGS[name]) for name, factor in price.parts.items()]
     lines = [
-        f"An epoch is predicted to take {price.seconds:.1f} s, {price.over_plan:.3f} times the "
-        f"{price.plan_seconds:.1f} s of plan {found.wanted.id}; both with the kernels and the loss of this engine",
+        f"An epoch is predicted to take {_seconds(price.epoch)}, {price.over_wanted:.3f} times the "
+        f"{_seconds(price.wanted)} of plan {found.wanted.id}; both with the kernels and the loss of this engine",
         table(("part of the price", "factor", "what it is"), rows),
     ]
-    if price.over_present is not None:
+    if price.present is not None:
         lines.append(
-            f"Over your present configuration: {price.over_present:.3f} times its {price.present_seconds:.1f} s"
+            f"Over your present configuration: {price.over_present:.3f} times its {_seconds(price.present)}, which are "
+            "predicted as well"
         )
     return "\n".join(lines)
+
+
+def _seconds(time: EpochTime) -> str:
+    return f"{time.seconds:.1f} +- {time.error:.1f} s"
 
 
 def _listed(found: Exported) -> str:

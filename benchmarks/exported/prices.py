@@ -94,7 +94,7 @@ def _priced(best: Forecast, restricted: Restricted) -> Mapping[str, Any]:
     except ExportError as error:
         return {"why_not": str(error)}
     price = price_of(best, held, None, restricted)
-    return {"price": price.over_plan, "parts": price.parts, "plan": plan_text(held.plan)}
+    return {"price": price.over_wanted, "parts": price.parts, "plan": plan_text(held.plan)}
 
 
 def _jobs(folder: Path) -> Iterator[tuple[str, Job, DatasetIndex]]:
