@@ -74,7 +74,9 @@ def _validated(verb: str, kind: Any, text: str | bytes) -> Any:
         where = ".".join(str(part) for part in first["loc"]) or "the message"
         fault = OtherForm if {each["type"] for each in error.errors()} & _OTHER_FIELDS else WireError
         given = f", not {first['input']}" if isinstance(first["input"], int | float) else ""
-        raise fault(f"cannot {verb} a {_name(kind)}: {where}: {first['msg']}{given}") from error
+        # pydantic speaks of its own discriminators here.
+        said = "its kind is missing" if first["type"] == "union_tag_not_found" else first["msg"]
+        raise fault(f"cannot {verb} a {_name(kind)}: {where}: {said}{given}") from error
     except ValueError as error:
         raise WireError(f"cannot {verb} a {_name(kind)}: {error}") from error
     return value

@@ -176,7 +176,10 @@ def notes_on(given: Given) -> Iterator[str]:
     if parts := _written(left, _PARTS):
         yield f"model.path has to be a whole model; the job does not join the parts of one: {parts}"
     if images := _written(left, _IMAGES):
-        yield f"The files of the model folder decide on images and prompts; change these there: {images}"
+        yield (
+            "Here the files of the model folder decide on images and prompts; change these there, if they have such a "
+            f"setting: {images}"
+        )
     if learning := _written({name: value for name, value in left.items() if not _is_usual(name, value)}, _LEARNING):
         yield f"The job has nothing for these, so the training differs: {learning}"
     if searched := sorted(_SEARCHED & left.keys()):

@@ -185,7 +185,7 @@ def template_of(model: ModelSection, family: str) -> dict[str, str]:
 
     Raise ExportError where no template for this `model_type` writes these turns.
     """
-    remedy = f"name a template of {TITLE} with these turns by template in a configuration of --from"
+    remedy = f"give a configuration by --from whose `template` is {TITLE}'s for the turns of the model's chat template"
     if (known := _TEMPLATES.get(family)) is None:
         raise ExportError(f"no template of {TITLE} is known for models of type {family}; {remedy}")
     own = OwnTurns(model)

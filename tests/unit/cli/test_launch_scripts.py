@@ -106,7 +106,7 @@ def test_a_quoted_text_over_several_lines_becomes_the_words_of_a_command() -> No
     assert (job.training.learning_rate, job.training.freeze) == (2e-7, ("vision",))
     assert (job.model.dtype, job.training.checkpoint_every) == ("bfloat16", None)
     assert "Left to the search for a plan: data_flatten" in notes
-    assert "change these there: max_pixels: 50176" in notes
+    assert "change these there, if they have such a setting: max_pixels: 50176" in notes
 
 
 def test_parts_that_qwen_vl_is_not_told_to_train_are_frozen() -> None:
@@ -145,7 +145,7 @@ def test_adapters_of_llava_are_in_the_language_model_and_its_projector_trains_wh
 def test_the_environment_of_ms_swift_says_processes_and_image_limits() -> None:
     job, notes = converted(SWIFT)
     assert (job.hardware.devices, job.training.global_batch_samples) == (2, 16)
-    assert "change these there: max_pixels: 1003520" in notes
+    assert "change these there, if they have such a setting: max_pixels: 1003520" in notes
     assert "so the training differs: max_length: 2048" in notes
     assert job.model.dtype == "bfloat16"
     assert "`auto`" in notes

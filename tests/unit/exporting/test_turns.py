@@ -79,12 +79,12 @@ def test_a_template_is_chosen_by_the_model_s_own(folder: Path, name: str, templa
 )
 def test_other_turns_than_those_of_all_templates_are_refused(folder: Path, template: str) -> None:
     model = written(folder, template)
-    with pytest.raises(ExportError, match=r"writes other turns .*llava_next, llava_next_mistral.*of --from"):
+    with pytest.raises(ExportError, match=r"writes other turns .*llava_next, llava_next_mistral.*by --from"):
         llama_factory.template_of(model, "llava_next")
 
 
 def test_models_without_a_known_template_are_refused(folder: Path) -> None:
-    with pytest.raises(ExportError, match=r"models of type idefics3; name a template .* in a configuration of --from"):
+    with pytest.raises(ExportError, match=r"models of type idefics3; give a configuration by --from whose"):
         llama_factory.template_of(ModelSection(path=str(folder)), "idefics3")
 
 

@@ -81,6 +81,11 @@ def test_an_unknown_field_deep_inside_is_refused() -> None:
         wire.decode(Plan, wire.encode(PLAN).replace("recompute_language", "recompute"))
 
 
+def test_a_packing_without_its_kind_is_refused_in_words() -> None:
+    with pytest.raises(WireError, match=r"packing: its kind is missing$"):
+        wire.decode(Plan, wire.encode(PLAN).replace(',"kind":"padded"', ""))
+
+
 def test_a_plan_that_contradicts_itself_is_refused_with_its_own_message() -> None:
     with pytest.raises(InvalidPlan, match="at least 1, not 1 x 0"):
         wire.decode(Layout, '{"pipeline":1,"data":0,"zero":1}')
