@@ -55,6 +55,8 @@ def write_job(
     if draft.packs is not None:
         _count_samples(draft, job, draft.packs, options.display)
         _loaded(draft, out)
+    if not folder.is_dir():
+        raise JobError(f"{out} is not written: there is no folder {folder}; create it, or name another with --out")
     text = job_text(draft).encode()
     for path, content in (files | {out: text}).items():
         with whole_file(path) as stream:

@@ -48,8 +48,8 @@ def ranks(found: Sequence[ComparedPlan]) -> Chart:
         id="ranks",
         title="Time of each rank in a step",
         text=(
-            f"Means over the timed steps of {trials}. Ranks that wait much have too little work, or their neighbours "
-            "too much. Steps of both plans have about as many samples."
+            f"Means over the timed steps of {trials}, with {' and '.join(map(_samples, found))} samples in a step. "
+            "Ranks that wait much have too little work, or their neighbours too much."
         ),
         summary="; ".join(f"{line[0]}: works {', '.join(line[1:5])}, waits {line[5]}" for line in lines),
         basis="measured",
@@ -68,6 +68,11 @@ def ranks(found: Sequence[ComparedPlan]) -> Chart:
         legend=boxes(colours),
         table=Table(header=("rank", *_SPENT, "whole step"), rows=tuple(lines)),
     )
+
+
+def _samples(side: ComparedPlan) -> str:
+    assert side.measurement is not None
+    return f"{side.measurement.samples / len(side.measurement.steps):.1f}"
 
 
 def _spent(side: ComparedPlan) -> dict[str, dict[str, float]]:

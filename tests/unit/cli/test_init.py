@@ -384,6 +384,7 @@ def test_nothing_is_overwritten_and_missing_data_is_named() -> None:
     assert Path("job.yaml").read_text() == "mine"
     assert "nowhere.jsonl: no such file" in refusal("init", "MODEL", "nowhere.jsonl", "--out", "b.yaml")[1]
     assert "MODEL is missing" in refusal("init", "--out", "b.yaml")[1]
+    assert "there is no folder " in refusal("init", "MODEL", "train.jsonl", "--out", "none/job.yaml")[1]
 
 
 def test_data_in_no_known_form_are_named_with_the_setting_that_may_mend_it() -> None:

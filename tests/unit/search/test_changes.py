@@ -1,12 +1,27 @@
 """Plans with one change towards another plan: with its split, or with its packs."""
 
-from autotune.search.explanation.changes import repacked, resplit
+from autotune.search.explanation.changes import Changes, repacked, resplit
+from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
 from tests.unit.prediction.test_shared_packs import LEVELS
+from tests.values.search import completed, limits_of, predictor_of
+from tests.values.storage import plan_time
 from tests.values.training import plan_of
 from trials.plan import Padded
 from trials.stage import Recomputed
 
 PADDED = Padded(samples=4)
+RECOMPUTED = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
+
+
+def test_a_change_that_was_not_measured_is_at_most_as_sure_as_its_prediction() -> None:
+    predictor, trial = CalibratedPredictor(predictor_of()), completed(RECOMPUTED, 100.0)
+    surrogate = Surrogate(predictor)
+    surrogate.learn(trial)
+    changes = Changes(predictor, surrogate, limits_of(1 << 40), [trial], [RECOMPUTED])
+    (effect,) = changes.without_recompute(RECOMPUTED, plan_time(RECOMPUTED, "best"))
+    assert not effect.measured
+    assert effect.gain_error > effect.gain * predictor.relative_error(effect.plan) > 0.0
 
 
 def test_another_split_recomputes_as_large_a_share() -> None:
