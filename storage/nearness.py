@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from storage.validity import leaves
+from storage.validity import leaves, shown
 from trials.workload import Hardware, Software, Workload
 
 Fields = Mapping[str, object]
@@ -32,7 +32,8 @@ class Difference:
     """The weight times how much the values differ."""
 
     def __str__(self) -> str:
-        values = "" if isinstance(self.then, tuple) else f" {self.then} -> {self.now}"  # a histogram is too long
+        then, now = (shown(self.field, value) for value in (self.then, self.now))
+        values = "" if isinstance(self.then, tuple) else f" {then} -> {now}"  # a histogram is too long
         return f"{self.field}{values} (adds {self.distance:.3g}: {self.why})"
 
 

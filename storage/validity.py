@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, cast
 
+from trials.units import size_setting
 from trials.workload import Workload
 
 
@@ -34,6 +35,11 @@ class Verdict(StrEnum):
     """A good first guess: measure it again before trusting its figures."""
     INVALID = "invalid"
     """Its figures do not apply here."""
+
+
+def shown(field: str, value: object) -> str:
+    """Return the value of a field for people: sizes as a job file has them."""
+    return size_setting(value) if field.endswith("_bytes") and isinstance(value, int) else str(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,8 @@ class Change:
             return f"{self.field} changed"
         if self.field == _ELSEWHERE:
             return f"measured elsewhere and imported ({self.then})"
-        return f"{self.field} was {self.then}, now {self.now}"
+        then, now = (shown(self.field, value) for value in (self.then, self.now))
+        return f"{self.field} was {then}, now {now}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

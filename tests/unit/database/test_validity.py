@@ -1,6 +1,6 @@
 """Whether a stored plan may still be used when the workload has changed."""
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 
@@ -99,3 +99,9 @@ def test_the_worst_change_decides_and_all_are_listed() -> None:
 def test_the_histogram_is_not_spelled_out() -> None:
     (change,) = validity(WORKLOAD, changed("data.histogram", ((0, 64, 1000),))).changes
     assert str(change) == "data.histogram changed"
+
+
+def test_sizes_are_written_as_a_job_file_has_them() -> None:
+    then, now = (replace(WORKLOAD, memory_limit_bytes=size << 20) for size in (160, 170))
+    (change,) = validity(then, now).changes
+    assert str(change) == "memory_limit_bytes was 160MiB, now 170MiB"
