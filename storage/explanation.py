@@ -106,7 +106,8 @@ class Explanation:
     plans: tuple[PlanTime, ...]
     """The winner, then a plan of each kind of baseline that was measured, then ties."""
     usual: str | None
-    """Role of the usual settings, which are the fastest baseline that was measured; None if none was."""
+    """Role of the usual settings, which are the fastest baseline that was measured, of those that the trainer of the
+    search can hold if there are any; None if none was."""
     changes: tuple[ChangeEffect, ...]
     """Changes of the usual settings towards the winner, each alone."""
     further: tuple[ChangeEffect, ...]
@@ -117,7 +118,7 @@ class Explanation:
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out: they may be faster than the usual settings."""
     failed: tuple[FailedBaseline, ...] = ()
-    """Baselines that the job cannot train with, such as for their memory."""
+    """Baselines without a result, such as for their memory."""
 
     @property
     def winner(self) -> PlanTime:

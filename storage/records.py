@@ -268,7 +268,8 @@ class BestPlan:
     search_seconds: float = 0.0
     """Duration of the trials of the study."""
     confidence: float | None = None
-    """Probability that no other finalist is faster; None when there was no other."""
+    """Probability that no other finalist is faster, and at most that no baseline is by their own runs; None when there
+    was no other."""
     ties: tuple[str, ...] = ()
     """Ids of the plans whose speed does not differ significantly from it."""
     pareto: tuple[ParetoPlan, ...] = ()

@@ -37,9 +37,14 @@ class Verdict(StrEnum):
     """Its figures do not apply here."""
 
 
+_MEBI = 1 << 20
+
+
 def shown(field: str, value: object) -> str:
-    """Return the value of a field for people: sizes as a job file has them."""
-    return size_setting(value) if field.endswith("_bytes") and isinstance(value, int) else str(value)
+    """Return the value of a field for people: sizes as a job file has them, or rounded."""
+    if not (field.endswith("_bytes") and isinstance(value, int)):
+        return str(value)
+    return f"{value / _MEBI:.1f} MiB" if value % _MEBI or not value else size_setting(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

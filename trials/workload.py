@@ -55,6 +55,13 @@ class Hardware:
         """Return whether the devices are groups of `size` neighbours, each on one node."""
         return size <= self.of_node and (self.nodes == 1 or self.of_node % size == 0)
 
+    def spare_cores(self, groups: int = 1) -> int:
+        """Return the cores of each rank that loading processes may use, with several groups of ranks on the devices.
+
+        Each rank on an accelerator needs one core for itself, and CPU ranks need all cores.
+        """
+        return 0 if self.accelerator == "cpu" else max(self.cpu_cores // (self.of_node * groups) - 1, 0)
+
     @property
     def kind(self) -> dict[str, str | int | None]:
         """The fields, with their values, in which devices of one kind agree."""

@@ -52,11 +52,11 @@ def write_job(
     draft.notes += absent_files(draft.values, folder)
     files = _name_current_plan(draft, devices, out)
     job = _loaded(draft, out)
+    if not folder.is_dir():
+        raise JobError(f"{out} is not written: there is no folder {folder}; create it, or name another with --out")
     if draft.packs is not None:
         _count_samples(draft, job, draft.packs, options.display)
         _loaded(draft, out)
-    if not folder.is_dir():
-        raise JobError(f"{out} is not written: there is no folder {folder}; create it, or name another with --out")
     text = job_text(draft).encode()
     for path, content in (files | {out: text}).items():
         with whole_file(path) as stream:

@@ -24,7 +24,6 @@ from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan
 from autotune.library.tune import certified_winner, tuned
-from autotune.machine.hardware import spare_cores
 from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
@@ -155,7 +154,7 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
 
 def _cores(bench: Workbench) -> tuple[int, int]:
     """Return the loading processes of a rank, and the cores that they may use."""
-    return bench.prepared.job.data.workers or 0, spare_cores(bench.prepared.workload.hardware)
+    return bench.prepared.job.data.workers or 0, bench.prepared.workload.hardware.spare_cores()
 
 
 def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher: str | None, submit: bool) -> None:

@@ -133,22 +133,12 @@ def default_memory_limit(hardware: Hardware, groups: int = 1, *, held_bytes: int
     return left
 
 
-def spare_cores(hardware: Hardware, groups: int = 1) -> int:
-    """Return the cores of each rank that loading processes may use, with several groups of ranks on the devices.
-
-    Each rank on an accelerator needs one core for itself, and CPU ranks need all cores.
-    """
-    if hardware.accelerator == "cpu":
-        return 0
-    return max(hardware.cpu_cores // (hardware.of_node * groups) - 1, 0)
-
-
 def default_workers(hardware: Hardware, groups: int = 1, *, shared_bytes: int = ENOUGH_SHARED_BYTES) -> int:
     """Return the loading processes per rank that apply when the job names no number.
 
     They pass packs to their rank through shared memory of `shared_bytes`; where it is full, training ends.
     """
-    return 0 if shared_bytes < ENOUGH_SHARED_BYTES else min(spare_cores(hardware, groups), _MOST_WORKERS)
+    return 0 if shared_bytes < ENOUGH_SHARED_BYTES else min(hardware.spare_cores(groups), _MOST_WORKERS)
 
 
 def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerator, ...]:

@@ -60,14 +60,15 @@ def notes(source: StudySource) -> tuple[str, ...]:
 
 def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
-    is_partial = source.winner is not None and source.winner.not_run
-    names = {"before": "fastest baseline that ran" if is_partial else "fastest baseline", "after": "best plan"}
+    best = source.winner
+    ran = " that ran" if best is not None and best.not_run else ""
+    within = f" within the limits of {best.trainer}" if best is not None and best.trainer else ""
+    names = {"before": f"fastest baseline{within}{ran}", "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
             epoch += ", from a run that ended early" if side.time is not None and side.time.shortened else ""
             yield Card(name=names[side.key], value=f"{with_error(speed.mean, speed.error)} samples/s", note=epoch)
-    best = source.winner
     if best is None:
         return
     for baseline in best.baselines:
@@ -76,7 +77,7 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
             rate = with_error(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
             yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate} samples/s")
     if best.confidence is not None:
-        ties = f"a tie with {', '.join(best.ties)}" if best.ties else "among the plans that ran"
+        ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
     yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
     disturbed = [trial for trial in source.timed if trial.result.is_disturbed]

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
-from autotune.machine.hardware import spare_cores
 from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
@@ -79,7 +78,8 @@ def _headline(best: BestPlan, why: Explanation) -> str:
         )
     if usual.plan_id == winner.plan_id:
         rank = rank_of_baseline(best)
-        return f"Why it won: no plan was faster than {_named(usual.role)}, {rank}. {_losses(winner)}"
+        plan = f"plan within the limits of {best.trainer}" if best.trainer else "plan"
+        return f"Why it won: no {plan} was faster than {_named(usual.role)}, {rank}. {_losses(winner)}"
     return f"Why it won. {_losses(usual)}"
 
 
@@ -244,7 +244,7 @@ def _further(why: Explanation, workload: Workload) -> str:
 
 def _advice(why: Explanation, workload: Workload) -> Iterator[str]:
     winner = why.winner
-    advice = _ADVICE | {"loading": _DECODE_AHEAD if spare_cores(workload.hardware) else _NO_CORE}
+    advice = _ADVICE | {"loading": _DECODE_AHEAD if workload.hardware.spare_cores() else _NO_CORE}
     large = [
         part
         for part in winner.causes

@@ -67,19 +67,22 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     header = ("plan", "samples/s", "epoch s", "gain of best")
     lines = [f"Plan {best.plan.id}\n  {plan_text(best.plan)}\n\n{table(header, rows)}"]
     if best.explanation is not None:
-        lines += (f"No result of {failed.role}: {failed.reason}" for failed in best.explanation.failed)
+        # The detail of a crash has several lines.
+        lines += (f"No result of {each.role}: {each.reason.splitlines()[0]}" for each in best.explanation.failed)
     if (headline := headline_of(best)) is not None:
         lines.append(headline.text)
     if best.confidence is not None:
         first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
         able = f"within the limits of {best.trainer}" if best.trainer else "that ran"
         sure = probability_text(best.confidence)
-        lines.append(f"{first} of the plans {able} with a probability of {sure}, by trials and predictions")
+        lines.append(
+            f"{first} of the plans {able} with a probability of {sure}, by runs or by predictions, whichever is lower"
+        )
         over = best.fastest_baseline
         if over is not None and over.is_best and best.ties and best.confidence < 1 / (1 + len(best.ties)):
-            one = best.ties[0] if len(best.ties) == 1 else f"One of {', '.join(best.ties)}"
+            one = best.ties[0] if len(best.ties) == 1 else f"one of {', '.join(best.ties)}"
             lines.append(
-                f"{one} is more probably the fastest, but in its own runs this baseline is, and no search ends below a "
+                f"By predictions {one} may be faster, but by its own runs this baseline is, and no search ends below a "
                 "baseline; more runs decide: raise search.time_limit and search.trials"
             )
     lines += evidence_of(best, trials).warnings

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autotune.machine.device_problems import Finding
-from autotune.machine.hardware import default_workers, spare_cores
+from autotune.machine.hardware import default_workers
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, Coefficients, LayerKind, SlowCall, SlowCause
@@ -173,7 +173,7 @@ def _of_loading(hardware: Hardware, load: Load, costs: LayerCosts, workers: int)
     loading = float(load.sizes[WITHOUT_TARGETS] @ np.array(costs.loading.pixels_seconds))
     computing = load.computing(costs)
     # Without one, ranks compute on the cores on which they load, so that loading is a part of their work.
-    spare = spare_cores(hardware)
+    spare = hardware.spare_cores()
     # Workers load while the rank computes, so it waits only for what takes longer.
     waits = loading if workers == 0 else loading / workers - computing
     if waits <= 0 or (spare == 0 and loading <= computing):

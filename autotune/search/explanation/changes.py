@@ -89,8 +89,8 @@ class Changes:
         is_measured = {before, plan} <= self._measured
         estimate = self._surrogate.measured if is_measured else self._surrogate.posterior
         faster, error = estimate((before, plan)).difference(0, 1)
-        if not is_measured:
-            # Trials of other plans leave their share of doubt in what layers of this one cost.
+        if plan not in self._measured:
+            # A choice: the posterior knows this doubt in part, and its errors were found to be too small.
             error = math.hypot(error, self._predictor.relative_error(plan))
         gain = math.exp(faster)
         # From the stated time of the plan before, so that the figures agree with each other.

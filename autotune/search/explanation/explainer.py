@@ -34,7 +34,7 @@ class Explainer:
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out."""
     roles: Roles = field(default_factory=dict)
-    """Roles in which plans were tried, those of earlier searches included."""
+    """Roles in which this study tried plans; baselines have theirs where an earlier search ran them."""
     missing: Callable[[Plan], str | None] = lambda _: None
     """Returns why the trainer of the search cannot hold a plan."""
 
@@ -61,15 +61,15 @@ class Explainer:
             further=changes.without_recompute(*times[BEST]),
             ways=changes.ways_to_fit(*times[BEST]),
             not_run=self.not_run,
-            failed=tuple(self._failed({*times, *self.not_run})),
+            failed=tuple(self._failed({*times, *self.not_run}, standings)),
         )
 
-    def _failed(self, others: Container[str]) -> Iterator[FailedBaseline]:
-        """Yield the kinds of baselines besides `others`, with the reason why the last trial of one has no result."""
+    def _failed(self, others: Container[str], standings: Standings) -> Iterator[FailedBaseline]:
+        """Yield the kinds of baselines besides `others` without a result, with the reason of the last trial of one."""
         for role in BASELINES:
             of_role = (trial for trial in self.trials if role in self.roles.get(trial.plan, ()))
             match [trial.result.outcome for trial in of_role]:
-                case _ if role in others:
+                case _ if role in others or standings.baseline(role) is not None:
                     pass
                 case [*_, Failed(cause=cause)]:
                     yield FailedBaseline(role=str(role), reason=str(cause))

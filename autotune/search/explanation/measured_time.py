@@ -105,7 +105,7 @@ class MeasuredTime:
         )
 
     def _basis(self, name: str) -> Basis:
-        # With several ranks of a stage, one waits for the others inside its measured update.
+        # With several ranks of a stage, some waiting for the others may be left in the measured update.
         return "predicted" if name == "optimizer" and self._plan.layout.grid.of_stage > 1 else _BASES[name]
 
     @cached_property

@@ -250,7 +250,7 @@ class CalibratedPredictor:
             # Averages during a pass take a part of the machine.
             if not (plan.layout.shards_gradients or plan.layout.bucket_bytes):
                 measured.append((backward, stage.backward_seconds))
-            # The engine counts the reduction, and so the waiting for other ranks of the stage, as part of the update.
+            # Some of the waiting for other ranks of the stage may be left in the update of the last one.
             if plan.layout.grid.of_stage == 1:
                 updates.append((update, stage.optimizer_seconds))
             self._observations += _observations(measured)

@@ -130,7 +130,7 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
             f"search.space.layouts: {unknown[0]!r} is not a layout of {number_of(devices, 'device')} and a model of "
-            f"{layers} layers in {model.dtype}: {', '.join(possible)}, or one with further codes, such as p1-d2-z3"
+            f"{layers} layers in {model.dtype}: {', '.join(possible)}, or one with further codes (docs/job-file.md)"
         )
     chosen = [possible[name] for name in names]
     if wanted.split is None:

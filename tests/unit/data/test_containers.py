@@ -146,14 +146,20 @@ def test_a_comma_too_much_or_too_little_loses_nothing(tmp_path: Path, content: s
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("end", ["{", '"c"', "]"])
+@pytest.mark.parametrize("end", ["{", '"c"', "]", "}", '"last"'])
 def test_a_list_that_was_cut_off_is_refused(tmp_path: Path, indent: int | None, end: str) -> None:
     """It may lack any number of records."""
-    path = write(tmp_path / "a.json", {"a": 1}, {"b": 2, "c": 3}, indent=indent)
+    path = write(tmp_path / "a.json", {"a": 1}, {"b": 2, "c": [{"d": 3}], "last": 4}, indent=indent)
     whole = path.read_text()
-    path.write_text(whole[: whole.rindex(end)])
-    with pytest.raises(DataError, match="without an end: the file was cut off, and samples may be missing"):
+    path.write_text(whole[: whole.rindex(end)].rstrip(" \n,"))
+    with pytest.raises(DataError, match="so the file was cut off and samples may be missing"):
         read_all(path)
+
+
+def test_a_broken_last_record_is_not_taken_for_the_end_of_a_file_that_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('[\n  {"a": 1},\n  {"b": [{"c": 2}], }\n]\n')
+    assert values(read_all(path))[0] == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,10 @@ def test_the_histogram_is_not_spelled_out() -> None:
 
 
 def test_sizes_are_written_as_a_job_file_has_them() -> None:
-    then, now = (replace(WORKLOAD, memory_limit_bytes=size << 20) for size in (160, 170))
-    (change,) = validity(then, now).changes
-    assert str(change) == "memory_limit_bytes was 160MiB, now 170MiB"
+    sizes = [160 << 20, 170 << 20, 33_567_891_456]
+    first, second, third = (replace(WORKLOAD, memory_limit_bytes=size) for size in sizes)
+    changes = [*validity(first, second).changes, *validity(second, third).changes]
+    assert list(map(str, changes)) == [
+        "memory_limit_bytes was 160MiB, now 170MiB",
+        "memory_limit_bytes was 170MiB, now 32012.8 MiB",
+    ]

@@ -18,8 +18,9 @@ def best(**fields: object) -> BestPlan:
 
 
 def test_a_sure_winner_is_named_with_its_confidence() -> None:
-    assert "Fastest of the plans that ran with a probability of 97%, by trials and predictions" in best_text(
-        best(confidence=0.97, ties=())
+    assert (
+        "Fastest of the plans that ran with a probability of 97%, by runs or by predictions, whichever is lower"
+        in best_text(best(confidence=0.97, ties=()))
     )
 
 
@@ -29,8 +30,8 @@ def test_no_winner_is_said_to_be_certain() -> None:
 
 def test_a_tie_is_named() -> None:
     text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
-    said = "may be as fast; fastest of the plans that ran with a probability of 60%, by trials and predictions"
-    assert f"A tie: {PADDED_PLAN.id} {said}" in text
+    said = "may be as fast; fastest of the plans that ran with a probability of 60%, by runs or by predictions"
+    assert f"A tie: {PADDED_PLAN.id} {said}, whichever is lower" in text
 
 
 def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why() -> None:
@@ -41,11 +42,11 @@ def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why()
         gain=1.0,
         gain_error=0.0,
     )
-    text = "in its own runs this baseline is, and no search ends below a baseline"
+    text = "by its own runs this baseline is, and no search ends below a baseline"
     other, third = PADDED_PLAN.id, "0" * 16
-    for ties, named in (((other,), other), ((other, third), f"One of {other}, {third}")):
+    for ties, named in (((other,), other), ((other, third), f"one of {other}, {third}")):
         said = best_text(best(baselines=(own,), confidence=0.14, ties=ties))
-        assert f"{named} is more probably the fastest, but {text}" in said
+        assert f"By predictions {named} may be faster, but {text}" in said
     assert text not in best_text(best(baselines=(own,), confidence=0.14, ties=()))
     assert text not in best_text(best(baselines=(own,), confidence=0.6, ties=(other,)))
     assert text not in best_text(best(confidence=0.14, ties=(other,)))

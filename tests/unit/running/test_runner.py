@@ -151,21 +151,23 @@ class Uneven(Recorder):
         reports = []
         for report in super().ask(request, *arguments, **options).reports:
             assert isinstance(report, TrialReport)
-            waits = float(report.stage.data_rank)
-            stage = replace(report.stage, optimizer_seconds=0.5 + waits, idle_seconds=0.25)
+            update = 0.5 + 10 * report.stage.stage + report.stage.data_rank
+            stage = replace(report.stage, optimizer_seconds=update, idle_seconds=0.25)
             reports.append(replace(report, stage=stage))
         return Answers(reports=tuple(reports))
 
 
 def test_waiting_inside_the_update_counts_as_waiting(tmp_path: Path) -> None:
-    plan = plan_of("5+4", data=2, packing=PLAN.packing)
+    plan = plan_of("4+0", "1+4", data=2, packing=PLAN.packing)
     outcome = runner_of(tmp_path, Uneven(PREDICTOR)).run(plan).outcome
     assert isinstance(outcome, Completed)
-    ranks = outcome.measurement.stages
-    assert [(rank.data_rank, rank.optimizer_seconds, rank.idle_seconds) for rank in ranks] == [
-        (0, 0.5, 0.25),
-        (1, 0.5, 1.25),
-    ]
+    ranks = {(rank.stage, rank.data_rank): rank for rank in outcome.measurement.stages}
+    assert {where: (rank.optimizer_seconds, rank.idle_seconds) for where, rank in ranks.items()} == {
+        (0, 0): (0.5, 0.25),
+        (0, 1): (0.5, 1.25),
+        (1, 0): (10.5, 0.25),
+        (1, 1): (10.5, 1.25),
+    }
 
 
 def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:

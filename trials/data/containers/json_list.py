@@ -24,6 +24,7 @@ __all__ = ["chunks", "digest", "read", "records"]
 _OPENING = re.compile(r"(?:\xef\xbb\xbf)?[ \t\r\n]*\[([ \t\r\n]*)")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BETWEEN = re.compile(r"[ \t\r\n]*,?[ \t\r\n]*")
+_OWN_LINE = re.compile(rb"\n\][ \t\r\n]*\Z")
 _BEHIND = re.compile(r"[ \t\r\n]*[,\]]")
 # A choice: a reader may begin at any element, and reads at least this much for it.
 BLOCK_BYTES = 64 << 10
@@ -97,10 +98,11 @@ def _ends(path: Path, start: Place, separator: str | None) -> Iterator[Place]:
                 yield span.begin
         end = stream.seek(0, SEEK_END)
         stream.seek(max(start[0], end - BLOCK_BYTES))
-        if not stream.read().rstrip().endswith(b"]"):
+        # Behind a faulty record, a bracket may be one of its own, unless it has a line to itself.
+        if not (window.is_at_end() or (separator and _OWN_LINE.search(stream.read()))):
             raise DataError(
-                f"annotation file {path} is a JSON list without an end: the file was cut off, and samples may be "
-                "missing; write or copy it again"
+                f"annotation file {path}: the JSON list has no end behind its last record, so the file was cut off "
+                "and samples may be missing; write or copy it again"
             )
         yield end, window.line
 
@@ -144,6 +146,10 @@ class _Window:
                 return True
         self.move(to)
         return self.text[to] == "]" and self._is_blank(to + 1)
+
+    def is_at_end(self) -> bool:
+        """Return whether `is_finished` found the end of the list, and not only that of the file."""
+        return self.text[self.at : self.at + 1] == "]"
 
     def behind(self) -> re.Match[str] | None:
         """Match the comma or bracket behind the element that begins here; None for a faulty element."""
