@@ -71,6 +71,11 @@ def load_job(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Job:
         raise JobError(f"load_job takes a list of changes, not the text {_shown(changes)}; put it in a list")
     path = Path(path)
     document = _read(_content(path), path)
+    if isinstance(document.value, dict) and document.value and not document.value.keys() & Job.model_fields.keys():
+        raise JobError(
+            f"{path}: none of its keys is a section of a job ({', '.join(Job.model_fields)}); `autotune init --from "
+            f"{path}` writes a job from the configuration of another trainer"
+        )
     for change in changes:
         _apply(document, change)
     return _absolute(_checked(document, path), path.absolute().parent)

@@ -267,6 +267,12 @@ def test_a_password_is_never_repeated(job_file: Path, added: str) -> None:
     assert "secret" not in refusal(job_file, MINIMAL + added)
 
 
+def test_the_configuration_of_another_trainer_is_named_as_one(job_file: Path) -> None:
+    job_file.write_text("model_name_or_path: org/name\nstage: sft\n")
+    with pytest.raises(JobError, match=rf"is a section of a job .*; `autotune init --from {job_file}` writes a job"):
+        load_job(job_file)
+
+
 def test_a_long_value_is_shortened(job_file: Path) -> None:
     assert len(refusal(job_file, MINIMAL + f"hardware: {{devices: {'x' * 9999}}}")) < len(str(job_file)) + 200
 
