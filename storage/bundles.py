@@ -121,7 +121,9 @@ def check(text: Iterable[str]) -> str:
         before, count = line, count + 1
         if count == 1:
             _check_header(_parsed(line, 1))
-    end = _parsed(before or "", count)
+    if before is None:
+        raise BadBundle("the bundle is empty; copy it again")
+    end = _parsed(before, count)
     if end.keys() != {"rows", "sha256"}:
         raise BadBundle(f"the bundle ends in line {count} without its checksum: it is incomplete; copy it again")
     if end["sha256"] != digest.hexdigest():

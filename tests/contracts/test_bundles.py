@@ -211,7 +211,7 @@ SPOILT: tuple[tuple[Callable[[list[str]], list[str]], str], ...] = (
     (lambda lines: [line.replace('": 11.9', '": 99.9') for line in lines], "its checksum differs"),
     (lambda lines: [*lines[:5], *lines[6:]], "its checksum differs"),
     (lambda lines: [*lines, "\n"], "no JSON object"),
-    (lambda lines: [], "no JSON object"),
+    (lambda lines: [], "the bundle is empty"),
     (lambda lines: ["\x00\x01\x02"], "no JSON object"),
     (lambda lines: ["[1, 2]\n", *lines[1:]], "no JSON object"),
     *(
