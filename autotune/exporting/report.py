@@ -64,8 +64,7 @@ def _price(found: Exported) -> str:
     ]
     if price.present is not None:
         lines.append(
-            f"Over your present configuration: {price.over_present:.3f} times its {_seconds(price.present)}, which are "
-            "predicted as well"
+            f"Over your present configuration: {price.over_present:.3f} times its predicted {_seconds(price.present)}"
         )
     return "\n".join(lines)
 

@@ -85,14 +85,16 @@ class OptimizerState:
             self._optimizer.state[parameter][part].copy_(value)
 
     def create_moments(self, steps: int) -> None:
-        """Create the moments as zeros, as AdamW does in its first step, and set its step count to `steps`."""
+        """Set the moments to 0, which AdamW would create in its first step, and its step count to `steps`."""
         tensors = [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
         is_fused = self._optimizer.defaults["fused"]
         for tensor in tensors:
-            moments = {name: torch.zeros_like(tensor, dtype=torch.float32) for name in MOMENTS}
+            state = self._optimizer.state[tensor]
+            for name in MOMENTS:
+                # New ones beside those that DeepSpeed has created already would need as much memory again.
+                state[name] = state[name].zero_() if name in state else torch.zeros_like(tensor, dtype=torch.float32)
             # Where AdamW itself creates it.
-            counted = torch.full((), float(steps), device=tensor.device if is_fused else "cpu")
-            self._optimizer.state[tensor] = {"step": counted, **moments}
+            state["step"] = torch.full((), float(steps), device=tensor.device if is_fused else "cpu")
         self._connect()
 
     def _connect(self) -> None:

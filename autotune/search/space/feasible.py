@@ -130,7 +130,7 @@ def _layouts(workload: Workload, wanted: SpaceSection) -> list[Layout]:
     if unknown := [name for name in names if name not in possible]:
         raise JobError(
             f"search.space.layouts: {unknown[0]!r} is not a layout of {number_of(devices, 'device')} and a model of "
-            f"{layers} layers in {model.dtype}: {', '.join(possible)}, or one with further codes (docs/job-file.md)"
+            f"{layers} layers in {model.dtype}: {', '.join(possible)}; docs/job-file.md lists further codes"
         )
     chosen = [possible[name] for name in names]
     if wanted.split is None:

@@ -33,6 +33,6 @@ def test_the_start_names_the_folder_and_comes_last() -> None:
 def test_predicted_times_have_their_errors() -> None:
     present = replace(FOUND, price=replace(FOUND.price, present=EpochTime(seconds=4.0, error=0.4)))
     assert "An epoch is predicted to take 2.0 +- 0.3 s, 2.000 times the 1.0 +- 0.1 s of plan " in export_text(present)
-    assert "Over your present configuration: 0.500 times its 4.0 +- 0.4 s, which are predicted" in export_text(present)
+    assert "Over your present configuration: 0.500 times its predicted 4.0 +- 0.4 s" in export_text(present)
     assert export_document(present)["price"]["present_epoch_seconds_error"] == 0.4
     assert export_document(FOUND)["price"]["present_epoch_seconds_error"] is None

@@ -91,10 +91,10 @@ def writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[P
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write the tensors to the disk, read them back and compare them."""
-    path.touch()  # with the mode of a new file, where safetensors lets nobody else read it
-    mode = path.stat().st_mode
+    path.touch()
+    mode = path.stat().st_mode  # of a new file under this umask
     save_file(tensors, path, metadata=metadata)
-    path.chmod(mode)
+    path.chmod(mode)  # safetensors creates files that only their owner can read
     sync(path)
     with safe_open(path, framework="pt") as file:
         for name, tensor in tensors.items():

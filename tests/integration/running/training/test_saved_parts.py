@@ -80,7 +80,7 @@ def test_the_model_that_is_written_is_what_the_ranks_held(
     report = train(pool, prepared, plan)
     assert report.finished
     assert report.model is not None
-    # safetensors itself lets nobody else read its files.
+    # safetensors creates files that only their owner can read.
     (tmp_path / "new").touch()
     modes = {path.stat().st_mode for path in prepared.job.training.output.rglob("*.safetensors")}
     assert modes == {(tmp_path / "new").stat().st_mode}
