@@ -1,5 +1,6 @@
 """Forecasts of plans without devices or ranks, as `autotune predict` makes them."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,13 @@ from autotune.forecast.cluster import Cluster
 from autotune.held_out import hold_out
 from autotune.machine.hardware import default_workers
 from autotune.model_shape import cost_weights
+from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
+from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
@@ -84,7 +87,12 @@ class Forecast:
     @property
     def fits(self) -> bool:
         """Whether every stage is expected to stay within the limit, and what it offloads within the host's memory."""
-        return max(self.prediction.stage_bytes) <= self.memory_limit_bytes and not self.exceeds_host
+        return not (self.exceeds_limit or self.exceeds_host)
+
+    @property
+    def exceeds_limit(self) -> bool:
+        """Whether a stage is expected to need more memory than the limit."""
+        return max(self.prediction.stage_bytes) > self.memory_limit_bytes
 
     @property
     def exceeds_host(self) -> bool:
@@ -128,7 +136,16 @@ def workload_on(cluster: Cluster, job: Job, shape: ModelShape, data: ForecastDat
 class Forecaster:
     """Forecasts for one job on one cluster."""
 
-    def __init__(self, job: Job, shape: ModelShape, cluster: Cluster, data: ForecastData) -> None:
+    def __init__(
+        self,
+        job: Job,
+        shape: ModelShape,
+        cluster: Cluster,
+        data: ForecastData,
+        *,
+        state: CalibrationState | None = None,
+    ) -> None:
+        """`state` is what trials with other data taught about the layer costs, to begin with."""
         self.job, self.shape, self.cluster = job, shape, cluster
         self.index, self.report = data.index, data.report
         self.workload = workload_on(cluster, job, shape, data)
@@ -139,7 +156,9 @@ class Forecaster:
             cost_weights(shape, job.training),
             costs=self._costs_on(cluster.devices),
             element_bytes=shape.element_bytes,
+            state=state,
         )
+        self._surrogate = Surrogate(self._predictor)
         self._ran: dict[Plan, None] = {}
         """Plans that trials completed."""
 
@@ -148,15 +167,23 @@ class Forecaster:
         """Number of trials that have corrected the forecasts."""
         return self._predictor.trials
 
+    @property
+    def calibration(self) -> CalibrationState:
+        """What the trials taught about the layer costs, for forecasts with other data."""
+        return self._predictor.state
+
     def learn(self, trials: Iterable[FinishedTrial]) -> None:
         """Correct all forecasts by trials of a comparable workload, in this order.
 
         The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
+        Those on as many devices also tell how far plans like theirs are from their predictions.
         """
         for trial in filter(is_conclusive, trials):
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
+            if trial.plan.layout.world_size == self.cluster.devices:
+                self._surrogate.learn(trial)
             if isinstance(trial.result.outcome, Completed):
                 self._ran[trial.plan] = None
 
@@ -183,7 +210,7 @@ class Forecaster:
         Raise PredictError for a plan of another model, or one that needs more devices or packs than there are.
         """
         self._check(plan)
-        return self._forecast(plan, self._predictor.predict(plan))
+        return self._forecast(plan)
 
     def best(self, count: int, *, remedy: str = "give more --memory or --devices") -> tuple[Forecast, ...]:
         """Return the plans predicted fastest, one for each layout and capacities; plans that fit come first.
@@ -195,26 +222,29 @@ class Forecaster:
         """
         space = feasible_space(self.workload, self.solver(), remedy=remedy)
         distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[tuple[bool, float], Plan]] = {}
+        ratios = [1.0]
 
         def compare(plans: Sequence[Plan]) -> None:
             peaks = (max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(plans))
-            for plan, peak, seconds in zip(plans, peaks, self._predictor.plans_epoch_seconds(plans), strict=True):
+            found = self.epoch_seconds(plans)
+            ratios.extend(np.divide(found, self._predictor.plans_epoch_seconds(plans)))
+            for plan, peak, seconds in zip(plans, peaks, found, strict=True):
                 assert not isinstance(plan.packing, Padded)  # as all starts of a space are
                 key = plan.layout, tuple((level.qv, level.qt, level.sequence) for level in plan.packing.levels)
-                entry = self._order(peak, seconds), plan
+                entry = (peak > self.cluster.memory_limit_bytes, seconds), plan
                 distinct[key] = min(distinct.get(key, entry), entry, key=lambda entry: entry[0])
 
         compare(tuple(filter(self._is_candidate, self._ran)))
         for bound, origin in space.by_bound():
             fastest = sorted(distinct.values(), key=lambda entry: entry[0])[:count]
-            if len(fastest) == count and fastest[-1][0] <= (False, bound):
+            # Trials may have found plans faster than predicted, and the bound is a predicted time.
+            if len(fastest) == count and fastest[-1][0] <= (False, bound * min(ratios)):
                 break  # all further plans take longer
             compare(space.solved(origin))
         plans = [plan for _, plan in sorted(distinct.values(), key=lambda entry: entry[0])[:count]]
-        found = [(plan, self._predictor.predict(plan)) for plan in plans]
         # The epoch may differ a little from the excerpt on which the plans were compared.
-        found.sort(key=lambda entry: self._order(max(entry[1].stage_bytes), entry[1].epoch_seconds))
-        return tuple(self._forecast(*entry) for entry in found)
+        forecasts = map(self._forecast, plans)
+        return tuple(sorted(forecasts, key=lambda each: (each.exceeds_limit, each.prediction.epoch_seconds)))
 
     def solver(self) -> Solver:
         """Return a solver by the forecasts, as they are corrected by now."""
@@ -222,7 +252,7 @@ class Forecaster:
 
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the predicted epoch seconds of each plan, in less time than `of`."""
-        return self._predictor.plans_epoch_seconds(plans)
+        return self._surrogate.epoch_seconds(plans)
 
     def ranked(self, plans: Iterable[Plan]) -> list[tuple[float, Plan]]:
         """Return (epoch seconds, plan) of those that are expected to fit and keep the batch, the fastest first."""
@@ -262,9 +292,6 @@ class Forecaster:
         flat, shape = epoch.assignment.ravel(), epoch.assignment.shape
         shuffled = (random.permutation(flat).reshape(shape) for _ in range(_DRAWS))
         return fmean(map(waited, shuffled)) / waited(epoch.assignment)
-
-    def _order(self, peak_bytes: float, epoch_seconds: float) -> tuple[bool, float]:
-        return peak_bytes > self.cluster.memory_limit_bytes, epoch_seconds
 
     def _check(self, plan: Plan) -> None:
         try:
@@ -323,12 +350,15 @@ class Forecaster:
                     "`autotune profile JOB --fresh`"
                 )
 
-    def _forecast(self, plan: Plan, prediction: Prediction) -> Forecast:
+    def _forecast(self, plan: Plan) -> Forecast:
+        prediction, posterior = self._predictor.predict(plan), self._surrogate.posterior((plan,))
+        beyond = math.exp(posterior.mean[0]) / self._predictor.epoch_seconds(plan)
+        prediction = replace(prediction, step_seconds=prediction.step_seconds * beyond)
         return Forecast(
             plan=plan,
             prediction=prediction,
             timeline=timeline(self._predictor.corrected, plan, prediction),
-            relative_error=self._predictor.relative_error(plan),
+            relative_error=float(posterior.error[0]),
             predicted_samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
             memory_limit_bytes=self.cluster.memory_limit_bytes,
             host_limit_bytes=Limits.of(self.workload).host_limit_bytes,

@@ -19,6 +19,7 @@ from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.model_shape import model_shape
 from autotune.packing.balance import Balanced, balanced
 from autotune.packing.material import PackOptions, job_material
+from autotune.prediction.calibration import CalibrationState
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.records import FinishedTrial
@@ -168,6 +169,7 @@ class _Forecasts:
     def __init__(self, cluster: Cluster | None, database_url: str | None, unknown: str | None = None) -> None:
         self.unknown = unknown
         self.trials: Sequence[FinishedTrial] | None = None
+        self._learnt: CalibrationState | None = None
         self._cluster, self._database_url = cluster, database_url
 
     @classmethod
@@ -180,16 +182,19 @@ class _Forecasts:
             return cls(None, database_url, str(error))
 
     def best(self, job: Job, packs: Balanced, listener: Listener) -> Forecast | None:
-        """Return the best plan for the data; all forecasts learn from trials with the data of the first."""
+        """Return the best plan for the data, with layer costs as trials with the data of the first correct them."""
         if self._cluster is None:
             return None
         listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan"))
         data = ForecastData(index=packs.material.index, report=packs.material.found)
-        forecaster = Forecaster(job, model_shape(job.model, job.training), self._cluster, data)
+        shape = model_shape(job.model, job.training)
+        forecaster = Forecaster(job, shape, self._cluster, data, state=self._learnt)
         if self.trials is None:
             with read_store(self._database_url) as store:
                 self.trials = store.comparable_trials(forecaster.workload)
-        forecaster.learn(self.trials)
+            forecaster.learn(self.trials)
+            if self.trials:
+                self._learnt = forecaster.calibration
         try:
             return forecaster.best(1)[0]
         except NoFeasiblePlan:

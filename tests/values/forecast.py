@@ -1,6 +1,6 @@
 """What forecasts find in a store: profiles of layers, and trials."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +24,14 @@ from trials.plan import Plan
 PLAN = plan_of("8+0r2,0", "4+8", packing=PACKED)
 IN_BFLOAT16 = replace(PLAN, layout=replace(PLAN.layout, zero=1))
 """The same plan for a job in bfloat16, which ZeRO 0 cannot train."""
+OTHERS = (
+    plan_of("9+0", "3+8", packing=PACKED),
+    plan_of("6+0", "6+8r0,4", packing=PACKED),
+    plan_of("12+8", data=2, packing=PACKED),
+    plan_of("12+2", "0+6", packing=PACKED),
+    plan_of("12+8r6,0", data=2, packing=PACKED),
+)
+"""Plans of trials that teach what the layers cost."""
 
 
 def store_profile(job: JobFile, costs: LayerCosts, document: str | None = None, **hardware: Any) -> None:
@@ -49,16 +57,28 @@ class Trials:
     def seconds(self, plan: Plan, truth: LayerCosts) -> float:
         return self.predictor(truth).predict(plan).epoch_seconds
 
-    def keep(self, plans: Sequence[Plan], truth: LayerCosts, **changes: Any) -> None:
-        """`changes` are those of the workload."""
+    def keep(
+        self,
+        plans: Sequence[Plan],
+        truth: LayerCosts,
+        *,
+        factor_of: Callable[[Plan], float] = lambda _: 1.0,
+        **changes: Any,
+    ) -> None:
+        """`factor_of` says how much slower a plan is than by the truth; `changes` are those of the workload."""
         workload = replace(self.prepared.workload, **changes)
-        launcher = SimulatedLauncher(self.predictor(truth))
+        launcher = SimulatedLauncher(self.predictor(truth), factor_of=factor_of)
         calibrated = CalibratedPredictor(self.predictor(self.costs))
         runner = Runner(self.prepared, calibrated, launcher, watch=Undisturbed)
         with open_store() as store:
             study = store.create_study(store.add_workload(workload), {}, seed=0)
             for number, plan in enumerate(plans):
                 trial = store.start_trial(study.id, plan, "sampled")
-                time = NOON + timedelta(minutes=number)
-                result = replace(result_of(trial.id, runner.run(plan).outcome), finished=time)
+                ran = runner.run(plan)
+                result = replace(
+                    result_of(trial.id, ran.outcome),
+                    epoch_seconds=ran.epoch_seconds,
+                    epoch_seconds_error=ran.epoch_seconds_error,
+                    finished=NOON + timedelta(minutes=number),
+                )
                 store.finish_trial(result)

@@ -166,6 +166,13 @@ class Surrogate:
         """Return the joint posterior of the plans: the predictions, corrected by the trials."""
         return self._posterior(plans, 0.0)
 
+    def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
+        """Return the seconds of an epoch of each plan by the mean of `posterior`; without trials in far less time."""
+        if not (self._trials and plans):
+            return self._predictor.plans_epoch_seconds(plans)
+        seconds: list[float] = np.exp(self.posterior(plans).mean).tolist()
+        return seconds
+
     def measured(self, plans: Sequence[Plan]) -> Posterior:
         """Return the posterior of plans that ran from their own trials alone, without shrinkage to the predictions."""
         return self._posterior(plans, _FREE)

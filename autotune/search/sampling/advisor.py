@@ -184,7 +184,7 @@ class Advisor:
         best = self.best()
         if best is None:
             return None
-        return math.exp(float(self.surrogate.posterior((best,)).mean[0])) * self.surrogate.slowness
+        return self.surrogate.epoch_seconds((best,))[0] * self.surrogate.slowness
 
     def predicted(self, within: float, without: Collection[int] = ()) -> Iterator[Plan]:
         """Yield the plan predicted best for each pipeline degree, if within a factor `within` of the best; best first.

@@ -17,19 +17,11 @@ from autotune.prediction.features import scaled
 from autotune.search.learning.calibrated import CalibratedPredictor
 from tests.programs.users import JobFile, document
 from tests.values.exchanges import averages, exchanging
-from tests.values.forecast import PLAN, Trials, store_profile
+from tests.values.forecast import OTHERS, PLAN, Trials, store_profile
 from tests.values.training import PACKED, plan_of
 from trials import wire
 from trials.costs.layer_costs import LayerCosts
-from trials.plan import Plan
-
-OTHERS = (
-    plan_of("9+0", "3+8", packing=PACKED),
-    plan_of("6+0", "6+8r0,4", packing=PACKED),
-    plan_of("12+8", data=2, packing=PACKED),
-    plan_of("12+2", "0+6", packing=PACKED),
-    plan_of("12+8r6,0", data=2, packing=PACKED),
-)
+from trials.plan import Padded, Plan
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -58,6 +50,24 @@ def test_trials_correct_what_is_predicted_and_narrow_its_error(
     output = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan_file(PLAN))]).stdout
     assert f"Corrected by {len(OTHERS)} trials" in output
     assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in", output)
+
+
+def test_plans_of_a_kind_that_runs_faster_than_predicted_are_forecast_as_they_ran(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs)
+    padded, tried, wider = (replace(PLAN, packing=Padded(samples=samples)) for samples in (4, 2, 8))
+
+    def factor_of(plan: Plan) -> float:
+        return 0.9 if isinstance(plan.packing, Padded) else 1.0
+
+    trials.keep((*OTHERS, tried, padded, tried), costs, factor_of=factor_of)
+    for plan, error in ((PLAN, 0.03), (tried, 0.03), (padded, 0.03), (wider, 0.06)):
+        (found,) = predicted(job.path, "--plan", plan_file(plan))["plans"]
+        real = factor_of(plan) * trials.seconds(plan, costs)
+        assert found["epoch_seconds"] == pytest.approx(real, rel=error), plan
+        assert abs(found["epoch_seconds"] - real) < 2 * found["epoch_seconds_error"]
+        assert sum(found["parts"].values()) == pytest.approx(found["epoch_seconds"])
 
 
 def test_trials_with_other_software_or_a_profile_file_correct_nothing(

@@ -16,10 +16,12 @@ from autotune import what_if
 from autotune.cli import main
 from autotune.errors import PackError
 from autotune.job_file import load_job
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import record, write_records
-from tests.values.forecast import store_profile
+from tests.values.forecast import OTHERS, Trials, store_profile
 from trials import plugins
 from trials.costs.layer_costs import LayerCosts
 from trials.data.indexing import build_index
@@ -208,3 +210,20 @@ def test_settings_that_only_work_together_are_compared(watching: JobFile) -> Non
     assert "min_pixels=9000 cannot be followed: size of the image processor is" in error
     now, then = document("pack", watching.path, "--what-if", "min_pixels=9000,max_pixels=12000")["variants"]
     assert then["vision_units"] > now["vision_units"]
+
+
+def test_trials_correct_the_layers_and_not_the_change_of_the_data(
+    job: JobFile, costs: LayerCosts, trials: Trials
+) -> None:
+    truth = scaled(costs, [{"vision": 1.5, "language": 1.3}.get(name, 1.0) for name in FACTORS])
+
+    def seconds() -> list[float]:
+        forecasts = (variant.forecast for variant in what_if(job.path, {"max_tiles": 1}).variants)
+        return [forecast.prediction.epoch_seconds for forecast in forecasts if forecast]
+
+    store_profile(job, truth)
+    real = seconds()
+    store_profile(job, costs)
+    trials.keep(OTHERS, truth)
+    assert real[1] < 0.8 * real[0]
+    assert seconds() == pytest.approx(real, rel=0.03)
