@@ -287,7 +287,7 @@ def _standing(trials: Sequence[FinishedTrial], measured: Posterior, row: int, ro
 
 
 def _part(posterior: Posterior, rows: NDArray[np.intp]) -> Posterior:
-    return Posterior(mean=posterior.mean[rows], covariance=posterior.covariance[np.ix_(rows, rows)])
+    return replace(posterior, mean=posterior.mean[rows], covariance=posterior.covariance[np.ix_(rows, rows)])
 
 
 def _drawn(posterior: Posterior, numbers: Sequence[int]) -> Floats:

@@ -63,17 +63,19 @@ _FREE = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """Joint normal posterior of the logarithm of plans' epoch seconds, without drift and noise."""
+    """Joint normal posterior of the logarithm of plans' epoch seconds, at the mean speed of the machine."""
 
     mean: Floats
     """[plans]"""
     covariance: Floats
     """[plans, plans]"""
+    drift: float = 0.0
+    """Standard deviation of the machine's speed from time to time, as a share of it; all plans share it."""
 
     @property
     def error(self) -> Floats:
-        """Standard deviation, as a share of the time, [plans]."""
-        error: Floats = np.sqrt(np.diag(self.covariance))
+        """Standard deviation of an epoch at any time, as a share of its seconds, [plans]."""
+        error: Floats = np.sqrt(np.diag(self.covariance) + self.drift**2)
         return error
 
     def difference(self, one: int, other: int) -> tuple[float, float]:
@@ -130,6 +132,8 @@ class _Fits:
     noise: float
     slowness: float
     """Logarithm of the factor by which the slowest machine was slower in its last trial than usual."""
+    drift: float
+    """Standard deviation of the machines' drift."""
 
 
 class Surrogate:
@@ -190,7 +194,8 @@ class Surrogate:
             own = fit.probability * fit.widths.of_plans(likeness)
             covariance = covariance + own - across @ fit.precision @ across.T
         # `precision` lacks the squares of the means, so the sums are second moments around the prior.
-        return Posterior(mean=prior + mean, covariance=covariance - np.outer(mean, mean))
+        covariance = covariance - np.outer(mean, mean)
+        return Posterior(mean=prior + mean, covariance=covariance, drift=self._fits(free).drift)
 
     # --- the process ---
 
@@ -223,11 +228,11 @@ class Surrogate:
 
     def _fit(self, free: float) -> _Fits:
         if not self._trials:
-            usual_plan, _, usual_noise = _USUAL
+            usual_plan, usual_drift, usual_noise = _USUAL
             # The choices of the greatest prior probability.
             usual = _PlanWidths(plan=usual_plan, own=min(_OWN), packs=max(_PACKS_WIDTHS), free=free)
             fit = _Fit(widths=usual, probability=1.0, weights=np.zeros(0), precision=np.zeros((0, 0)))
-            return _Fits(of_plans=(fit,), noise=usual_noise, slowness=0.0)
+            return _Fits(of_plans=(fit,), noise=usual_noise, slowness=0.0, drift=usual_drift)
         plans = [trial.plan for trial in self._trials]
         residuals = np.array(
             [math.log(_seconds(trial) / self._predictor.epoch_seconds(trial.plan)) for trial in self._trials]
@@ -270,6 +275,7 @@ class Surrogate:
             ),
             noise=float(shares @ np.array(_NOISES)[noise]),
             slowness=slowness,
+            drift=math.sqrt(float(shares @ np.repeat(np.square(_DRIFT_WIDTHS), len(_DRIFT_SECONDS))[drift])),
         )
 
 

@@ -108,6 +108,15 @@ def test_a_machine_that_is_slow_now_is_recognised() -> None:
     assert surrogate_after([]).slowness == 1.0
 
 
+def test_the_error_of_a_plan_holds_the_drift_that_all_plans_share_and_that_of_a_difference_does_not() -> None:
+    order = PLANS * 16
+    steady = surrogate_after(trials_of(order, lambda *_: 1.0)).measured(PLANS)
+    changing = surrogate_after(trials_of(order, lambda _, number: 1.15 if number // 6 % 2 else 1.0)).measured(PLANS)
+    assert max(steady.error) < 0.02
+    assert min(changing.error) > 0.07  # as far as the machine is from its mean at any time
+    assert changing.difference(0, 1)[1] < 0.02
+
+
 def test_machines_of_different_speed_are_not_taken_for_noise() -> None:
     trials = trials_of(PLANS * 6, lambda _, number: 1.1 if number % 2 else 1.0)
     named = [replace(trial, agent_id="ab"[number % 2]) for number, trial in enumerate(trials)]
