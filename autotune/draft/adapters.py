@@ -16,11 +16,13 @@ _STEP = re.compile(rf"(?P<words>{_NAME}|{_CHOICE})|{_ANY_NUMBER}|\([\w.\\]+\)\?(
 """A step of the path to a layer: a name, a choice of names, any number, or a name that may be missing."""
 _BETWEEN = re.compile(r"\.\*(?:\\?\.)?|\\?\.|")
 _LAYERS = re.compile(rf"(?P<before>\w*)(?P<choice>{_CHOICE})?(?P<after>\w*)$")
-_PARTS: dict[str, Part] = {
+PARTS_BY_NAME: dict[str, Part] = {
     "merger": "projector",
     "multi_modal_projector": "projector",
     "connector": "projector",
     "mlp1": "projector",
+    "aligner": "projector",
+    "deepstack_merger_list": "projector",
     "visual": "vision",
     "vision_tower": "vision",
     "vision_model": "vision",
@@ -55,7 +57,7 @@ def targets_of(pattern: str) -> AdapterTargets | None:
         if step and step["words"]:
             steps.append(_words(step["words"]))
         rest = rest[between.end() :]
-    part = next((part for name, part in _PARTS.items() if [name] in steps), None)
+    part = next((part for name, part in PARTS_BY_NAME.items() if [name] in steps), None)
     if part is None:
         return None
     names = [f"{last['before']}{word}{last['after']}" for word in _words(last["choice"] or "()")]
@@ -71,7 +73,7 @@ def _words(step: str) -> list[str]:
 
 
 def _is_block(names: list[str]) -> bool:
-    return len(names) == 1 and names[0] not in (*_PARTS, "layers", "blocks")
+    return len(names) == 1 and names[0] not in (*PARTS_BY_NAME, "layers", "blocks")
 
 
 _RANK = 8
@@ -99,7 +101,6 @@ def take_adapters(given: Given, draft: Draft) -> None:
     if rank is None:
         draft.notes.append(f"The rank of the adapters is not given; training.lora.rank is {_RANK}, the default of peft")
     targets = _targets(target or [], draft)
-    # InternVL's scripts freeze the language model's own weights where it has adapters.
     parts = [targets.part] if targets else [part for part in PARTS if part not in frozen] or ["language"]
     # Without an alpha, LLaMA-Factory takes twice the rank.
     rank = rank or _RANK
@@ -108,6 +109,11 @@ def take_adapters(given: Given, draft: Draft) -> None:
         "training.lora.alpha": int(alpha or 2 * rank),
         "training.lora.parts": parts,
     }
+    if given.take("adapts_all_parts", flag) and not targets and len(parts) < len(PARTS):
+        draft.notes.append(
+            "Layers with the names of the adapters have one in every part there, also in frozen ones; here in those of "
+            "training.lora.parts alone, so add the others"
+        )
     if trains_projector:
         draft.values["training.lora.train_projector"] = True
     if trains_vision:

@@ -1,7 +1,7 @@
 """Notes on the arguments of a trainer that a job does not take over."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.draft.given import Given
@@ -180,12 +180,17 @@ def notes_on(given: Given) -> Iterator[str]:
             "Here the files of the model folder decide on images and prompts; change these there, if they have such a "
             f"setting: {images}"
         )
-    if learning := _written({name: value for name, value in left.items() if not _is_usual(name, value)}, _LEARNING):
+    if learning := learning_text(left):
         yield f"The job has nothing for these, so the training differs: {learning}"
     if searched := sorted(_SEARCHED & left.keys()):
         yield f"Left to the search for a plan: {', '.join(searched)}"
     if rest := sorted(name for name in left if _general(name) not in _SEARCHED | _IMAGES | _PARTS | _LEARNING):
         yield f"Not taken over: {', '.join(rest)}"
+
+
+def learning_text(values: Mapping[str, Any]) -> str:
+    """Return the arguments about what is learnt that a job does not have, with their values; empty without any."""
+    return _written({name: value for name, value in values.items() if not _is_usual(name, value)}, _LEARNING)
 
 
 def _written(values: dict[str, Any], names: set[str]) -> str:

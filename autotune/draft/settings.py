@@ -245,6 +245,11 @@ def _steps(given: Given, draft: Draft) -> None:
 
 
 def _loss(given: Given, draft: Draft) -> None:
+    if given.take("averages_micro_batches", flag):
+        draft.notes.append(
+            "The loss is the mean over all target tokens of a step; there it is the mean of those of its "
+            "micro-batches, so that a token of a micro-batch with few of them counts more"
+        )
     weighting = given.take("loss_reduction", text)
     packs = given.look("use_packed_ds", flag)  # is for the search to decide
     # Taken, so that it is not listed as left out: the note below speaks of it.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
-from autotune.draft.given import Given, flag
+from autotune.draft.given import Given, flag, texts
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
 
@@ -17,6 +17,7 @@ _DEFAULTS = {
     "freeze_vision": True,
     "freeze_projector": True,
     "cut_to": 2048,
+    "averages_micro_batches": True,
     "image_max_pixels": 768 * 768,
     "video_max_pixels": 256 * 256,
     "dataset_dir": "data",
@@ -45,6 +46,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
     given = Given(found)
+    if found["finetuning_type"] == "lora" and given.look("lora_target", texts) == ["all"]:
+        found["freeze_projector"] = True  # all linear layers but those of the projector
     # Without `neat_packing`, the samples of a pack attend to each other, as in no plan.
     packs = {"pack_tokens": found["cut_to"], "packs_are_apart": given.look("neat_packing", flag) or False}
     return found | packs | {"checkpoint_language": not given.look("disable_gradient_checkpointing", flag)}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from autotune.draft.arguments import Arguments
-from autotune.draft.given import Given, flag
+from autotune.draft.given import Given, flag, texts
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
 
@@ -70,6 +70,10 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         if (kind := arguments.values.get(name, "full")) not in ("full", "lora"):
             raise JobError(f"{name}: {kind} is not supported; give full or lora")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | image_limits(arguments) | renamed(arguments, NAMES)
+    if found["finetuning_type"] == "lora" and not {"all-linear", "auto"} & set(
+        Given(found).look("lora_target", texts) or ["auto"]
+    ):
+        found["adapts_all_parts"] = True
     if "learning_rate" not in arguments.values:
         found["learning_rate"] = learning_rate(found)
     return found | present(found)

@@ -3,10 +3,11 @@
 Sources: transformers' TrainingArguments; the scripts in InternVL's internvl_chat/shell.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.draft.arguments import Arguments
-from autotune.draft.given import Given, flag
+from autotune.draft.given import Given, count, flag
 from autotune.draft.trainers import renamed
 
 TITLE = "a script based on transformers' Trainer"
@@ -62,14 +63,23 @@ def recognises(arguments: Arguments) -> bool:
 
 def settings(arguments: Arguments) -> dict[str, Any]:
     """Return Trainer's own arguments, and those that the scripts add."""
-    return DEFAULTS | renamed(arguments, NAMES) | _of_internvl(arguments)
+    found = DEFAULTS | renamed(arguments, NAMES)
+    is_internvl = {"grad_checkpoint", "conv_style", "use_packed_ds"} & arguments.values.keys()
+    return found | (_of_internvl(arguments.values) if is_internvl else {})
 
 
-def _of_internvl(arguments: Arguments) -> dict[str, Any]:
-    """Return the packs and the checkpointing of InternVL's fine-tuning, which always recomputes the vision tower."""
-    values = arguments.values
-    if not {"grad_checkpoint", "conv_style", "use_packed_ds"} & values.keys():
-        return {}
-    packs = {"pack_tokens": values.get("max_packed_tokens", 8192), "pack_units": values.get("num_images_expected", 12)}
-    checkpointed = {"checkpoint_vision": True, "checkpoint_language": values.get("grad_checkpoint", False)}
-    return checkpointed | (packs if Given(values).look("use_packed_ds", flag) else {})
+def _of_internvl(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the packs, checkpointing, loss and adapters of InternVL's fine-tuning; the vision tower is recomputed."""
+    given = Given(values)
+    found = {"checkpoint_vision": True, "checkpoint_language": values.get("grad_checkpoint", False)}
+    if given.look("use_packed_ds", flag):
+        found["pack_tokens"] = values.get("max_packed_tokens", 8192)
+        found["pack_units"] = values.get("num_images_expected", 12)
+    else:
+        found["averages_micro_batches"] = True
+    if given.look("use_llm_lora", count):
+        # Adapters are in the language model, whose own weights are frozen; other parts train their own weights.
+        found |= {"freeze_vision": True, "freeze_projector": True, "freeze_language": False, "lora_dropout": 0.05}
+        found["lora_train_projector"] = not given.look("freeze_mlp", flag)
+        found["lora_train_vision"] = not given.look("freeze_backbone", flag)
+    return found

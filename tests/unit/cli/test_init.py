@@ -244,9 +244,7 @@ def test_a_file_of_llama_factory_becomes_a_job() -> None:
     assert (job.evaluation.samples, job.evaluation.every) == (0.1, 500)
     assert job.model.dtype == "bfloat16"
     assert not job.model.trust_remote_code
-    text = " ".join(notes)
-    assert "Left to the search for a plan: deepspeed" in text
-    assert "template" in text
+    assert all(each in " ".join(notes) for each in ("Left to the search for a plan: deepspeed", "template"))
 
 
 def test_a_launch_script_of_internvl_becomes_a_job() -> None:
@@ -254,8 +252,7 @@ def test_a_launch_script_of_internvl_becomes_a_job() -> None:
     training = job.training
     assert (job.hardware.devices, training.global_batch_samples) == (8, 128)
     assert (training.learning_rate, training.weight_decay, training.warmup) == (4e-5, 0.05, 0.03)
-    assert training.freeze == ("vision",)
-    assert training.output.name == "finetune"
+    assert (training.freeze, training.output.name) == (("vision",), "finetune")
     assert job.data.sources[0].path.name == "custom.json"
     assert any("grad_checkpoint" in note for note in notes)
 
@@ -275,9 +272,11 @@ def test_the_loss_reduction_of_a_script_of_internvl_is_that_of_its_packs() -> No
 
 
 def test_adapters_of_a_script_of_internvl_are_those_of_the_language_model() -> None:
-    flags = INTERNVL.replace("freeze_llm False", "freeze_llm True --use_llm_lora 16").replace("mlp False", "mlp True")
-    lora = converted("lora.sh", flags)[0].training.lora
-    assert (lora.rank, lora.parts) == (16, ("language",))
+    script = INTERNVL.replace("freeze_llm False", "freeze_llm True --use_llm_lora 16")
+    for flags, trains_projector in (script.replace("mlp False", "mlp True"), False), (script, True):
+        Path("job.yaml").unlink(missing_ok=True)
+        lora = converted("lora.sh", flags)[0].training.lora
+        assert (lora.rank, lora.parts, lora.train_projector) == (16, ("language",), trains_projector)
 
 
 def test_the_learning_rate_of_a_frozen_part_is_left_out() -> None:

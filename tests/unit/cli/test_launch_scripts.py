@@ -109,6 +109,39 @@ def test_a_quoted_text_over_several_lines_becomes_the_words_of_a_command() -> No
     assert "change these there, if they have such a setting: max_pixels: 50176" in notes
 
 
+def test_what_qwen_vl_does_otherwise_than_its_arguments_say_is_told() -> None:
+    """It cuts no sample, and reads the rate of the tower only beside that of the projector."""
+    script = QWEN_VL.replace("--tune_mm_vision False", "--tune_mm_vision True --vision_tower_lr 1e-6")
+    job, notes = converted(script.replace("--bf16", "--model_max_length 8192 --bf16"))
+    assert (job.data.oversize, job.data.max_tokens) == ("own-pack", None)
+    assert job.training.learning_rates.vision is None
+    assert "model_max_length (it cuts no sample there)" in notes
+    assert "vision_tower_lr (it has no effect there without mm_projector_lr)" in notes
+    assert "there it is the mean of those of its micro-batches" in notes
+    both = script.replace("--bf16", "--mm_projector_lr 1e-5 --bf16")
+    rates = converted(both)[0].training.learning_rates
+    assert (rates.vision, rates.projector) == (1e-6, 1e-5)
+
+
+def test_adapters_of_ms_swift_by_name_are_in_every_part() -> None:
+    named = SWIFT.replace("--train_type lora", "--train_type lora --target_modules q_proj v_proj")
+    job, notes = converted(named)
+    assert (job.training.lora.parts, job.training.lora.targets) == (("language",), ("q_proj", "v_proj"))
+    assert "Layers with the names of the adapters have one in every part there" in notes
+    assert "in every part" not in converted(SWIFT)[1]
+
+
+def test_llama_factory_has_no_adapters_of_the_projector_unless_they_are_named() -> None:
+    arguments = {"finetuning_type": "lora", "dataset": "d", "model_name_or_path": "MODEL", "lora_target": "all"}
+    words = " ".join(f"--{name} {value}" for name, value in arguments.items())
+    script = f"llamafactory-cli train {words} --stage sft --freeze_multi_modal_projector false\n"
+    job, notes = converted(script)
+    assert job.training.lora.parts == ("language",)
+    assert "there it is the mean of those of its micro-batches" in notes
+    named = converted(script.replace("lora_target all", "lora_target q_proj,linear_1"))[0]
+    assert named.training.lora.parts == ("projector", "language")
+
+
 def test_parts_that_qwen_vl_is_not_told_to_train_are_frozen() -> None:
     job, _ = converted(QWEN_VL.replace(r"--tune_mm_llm True \\"[:-1], "").replace("--tune_mm_vision False", ""))
     assert job.training.freeze == ("vision", "language")
