@@ -86,6 +86,11 @@ def human_and_gpt(
             f"{index.where(row)}: a system prompt, or an answer without loss, which records of this trainer do "
             "not have; take it out, or export to ms-swift"
         )
+    if any(not (isinstance(video.source, Path) and video.source.is_file()) for video in sample.videos):
+        raise ExportError(
+            f"{index.where(row)}: frames of a video, in place of which this trainer would train on another sample; "
+            "name a video file, give the frames as images, or export to ms-swift"
+        )
     names = {"user": "human", "assistant": "gpt"}
     turns: list[dict[str, str | None]] = [{"from": "system", "value": prompts[0] if prompts else None}] * holds_prompt
     turns += [{"from": names[turn.role], "value": turn.text} for turn in sample.turns if turn.role != "system"]

@@ -18,7 +18,7 @@ from autotune.exporting.closest import Restricted
 from autotune.exporting.price import Price, price_of
 from autotune.exporting.same_tokens import compare_tokens
 from autotune.exporting.settings import not_carried
-from autotune.exporting.trainers import EXPORTS, Export, Exporter
+from autotune.exporting.trainers import EXPORTS, Export, Exporter, present_notes
 from autotune.folders import lengths_folder
 from autotune.forecast.forecast import Forecaster
 from autotune.held_out import hold_out
@@ -109,7 +109,7 @@ def export_plan(
         wanted=plan,
         missing=missing,
         left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
-        notes=(*compared, *exporter.notes(found)),
+        notes=(*compared, *exporter.notes(found), *present_notes(exporter, found.present)),
         price=price,
         skipped_lines=forecaster.report.bad,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autotune.draft.settings import EVERY, PLAIN
+from autotune.errors import ExportError
 from trials.job import PARTS, Job
 from trials.workload import Part
 
@@ -82,15 +83,44 @@ def tuned(job: Job) -> dict[str, Any]:
     }
 
 
+def check_mergers(job: Job, family: str, title: str) -> None:
+    """Raise ExportError where a trainer takes mergers of Qwen3-VL, which are of the projector, for the vision tower."""
+    vision, projector = (job.training.mode_of(part) for part in ("vision", "projector"))
+    if family.startswith("qwen3_vl") and vision != projector:
+        raise ExportError(
+            f"training: the vision tower is {vision} and the projector {projector}; {title} would train the deepstack "
+            f"mergers of {family} as the vision tower; train both alike, or export to ms-swift"
+        )
+
+
+def weighting_left_out(job: Job) -> Iterator[str]:
+    """Yield that every target token counts alike where the job weights them otherwise."""
+    if job.training.loss_weighting != "token":
+        yield f"training.loss_weighting: {job.training.loss_weighting}; every target token counts alike there"
+
+
+def mean_left_out(averaged: int) -> Iterator[str]:
+    """Yield that the loss of a step is the mean of that many means, each over the target tokens of a micro-batch."""
+    if averaged > 1:
+        yield (
+            f"the mean over all target tokens of a step: the loss is the mean of {averaged} micro-batches there, so "
+            "that a token of a micro-batch with few of them counts more"
+        )
+
+
+def learning_left_out(job: Job, averaged: int = 1) -> Iterator[str]:
+    """Yield in what the loss and the trained parts are otherwise; see `mean_left_out` for `averaged`."""
+    yield from mean_left_out(averaged)
+    yield from weighting_left_out(job)
+    if job.training.lora.rank is not None and job.training.lora.train_projector:
+        yield "training.lora.train_projector: the projector's own weights do not train along with the adapters there"
+
+
 def not_carried(job: Job) -> Iterator[str]:
     """Yield what no trainer takes over from the job, and what that changes."""
     training = job.training
     if training.curriculum.steps:
         yield f"training.curriculum: the first {training.curriculum.steps} steps are of all samples there"
-    if training.loss_weighting != "token":
-        yield f"training.loss_weighting: {training.loss_weighting}; every target token counts alike there"
-    if training.lora.rank is not None and training.lora.train_projector:
-        yield "training.lora.train_projector: the projector's own weights do not train along with the adapters there"
     if training.compile:
         yield "training.compile: layers are not compiled there"
     if training.loggers:

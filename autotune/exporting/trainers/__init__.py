@@ -1,16 +1,21 @@
 """Trainers to which plans are exported. One module each, found by name; `autotune.draft.trainers` reads them."""
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from autotune.draft.adapters import PARTS_BY_NAME
+from autotune.draft.leftovers import learning_text
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import Trainer
 from autotune.search.space.abilities import Abilities
 from trials import plugins
-from trials.job import Job
+from trials.data.records.sample import Kind
+from trials.job import PARTS, Job
+from trials.workload import Part
 
 if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's name does without
     from autotune.exporting.closest import HeldPlan
@@ -64,8 +69,12 @@ class Exporter(Protocol):
     """Name of the trainer, for messages."""
     READER: Trainer
     """The module that reads its configuration."""
+    NAMES: Mapping[str, str]
+    """Common name of an argument by the trainer's own, where they differ."""
     ARGUMENTS: tuple[str, ...]
     """Arguments whose values are those of settings of a job, by the trainer's own names."""
+    DROPPED: tuple[str, ...]
+    """Further arguments of a present configuration that would change data, packs, steps or what is trained."""
     REMEDY: str
     """What to do where the trainer counts other tokens."""
     STARTS_IN: str | None
@@ -98,6 +107,11 @@ class Exporter(Protocol):
 
 EXPORTS: plugins.Plugins[Exporter] = plugins.Plugins(__name__)
 
+
+def has_videos(export: Export) -> bool:
+    return bool((export.epoch.index.kind & Kind.VIDEO).any())
+
+
 ROOM = 64
 """Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
 
@@ -117,10 +131,36 @@ def kept_of(present: Mapping[str, Any], decided: Iterable[str], names: Mapping[s
     return {name: value for name, value in present.items() if names.get(name, name) not in known}
 
 
+def present_notes(exporter: Exporter, present: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what of a present configuration is not kept, and what is though the job has nothing for it."""
+    names = exporter.NAMES
+    known = {names.get(name, name) for name in exporter.DROPPED}
+    if dropped := sorted(name for name in present if names.get(name, name) in known):
+        yield f"Not kept of the configuration, since the exported data and plan replace them: {', '.join(dropped)}"
+    kept = kept_of(present, (*exporter.DROPPED, *exporter.ARGUMENTS), names)
+    if learning := learning_text(kept):
+        yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"
+
+
+def target_regex(parts: Iterable[Part], targets: Iterable[str]) -> str:
+    """Return the pattern of the layers with these names, or ends of names, in these parts of a model."""
+    names = {part: "|".join(name for name, its in PARTS_BY_NAME.items() if its == part) for part in PARTS}
+    tower, projector = (rf".*\b({names[part]})\b" for part in ("vision", "projector"))
+    # Mergers are inside of towers, and language models have no name of their own everywhere.
+    ahead = {
+        "vision": f"(?={tower})(?!{projector})",
+        "projector": f"(?={projector})",
+        "language": f"(?!{tower})(?!{projector})",
+    }
+    return rf"({'|'.join(ahead[part] for part in parts)})(.*\.)?({'|'.join(map(re.escape, targets))})"
+
+
 def zero_configuration(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration of a ZeRO stage, as transformers' Trainer completes it."""
+    # Without it Trainer saves no weights that are in shards.
+    whole = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
     return {
-        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True},
+        "zero_optimization": {"stage": stage, "overlap_comm": True, "contiguous_gradients": True, **whole},
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
         "gradient_clipping": "auto",
@@ -130,12 +170,13 @@ def zero_configuration(stage: int) -> dict[str, Any]:
     }
 
 
-def launch_script(devices: int, program: str, arguments: Mapping[str, Any]) -> str:
+def launch_script(devices: int, program: str, arguments: Mapping[str, Any], **environment: str) -> str:
     """Return a script that starts a program on devices of one machine; arguments that are not known are left out."""
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     known = {name: value for name, value in arguments.items() if not isinstance(value, NoValue)}
     lines = (f"    --{name} {_words(value)}" for name, value in known.items())
     continued = " \\\n".join((f"torchrun --nproc_per_node {devices} {program}", *lines))
-    return f"#!/bin/sh\nset -e\n{continued}\n"
+    return f"#!/bin/sh\nset -e\n{exports}{continued}\n"
 
 
 def _words(value: object) -> str:

@@ -5,13 +5,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from autotune.draft.trainers import transformers_trainer as reader
 from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, human_and_gpt
 from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import ROOM, Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.exporting.settings import common_settings, mean_left_out, weighting_left_out
+from autotune.exporting.trainers import (
+    ROOM,
+    Export,
+    has_videos,
+    kept_of,
+    launch_script,
+    own_settings,
+    zero_configuration,
+)
 from autotune.exporting.turns import CHATML, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.job import Job
@@ -20,6 +30,7 @@ from trials.plan import Packed
 TITLE = "InternVL"
 STARTS_IN = "internvl_chat of its repository"
 READER = reader
+NAMES = reader.NAMES
 
 _DATA, _META, _ZERO, _SCRIPT = "train.jsonl", "meta.json", "zero.json", "sft.sh"
 ARGUMENTS = (
@@ -29,7 +40,11 @@ ARGUMENTS = (
     *("freeze_backbone", "freeze_mlp", "freeze_llm", "use_llm_lora"),
 )
 """Arguments that a job decides."""
-_LATER = ("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size")
+DROPPED = (
+    *("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size", "overwrite_output_dir"),
+    *("use_data_resampling", "replacement", "allow_overflow", "unfreeze_vit_layers", "unfreeze_lm_head"),
+    *("resume_from_checkpoint", "train_batch_size"),
+)
 REMEDY = "save the model's own chat template and limits of tiles in its folder"
 _STYLE, _TILE = "internvl2_5", 448
 _BUFFER = 20
@@ -79,7 +94,8 @@ def write(export: Export, folder: Path) -> None:
         zero = json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2)
         (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
     program = "internvl/train/internvl_chat_finetune.py"
-    (folder / _SCRIPT).write_text(launch_script(export.devices, program, _arguments(export)), encoding="utf-8")
+    script = launch_script(export.devices, program, _arguments(export), LAUNCHER="pytorch")
+    (folder / _SCRIPT).write_text(script, encoding="utf-8")
 
 
 def _style(export: Export) -> str:
@@ -97,6 +113,11 @@ def _record(export: Export, row: int, media: Media) -> dict[str, Any]:
 
 def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa: ARG001 - writes none
     """Count tokens with the model's own processor. Raise ExportError where its turns are not those of the style."""
+    if has_videos(export):
+        raise ExportError(
+            f"data: samples with videos, which {TITLE}'s scripts read through a client of their own storage alone; "
+            "leave these samples out, or export to ms-swift"
+        )
     if "conv_style" not in export.present and OwnTurns(export.job.model).system_of(CHATML) != "":
         raise ExportError(
             f"model.path: its chat template writes other turns than the style {_STYLE}, or a system prompt of its own, "
@@ -112,14 +133,16 @@ def _tiles(export: Export) -> int:
 
 
 def _arguments(export: Export) -> dict[str, Any]:
-    packing = export.held.plan.packing
+    packing, training = export.held.plan.packing, export.job.training
+    longest = int(export.epoch.index.text_tokens.max()) + ROOM
     decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
+        "do_train": True,
         "conv_style": _style(export),
         "meta_path": str(export.folder / _META),
         "use_packed_ds": isinstance(packing, Packed),
         "gradient_accumulation_steps": export.epoch.micro_batches,
-        "max_seq_length": int(export.epoch.index.text_tokens.max()) + ROOM,
+        "max_seq_length": longest,
         "grad_checkpoint": export.recomputes[1],
         "force_image_size": export.present.get("force_image_size", _TILE),
         "max_dynamic_patch": _tiles(export),
@@ -127,18 +150,28 @@ def _arguments(export: Export) -> dict[str, Any]:
         "use_thumbnail": True,
     }
     if isinstance(packing, Packed):
-        images = min(packing.qv, int(export.epoch.packs.sums(export.epoch.index.vision_units).max()))
-        decided |= {"num_images_expected": max(1, images), "max_packed_tokens": packing.qt, "strict_mode": False}
-        decided |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "loss_reduction": "token"}
+        # A sample above either of them would be dropped or cut.
+        decided |= {"num_images_expected": _images(export), "max_packed_tokens": max(packing.qt, longest)}
+        decided |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "strict_mode": False}
+        decided |= {"loss_reduction": training.loss_weighting, "loss_reduction_all_gather": True}
+        # Its packs are a stream without a length, for which Trainer asks for a number of steps.
+        decided.setdefault("max_steps", training.epochs * export.epoch.steps)
+        decided["remove_unused_columns"] = False
     else:
         decided["per_device_train_batch_size"] = getattr(packing, "samples", 1)
         # Else it pads each sample to max_seq_length.
         decided["group_by_length"] = True
-    if export.job.training.lora.rank is not None:  # its scripts freeze the language model's own weights themselves
+    if training.lora.rank is not None:  # its scripts freeze the language model's own weights themselves
         decided["freeze_llm"] = True
     if export.held.plan.layout.zero:
         decided["deepspeed"] = str(export.folder / _ZERO)
-    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *_LATER}, reader.NAMES)
+    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
+
+
+def _images(export: Export) -> int:
+    """Return the most images of a pack as its packer counts them: a sample of text alone has an empty one there."""
+    counted = np.maximum(export.epoch.index.vision_units, 1)
+    return int(export.epoch.packs.sums(counted).max())
 
 
 def command(export: Export) -> str:
@@ -148,17 +181,25 @@ def command(export: Export) -> str:
 
 def left_out(export: Export) -> Iterator[str]:
     """Yield what its data and its settings do not hold."""
-    if isinstance(export.held.plan.packing, Packed):
-        yield "the packs themselves, their order and their steps: its own packer fills packs up to the same capacities"
+    packing = export.held.plan.packing
+    if isinstance(packing, Packed):
+        images = _images(export)
+        yield f"the packs themselves, their order and their steps: its own packer fills packs up to {images} images"
+        yield from mean_left_out(export.epoch.micro_batches)
     else:
         yield "the order of the samples: micro-batches have samples of about the same length there"
+        yield from mean_left_out(export.epoch.micro_batches * export.devices)
+        yield from weighting_left_out(export.job)
     if export.job.model.dtype == "float32":
         yield "model.dtype: float32; its script loads all weights in bfloat16"
     if export.held_out is not None:
         yield "evaluation: held-out samples are left out of the data, and not evaluated on there"
     lora = export.job.training.lora
-    if lora.rank is not None and (lora.alpha != 2 * lora.rank or lora.targets):
-        yield "training.lora: adapters are on its own choice of layers there, with an alpha of twice the rank"
+    if lora.rank is not None:
+        yield (
+            "training.lora: adapters have a dropout of 0.05 there, its own choice of layers, and an alpha of twice the "
+            "rank"
+        )
     if export.job.data.oversize == "truncate":
         yield "data.oversize: truncate; longer samples are not cut there"
 

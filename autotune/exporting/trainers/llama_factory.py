@@ -14,8 +14,12 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, has_unlearnt, messages, numbered
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.settings import (
+    check_mergers,
+    common_settings,
+    learning_left_out,
+)
+from autotune.exporting.trainers import ROOM, Export, has_videos, kept_of, own_settings, zero_configuration
 from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
@@ -28,6 +32,7 @@ from trials.units import number_of
 TITLE = reader.TITLE
 STARTS_IN = None
 READER = reader
+NAMES = reader.NAMES
 
 _DATA, _HELD_OUT, _INFO, _ZERO, _CONFIGURATION = "train.json", "val.json", "dataset_info.json", "zero.json", "sft.yaml"
 ARGUMENTS = (
@@ -38,16 +43,14 @@ ARGUMENTS = (
     *("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"),
 )
 """Arguments that a job decides."""
-_LATER = (
-    "packing",
-    "neat_packing",
-    "deepspeed",
-    "val_size",
-    "eval_dataset",
-    "streaming",
-    "max_samples",
-    "mix_strategy",
+DROPPED = (
+    *("packing", "neat_packing", "deepspeed", "val_size", "eval_dataset", "streaming", "max_samples", "mix_strategy"),
+    *("tokenized_path", "interleave_probs", "media_dir", "resume_from_checkpoint", "adapter_name_or_path"),
+    *("create_new_adapter", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"),
+    *("buffer_size", "data_shared_file_system", "eval_on_each_dataset", "fsdp", "fsdp_config"),
 )
+_UNLIMITED = 1_000_000_000
+"""Pixels of an image that is never made smaller."""
 _TEMPLATES = {
     "qwen2_vl": {"qwen2_vl": CHATML},
     "qwen2_5_vl": {"qwen2_vl": CHATML},
@@ -73,7 +76,14 @@ _PACKAGE = Package(name="llamafactory", title=TITLE, script="llama_factory")
 
 
 def check(job: Job, family: str) -> None:
-    """Raise ExportError for rates of parts, which LLaMA-Factory does not have, as they would change what is learnt."""
+    """Raise ExportError for rates of parts, which it does not have, and parts that would be trained otherwise there."""
+    check_mergers(job, family, TITLE)
+    lora = job.training.lora
+    if lora.rank is not None and "projector" in lora.parts and not lora.targets:
+        raise ExportError(
+            f"training.lora.parts: projector; {TITLE} has adapters there only on layers that training.lora.targets "
+            "names; name them, or export to ms-swift"
+        )
     common = common_settings(job)
     if rates := [name for name in ("vision_lr", "projector_lr") if name in common]:
         raise ExportError(
@@ -113,6 +123,12 @@ def _sample(index: DatasetIndex, row: int) -> Sample:
     if has_unlearnt(sample):
         raise ExportError(
             f"{index.where(row)}: an answer is without loss, which {TITLE} does not support; export to ms-swift"
+        )
+    roles = [turn.role for turn in sample.turns if turn.role != "system"]
+    if roles != ["user", "assistant"] * (len(roles) // 2):
+        raise ExportError(
+            f"{index.where(row)}: turns of user and assistant that do not alternate, which {TITLE} leaves out, so that "
+            "all later micro-batches would have other samples; leave the sample out, or export to ms-swift"
         )
     return sample
 
@@ -169,13 +185,15 @@ def _configuration(export: Export) -> dict[str, Any]:
     targets = decided.get("lora_target")
     if targets is not None:
         decided["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
-    decided |= {f"image_{name}": limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    # Its own limits, which come before those of the model's processor, are small by default.
+    for name, default in (("max_pixels", _UNLIMITED), ("min_pixels", 1)):
+        decided[f"image_{name}"] = limits.get(name, export.present.get(f"image_{name}", default))
     if export.held.plan.layout.zero:
         decided["deepspeed"] = str(export.folder / _ZERO)
     if export.held_out is not None:
         decided["eval_dataset"] = "val"
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
-    kept = kept_of(known, {*decided, *ARGUMENTS, *_LATER}, reader.NAMES)
+    kept = kept_of(known, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
     template = {} if "template" in kept else template_of(export.job.model, export.family)
     return decided | template | kept
 
@@ -204,7 +222,12 @@ def command(export: Export) -> str:
 
 
 def left_out(export: Export) -> Iterator[str]:
-    """Yield what padded micro-batches lose."""
+    """Yield what its data, its loss and padded micro-batches hold otherwise."""
+    yield from learning_left_out(export.job, export.epoch.micro_batches * export.devices)
+    if has_videos(export):
+        yield "which frames of videos are shown, and their size: there by video_fps, video_maxlen, video_max_pixels"
+    if export.cuts_at is not None:
+        yield "data.oversize: truncate; questions are cut there along with answers, and not the end of a sample alone"
     if export.job.training.epochs > 1:
         yield f"another order in each of the {export.job.training.epochs} epochs: all have the first's"
     if rest := len(export.epoch.packs.samples) % export.devices:

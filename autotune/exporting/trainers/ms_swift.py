@@ -17,8 +17,16 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, messages
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import common_settings
-from autotune.exporting.trainers import ROOM, Export, kept_of, own_settings, zero_configuration
+from autotune.exporting.settings import common_settings, learning_left_out
+from autotune.exporting.trainers import (
+    ROOM,
+    Export,
+    has_videos,
+    kept_of,
+    own_settings,
+    target_regex,
+    zero_configuration,
+)
 from autotune.exporting.turns import CHATML, OwnTurns
 from autotune.search.space.abilities import Abilities, Packs
 from trials.arrays import Ints
@@ -31,6 +39,7 @@ from trials.units import number_of
 TITLE = reader.TITLE
 STARTS_IN = None
 READER = reader
+NAMES = reader.NAMES
 
 _DATA, _HELD_OUT, _ZERO, _CONFIGURATION = "train.jsonl", "val.jsonl", "zero.json", "sft.yaml"
 ARGUMENTS = (
@@ -41,8 +50,13 @@ ARGUMENTS = (
     *("freeze_vit", "freeze_aligner", "freeze_llm", "lora_rank", "lora_alpha", "lora_dropout", "target_modules"),
 )
 """Arguments that a job decides."""
-_LATER = {"padding_free", "lazy_tokenize", "streaming", "val_dataset", "eval_dataset", "fsdp", "group_by_length"}
-"""Further arguments that would change packs, order or samples."""
+DROPPED = (
+    *("padding_free", "lazy_tokenize", "streaming", "val_dataset", "eval_dataset", "fsdp", "group_by_length"),
+    *("cached_dataset", "cached_val_dataset", "max_epochs", "sequence_parallel_size", "target_regex", "deepspeed"),
+    *("trainable_parameters", "trainable_parameters_regex", "freeze_parameters", "freeze_parameters_regex"),
+    *("freeze_parameters_ratio", "resume_from_checkpoint", "adapters", "resume_only_model", "columns"),
+    *("interleave_prob", "stopping_strategy", "shuffle_buffer_size", "custom_dataset_info", "dataset_num_proc"),
+)
 _FLASH = "flash_attn"
 REMEDY = (
     "give the model's own template and limits of images by template, system, and ENV with MIN_PIXELS and MAX_PIXELS "
@@ -135,8 +149,12 @@ def _configuration(export: Export) -> dict[str, Any]:
         decided["val_dataset"] = [_HELD_OUT]
     if environment := _environment(export):
         decided["ENV"] = environment
+    lora = export.job.training.lora
+    if lora.rank is not None and lora.targets:
+        # Names alone would be looked for in all parts, also in those that are frozen.
+        decided["target_regex"] = target_regex(lora.parts, lora.targets)
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
-    kept = kept_of(known, {*decided, *_LATER, "deepspeed", *ARGUMENTS}, reader.NAMES)
+    kept = kept_of(known, {*decided, *DROPPED, *ARGUMENTS}, NAMES)
     system = {} if "template" in kept else _system(export)
     return decided | system | kept
 
@@ -196,6 +214,9 @@ def command(export: Export) -> str:
 
 def left_out(export: Export) -> Iterator[str]:
     """Yield the order of later epochs, and what padded micro-batches lose."""
+    yield from learning_left_out(export.job)
+    if has_videos(export):
+        yield "which frames of videos are shown, and their size: there by FPS, FPS_MAX_FRAMES, VIDEO_MAX_PIXELS in ENV"
     if export.job.training.epochs > 1:
         yield f"another order and other packs in each of the {export.job.training.epochs} epochs: all have the first's"
     order = export.held.order

@@ -12,8 +12,21 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, human_and_gpt, numbered
 from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import common_settings, tuned
-from autotune.exporting.trainers import ROOM, Export, kept_of, launch_script, own_settings, zero_configuration
+from autotune.exporting.settings import (
+    check_mergers,
+    common_settings,
+    learning_left_out,
+    tuned,
+)
+from autotune.exporting.trainers import (
+    ROOM,
+    Export,
+    has_videos,
+    kept_of,
+    launch_script,
+    own_settings,
+    zero_configuration,
+)
 from autotune.search.space.abilities import Abilities
 from trials.data.records.sample import IMAGE, Sample
 from trials.job import Job
@@ -32,16 +45,27 @@ ARGUMENTS = (
     *("tune_mm_vision", "tune_mm_mlp", "tune_mm_llm", "lora_enable", "lora_r", "lora_alpha", "lora_dropout"),
 )
 """Arguments that a job decides."""
-_LATER = ("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length")
+DROPPED = (
+    *("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length"),
+    *("resume_from_checkpoint", "group_by_length"),
+)
+_NO_DROPOUT = 1e-9
+"""Chance of dropping an input of an adapter, as good as none: it takes 0 for its default of 0.05."""
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 REMEDY = "take white space around images out of the questions, and save the model's own chat template in its folder"
 
 
 def check(job: Job, family: str) -> None:
-    """Raise ExportError for a model of another family, float32, and adapters beyond the language model."""
+    """Raise ExportError for a model of another family, float32, and what would be trained otherwise there."""
+    check_mergers(job, family, TITLE)
     if not family.startswith("qwen"):
         raise ExportError(
             f"{TITLE} trains Qwen's models alone, and this is a model of type {family}; export to ms-swift"
+        )
+    if (loaded := _loaded_as(job.model.path)) != family:
+        raise ExportError(
+            f"model.path: {TITLE} chooses the class of the model by its name, and would load {job.model.path} as "
+            f"{loaded} and not as {family}; rename the folder like the published models, such as Qwen2.5-VL-7B-Instruct"
         )
     if job.model.dtype == "float32":
         raise ExportError(
@@ -53,6 +77,14 @@ def check(job: Job, family: str) -> None:
             f"training.lora.parts: {', '.join(job.training.lora.parts)}; {TITLE} has adapters in the language model "
             "alone; export to ms-swift"
         )
+
+
+def _loaded_as(path: str) -> str:
+    """Return the `model_type` of the class that its train_qwen.py loads."""
+    whole, name = path.lower(), Path(path).name.lower()
+    if "qwen3" in whole:
+        return "qwen3_vl_moe" if "a" in name else "qwen3_vl"
+    return "qwen2_5_vl" if "qwen2.5" in whole else "qwen2_vl"
 
 
 def abilities(job: Job) -> Abilities:  # noqa: ARG001 - the same for every job
@@ -118,9 +150,15 @@ def _arguments(export: Export) -> dict[str, Any]:
         "eval_strategy": "no",
     }
     decided |= {name: limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    if {"vision_tower_lr", "mm_projector_lr"} & decided.keys():  # which it follows where the latter is given alone
+        training = export.job.training
+        decided.setdefault("vision_tower_lr", training.learning_rate_of("vision"))
+        decided.setdefault("mm_projector_lr", training.learning_rate_of("projector"))
+    if "lora_dropout" in decided:
+        decided["lora_dropout"] = decided["lora_dropout"] or _NO_DROPOUT
     if export.held.plan.layout.zero:
         decided["deepspeed"] = str(export.folder / _ZERO)
-    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *_LATER}, NAMES)
+    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
 
 
 def command(export: Export) -> str:
@@ -130,6 +168,9 @@ def command(export: Export) -> str:
 
 def left_out(export: Export) -> Iterator[str]:
     """Yield what its data and its settings do not hold."""
+    yield from learning_left_out(export.job, export.epoch.micro_batches * export.devices)
+    if has_videos(export):
+        yield "which frames of videos are shown, and their size: there by video_max_frames and video_max_pixels"
     yield "the order of the packs, so that samples of a step are others, and ranks wait for each other"
     if (rest := len(export.epoch.packs) % export.devices) and not _pads(export):
         yield f"{rest} packs at the end of each epoch"

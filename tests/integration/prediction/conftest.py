@@ -1,10 +1,15 @@
 """A profile of the example's layers, files with it and with a plan, and trials that ran."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from autotune.cli import main
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.machine.hardware import software
@@ -15,6 +20,7 @@ from tests.values.search import COSTS
 from tests.values.storage import NOON, WORKLOAD
 from trials import wire
 from trials.costs.layer_costs import LayerCosts, LinkCost
+from trials.plan import Plan
 
 
 @pytest.fixture
@@ -52,3 +58,21 @@ def in_bfloat16(job: JobFile, profiled: ProfiledCosts, profile: Path) -> None:
 @pytest.fixture
 def trials(example: Path, tmp_path: Path, costs: LayerCosts) -> Trials:
     return Trials(example, tmp_path / "trials", costs)
+
+
+@pytest.fixture
+def exported(
+    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> Callable[..., tuple[dict[str, Any], Path]]:
+    """Export a plan to a trainer, and return the command's document with the new folder."""
+
+    def run(trainer: str, plan: Plan, *options: str | Path) -> tuple[dict[str, Any], Path]:
+        out = tmp_path / f"exported-{len(list(tmp_path.glob('exported-*')))}"
+        arguments = (job.path, "--to", trainer, "--device-profile", profile, "--plan", plan_file(plan), "--out", out)
+        answer = CliRunner().invoke(main, ["export", *map(str, (*arguments, *options)), "--json"])
+        assert answer.exit_code == 0, answer.stderr
+        document: dict[str, Any] = json.loads(answer.stdout)
+        assert sorted(path.name for path in out.iterdir()) == document["files"]
+        return document, out
+
+    return run

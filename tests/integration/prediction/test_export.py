@@ -55,24 +55,6 @@ HELD_BY_ALL = plan_of("12+8", data=2, packing=Padded(samples=2))
 pytestmark = pytest.mark.usefixtures("home")
 
 
-@pytest.fixture
-def exported(
-    job: JobFile, profile: Path, plan_file: Callable[[Plan], Path], tmp_path: Path
-) -> Callable[..., tuple[dict[str, Any], Path]]:
-    """Export a plan to a trainer, and return the command's document with the new folder."""
-
-    def run(trainer: str, plan: Plan, *options: str | Path) -> tuple[dict[str, Any], Path]:
-        out = tmp_path / f"exported-{len(list(tmp_path.glob('exported-*')))}"
-        arguments = (job.path, "--to", trainer, "--device-profile", profile, "--plan", plan_file(plan), "--out", out)
-        answer = CliRunner().invoke(main, ["export", *map(str, (*arguments, *options)), "--json"])
-        assert answer.exit_code == 0, answer.stderr
-        document: dict[str, Any] = json.loads(answer.stdout)
-        assert sorted(path.name for path in out.iterdir()) == document["files"]
-        return document, out
-
-    return run
-
-
 def measured(job: Job, file: Path) -> DatasetIndex:
     """The samples of an exported file, in its order."""
     data = job.data.model_copy(update={"sources": (Source(path=file, images=file.parent),)})
@@ -281,8 +263,8 @@ def test_qwen_vl_gets_packs_as_items(
 ) -> None:
     """Rules of its format: an item is a list of samples with `conversations` from human and gpt in turns, and as many
     `<image>` as images."""
-    qwen2_5_vl.make(tmp_path / "qwen")
-    job.spoil(model__path=str(tmp_path / "qwen"))
+    qwen2_5_vl.make(tmp_path / "qwen2.5-vl")
+    job.spoil(model__path=str(tmp_path / "qwen2.5-vl"))
 
     def profile() -> tuple[ModelShape, Path]:
         shape = model_shape(load_job(job.path).model)

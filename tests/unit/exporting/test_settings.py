@@ -10,7 +10,7 @@ from autotune.draft.arguments import Arguments
 from autotune.draft.settings import draft_of
 from autotune.draft.template import job_text
 from autotune.draft.trainers import TRAINERS, Trainer, llama_factory, ms_swift, transformers_trainer
-from autotune.exporting.settings import common_settings, not_carried, tuned
+from autotune.exporting.settings import common_settings, learning_left_out, tuned
 from autotune.exporting.trainers import EXPORTS, kept_of, own_settings
 from autotune.job_file import job_of_text
 from trials import plugins
@@ -198,8 +198,8 @@ def test_what_no_trainer_takes_over_is_said() -> None:
     values = {**USUAL["ms-swift"], "learning_rate": 1e-4}
     job = job_of(values)
     changed = job.model_copy(update={"training": job.training.model_copy(update={"loss_weighting": "square"})})
-    assert not any("loss_weighting" in each for each in not_carried(job))
-    assert any("loss_weighting: square" in each for each in not_carried(changed))
+    assert not any("loss_weighting" in each for each in learning_left_out(job))
+    assert any("loss_weighting: square" in each for each in learning_left_out(changed))
 
 
 def test_a_rate_of_the_language_model_is_that_of_the_rest() -> None:
