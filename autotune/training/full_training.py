@@ -136,7 +136,7 @@ def launch(
             started = store.start_launch(plan, work, promised_samples_per_second, agent_id)
             note_launch(output, started.id)
             heard = partial(on_step, started.id)
-            watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates)
+            watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates, steps=opened.steps)
             ending = _Ending(started.id, watch.reader, store, spool)
             text = f"Training with plan {plan.id} into {output}"
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
@@ -188,13 +188,14 @@ class _Watch:
         stops: Callable[[], Stop | None],
         *,
         evaluates: bool,
+        steps: int,
     ) -> None:
         self.stops = stops
         self._silence = Silence(evaluates=evaluates)
         self._log = log
         self.listener = listener
         self._on_step = on_step
-        self.reader = ProgressReader(path, self._hear)
+        self.reader = ProgressReader(path, self._hear, steps=steps)
 
     def look(self, pids: tuple[int, ...]) -> None:
         """Read new steps and check the processes of the ranks; called many times a second."""

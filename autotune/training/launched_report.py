@@ -35,9 +35,7 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
 
 def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: int) -> str:
     """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
-    steps = f"{number_of(launched.report.steps, 'step')} with plan {chosen.plan.id}"
-    to_go_on = _TO_GO_ON if launched.report.finished else ""
-    lines = [f"Trained {steps}" if launched.steps else f"Nothing was left to train after {steps}{to_go_on}"]
+    lines = [_steps_text(chosen, launched)]
     if (measured := launched.training_samples_per_second) is not None:
         speed = chosen.speed
         promised = (
@@ -62,6 +60,17 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     elif not launched.report.finished:
         lines.append("The model is written after the last step: a larger --steps, or none, goes on")
     return "\n".join(lines)
+
+
+def _steps_text(chosen: KnownPlan, launched: Launched) -> str:
+    report, steps = launched.report, launched.steps
+    if not steps:
+        to_go_on = _TO_GO_ON if report.finished else ""
+        return f"Nothing was left to train after {number_of(report.steps, 'step')}{to_go_on}"
+    to = f", to step {report.steps}," if report.steps != steps else ""
+    # A search in between may have changed the plan.
+    plan = f"{'at last ' if launched.retunes else ''}with plan {chosen.plan.id}"
+    return f"Trained {number_of(steps, 'step')}{to} {plan}"
 
 
 def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:

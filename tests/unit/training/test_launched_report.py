@@ -5,6 +5,8 @@ import pytest
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_text
+from autotune.training.retuning import Retune
+from tests.unit.training.test_retuning import RETUNE
 from tests.values.storage import packed_plan
 from trials.tasks.answer import TrainingReport
 from trials.tasks.training.progress import Evaluated
@@ -50,9 +52,31 @@ def test_a_launch_with_nothing_left_to_train_says_how_to_go_on_and_claims_no_slo
         disturbance="other processes used 1.2 of 2 cores",
     )
     text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
-    assert "after 8 steps with plan" in text
-    assert "to go on, raise training.epochs" in text
+    assert text.startswith("Nothing was left to train after 8 steps; to go on, raise training.epochs")
     assert "Disturbed" not in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "retunes", "expected"),
+    [
+        (1000, (), "Trained 1000 steps with plan {}"),
+        (100, (), "Trained 100 steps, to step 1000, with plan {}"),
+        (100, (RETUNE,), "Trained 100 steps, to step 1000, at last with plan {}"),
+    ],
+)
+def test_the_steps_of_a_launch_are_told_apart_from_those_before_it(
+    steps: int, retunes: tuple[Retune, ...], expected: str
+) -> None:
+    launched = Launched(
+        report=TrainingReport(steps=1000, finished=True, model=None, blank_samples=0),
+        training_samples_per_second=None,
+        data_wait_share=None,
+        steps=steps,
+        blank_samples=0,
+        retunes=retunes,
+    )
+    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
+    assert text.splitlines()[0] == expected.format(packed_plan().id)
 
 
 def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() -> None:

@@ -158,14 +158,15 @@ def _decoded(line: bytes) -> Line | None:
 class ProgressReader:
     """Reader of a progress file from its current end while the ranks write it."""
 
-    def __init__(self, path: Path, on_line: Callable[[Line], None]) -> None:
+    def __init__(self, path: Path, on_line: Callable[[Line], None], *, steps: int = 0) -> None:
+        """Read the steps of a training that has done this number of them."""
         self._path = path
         self._on_line = on_line
         self._offset = path.stat().st_size if path.exists() else 0
         self.count = 0
         """Steps that were read."""
-        self.steps = 0
-        """Number of the last step, 0 before the first."""
+        self.steps = steps
+        """Total optimizer steps of the training."""
         self._samples = 0
         # Sums over all steps but the first, which warms up.
         self._seconds = self._waited_seconds = 0.0

@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,34 @@ def resumed(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 def test_the_end_of_a_launch_whose_agent_is_gone_is_recorded_by_the_next_one(resumed: Resumed) -> None:
     ends = [(each.status, each.steps) for each in resumed.results if each is not None]
     assert ends == [("paused", 3), ("interrupted", 3), ("finished", 4)]
+
+
+def test_a_resumed_launch_that_ends_before_its_first_step_ends_after_the_steps_of_its_checkpoint(
+    shallow: Path, tmp_path: Path
+) -> None:
+    def run(stops: Callable[[], None]) -> None:
+        launch(
+            prepared,
+            PLAN,
+            store,
+            Spool(tmp_path / "spool"),
+            tmp_path / "launches",
+            site=LocalSite("cpu"),
+            promised_samples_per_second=None,
+            max_steps=2,
+            stops=stops,
+        )
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    prepared = prepared_of(shallow, tmp_path, training={"epochs": 2, "checkpoint_every": 1})
+    with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
+        run(lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            run(interrupted)
+        results = [each.result for each in store.launches(PLAN.id)]
+    assert [(each.status, each.steps) for each in results if each] == [("paused", 2), ("interrupted", 2)]
 
 
 def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(resumed: Resumed) -> None:
