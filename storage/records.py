@@ -358,6 +358,7 @@ class LaunchRecord:
     workload_fingerprint: str
     started: datetime
     promised_samples_per_second: float | None
+    """Speed by the search, for its samples; a window has that for samples of as many tokens as its own."""
     result: LaunchResult | None
     """None while it runs, or if its process died without reporting."""
     agent_id: str | None = None

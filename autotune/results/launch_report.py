@@ -26,8 +26,11 @@ def _end_text(launch: LaunchRecord) -> str:
         return f"{started}: not finished"
     speed = launch.result.training_samples_per_second
     measured = f", {speed:.1f} samples/s" if speed is not None else ""
-    promised = launch.promised_samples_per_second
-    expected = f" (promised {promised:.1f})" if promised is not None else ""
+    expected = ""
+    if (promised := _promised(launch.windows)) is not None:
+        expected = f" (promised {promised:.1f} for samples of as many tokens)"
+    elif launch.promised_samples_per_second is not None:
+        expected = f" (promised {launch.promised_samples_per_second:.1f} for the samples of its search)"
     return f"{started}: {launch.result.status} after {number_of(launch.result.steps, 'step')}{measured}{expected}"
 
 
@@ -62,9 +65,7 @@ def _lost_seconds(stretch: Sequence[LaunchWindow]) -> float:
 def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
     weights = list(map(_seconds, stretch))
     speed = _mean([window.training_samples_per_second for window in stretch], weights)
-    promises = [window.promised_samples_per_second for window in stretch]
-    known = [promised for promised in promises if promised is not None]
-    promised = _mean(known, weights) if len(known) == len(stretch) else None
+    promised = _promised(stretch)
     worst = min(stretch, key=lambda window: window.tokens_per_second)
     return (
         f"{stretch[0].first_step}-{stretch[-1].last_step}",
@@ -73,6 +74,16 @@ def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
         "" if promised is None else f"{speed / promised - 1:+.0%}",
         "" if worst.parts.growth is None else str(worst.parts.growth),
     )
+
+
+def _promised(windows: Sequence[LaunchWindow]) -> float | None:
+    """Return the promised speed for samples of as many tokens as those of all windows; None where there is none."""
+    promises = [window.promised_samples_per_second for window in windows]
+    known = [promised for promised in promises if promised is not None]
+    if not known or len(known) < len(windows):
+        return None
+    samples = [_seconds(window) * window.training_samples_per_second for window in windows]
+    return sum(samples) / sum(some / promised for some, promised in zip(samples, known, strict=True))
 
 
 def _mean(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -57,6 +57,10 @@ class Launched:
     report: TrainingReport
     training_samples_per_second: float | None
     """Over this launch's steps but the first, which warms up; None when there were none."""
+    tokens_per_sample: float | None = None
+    """Text tokens of a sample of the same steps; None when there were none."""
+    promised_samples_per_second: float | None = None
+    """Speed that the search promised, for samples of as many tokens; None where it promised none."""
     data_wait_share: float | None
     """Share of the time of the same steps in which a rank waited for data."""
     steps: int
@@ -151,6 +155,7 @@ def launch(
     return Launched(
         report=report,
         training_samples_per_second=reader.training_samples_per_second,
+        tokens_per_sample=reader.tokens_per_sample,
         steps=reader.count,
         data_wait_share=reader.data_wait_share,
         blank_samples=blanks,

@@ -27,7 +27,7 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "data_wait_share": launched.data_wait_share,
         "drift": None if launched.drift is None else wire.to_document(launched.drift),
         "retunes": [wire.to_document(each) for each in launched.retunes],
-        "promised_samples_per_second": chosen.speed.mean if chosen.speed else None,
+        "promised_samples_per_second": launched.promised_samples_per_second,
         "last_evaluation": wire.to_document(last) if last else None,
         "best_evaluation": wire.to_document(best) if best else None,
     }
@@ -37,11 +37,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
     lines = [_steps_text(chosen, launched)]
     if (measured := launched.training_samples_per_second) is not None:
-        speed = chosen.speed
-        promised = (
-            f", promised {speed.mean:.1f} +- {speed.error:.1f} ({measured / speed.mean - 1:+.0%})" if speed else ""
-        )
-        lines.append(f"Measured {measured:.1f} samples/s{promised}")
+        lines.append(f"Measured {measured:.1f} samples/s{_promise_text(chosen, launched, measured)}")
     if launched.disturbance is not None and launched.steps:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     lines += [retune.text for retune in launched.retunes]
@@ -71,6 +67,14 @@ def _steps_text(chosen: KnownPlan, launched: Launched) -> str:
     # A search in between may have changed the plan.
     plan = f"{'at last ' if launched.retunes else ''}with plan {chosen.plan.id}"
     return f"Trained {number_of(steps, 'step')}{to} {plan}"
+
+
+def _promise_text(chosen: KnownPlan, launched: Launched, measured: float) -> str:
+    promised, speed = launched.promised_samples_per_second, chosen.speed
+    if promised is None or speed is None:
+        return ""
+    error = promised * speed.error / speed.mean
+    return f", promised {promised:.1f} +- {error:.1f} for samples of as many tokens ({measured / promised - 1:+.0%})"
 
 
 def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:

@@ -121,8 +121,14 @@ class WatchedTraining:
                 retunes[-1] = replace(retunes[-1], training_samples_per_second=launched.training_samples_per_second)
             # Asked behind the context: a signal until its end is noted, and a later one is raised.
             if launched.report.stopped is not Stop.AT_CHECKPOINT or stops():
+                tokens = launched.tokens_per_sample
                 return replace(
-                    launched, steps=steps, blank_samples=blank_samples, drift=drifts.last, retunes=tuple(retunes)
+                    launched,
+                    promised_samples_per_second=promise.tokens_per_second / tokens if promise and tokens else None,
+                    steps=steps,
+                    blank_samples=blank_samples,
+                    drift=drifts.last,
+                    retunes=tuple(retunes),
                 )
             assert drifts.last is not None, "only a drift stops it at a checkpoint"
             until_then = _Choice(

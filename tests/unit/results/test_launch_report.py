@@ -29,12 +29,28 @@ def test_a_training_is_shown_with_the_stretches_in_which_it_was_as_promised_and_
         *(window_of("a launch", first) for first in (42, 52)),
     )
     lines = [line.split(maxsplit=4) for line in launch_text(shown).splitlines()]
-    assert " ".join(lines[0]) == "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s (promised 8.0)"
+    assert " ".join(lines[0]) == (
+        "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s "
+        "(promised 8.0 for samples of as many tokens)"
+    )
     assert lines[3:] == [
         ["2-21", "8.0", "8.0", "+0%"],
         ["22-41", "6.0", "8.0", "-25%", "communication: 0.75 s a step instead of 0.25 s"],
         ["42-61", "8.0", "8.0", "+0%"],
     ]
+
+
+def test_the_promise_for_a_training_is_for_samples_of_as_many_tokens() -> None:
+    """First 10 s of short samples, which the plan trains at 16 a second, then 20 s of those of its search."""
+    short = window_of(
+        "a launch",
+        2,
+        step_seconds=1.0,
+        training_samples_per_second=16.0,
+        promised_samples_per_second=16.0,
+    )
+    (first, *_) = launch_text(launch(short, window_of("a launch", 12))).splitlines()
+    assert first.endswith("(promised 10.7 for samples of as many tokens)")
 
 
 def test_a_plan_that_was_never_measured_is_slow_where_a_part_grew() -> None:
@@ -58,4 +74,5 @@ def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
 
 
 def test_a_launch_without_windows_is_one_line() -> None:
-    assert len(launch_text(launch()).splitlines()) == 1
+    (line,) = launch_text(launch()).splitlines()
+    assert line.endswith("7.2 samples/s (promised 8.0 for the samples of its search)")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from autotune.results.known_plan import KnownPlan
+from autotune.results.known_plan import KnownPlan, Speed
 from autotune.training.full_training import Launched
-from autotune.training.launched_report import launched_text
+from autotune.training.launched_report import launched_document, launched_text
 from autotune.training.retuning import Retune
 from tests.unit.training.test_retuning import RETUNE
 from tests.values.storage import packed_plan
@@ -77,6 +77,23 @@ def test_the_steps_of_a_launch_are_told_apart_from_those_before_it(
     )
     text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
     assert text.splitlines()[0] == expected.format(packed_plan().id)
+
+
+def test_the_speed_is_compared_with_the_promise_for_samples_of_as_many_tokens() -> None:
+    launched = Launched(
+        report=TrainingReport(steps=8, finished=True, model=None, blank_samples=0),
+        training_samples_per_second=24.0,
+        promised_samples_per_second=20.0,
+        data_wait_share=None,
+        steps=8,
+        blank_samples=0,
+    )
+    chosen = KnownPlan(plan=packed_plan(), speed=Speed(mean=10.0, error=0.2))
+    text = launched_text(chosen, launched, 3, 4)
+    assert text.splitlines()[1] == (
+        "Measured 24.0 samples/s, promised 20.0 +- 0.4 for samples of as many tokens (+20%)"
+    )
+    assert launched_document(chosen, launched)["promised_samples_per_second"] == 20.0
 
 
 def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() -> None:

@@ -53,6 +53,17 @@ def test_the_wait_for_data_is_a_share_of_the_steps_after_the_first(tmp_path: Pat
     assert reader.data_wait_share == 0.25
 
 
+def test_the_tokens_of_a_sample_are_those_of_the_steps_after_the_first(tmp_path: Path) -> None:
+    path = tmp_path / PROGRESS_FILE
+    reader = ProgressReader(path, lambda _: None)
+    assert reader.tokens_per_sample is None
+    first = Progress(step=1, of=3, loss=1.5, seconds=9, samples=8, text_tokens=9000)
+    for step in (first, replace(first, step=2, text_tokens=800), replace(first, step=3, samples=4, text_tokens=1600)):
+        append_line(path, step)
+    reader.look()
+    assert reader.tokens_per_sample == 200
+
+
 def test_steps_of_older_versions_have_no_wait_for_data(tmp_path: Path) -> None:
     path = tmp_path / PROGRESS_FILE
     path.write_text('{"step": 1, "of": 6, "loss": 1.5, "seconds": 1, "samples": 8}\n')

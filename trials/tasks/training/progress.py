@@ -167,7 +167,7 @@ class ProgressReader:
         """Steps that were read."""
         self.steps = steps
         """Total optimizer steps of the training."""
-        self._samples = 0
+        self._samples = self._text_tokens = 0
         # Sums over all steps but the first, which warms up.
         self._seconds = self._waited_seconds = 0.0
 
@@ -194,6 +194,7 @@ class ProgressReader:
         self.count, self.steps = self.count + 1, step.step
         if self.count > 1:
             self._samples += step.samples
+            self._text_tokens += step.text_tokens
             self._seconds += step.seconds
             self._waited_seconds += step.data_wait_seconds
 
@@ -201,6 +202,11 @@ class ProgressReader:
     def training_samples_per_second(self) -> float | None:
         """Samples per second over all steps but the first, which warms up; None when there are none."""
         return self._samples / self._seconds if self._seconds else None
+
+    @property
+    def tokens_per_sample(self) -> float | None:
+        """Text tokens of a sample, mean over all steps but the first; None when there are none."""
+        return self._text_tokens / self._samples if self._samples else None
 
     @property
     def data_wait_share(self) -> float | None:

@@ -99,6 +99,17 @@ def test_a_search_that_fails_is_warned_of_and_chooses_no_plan(
     assert f"goes on with plan {PLAN.id}: search.sampler: 'nobodys' is not one of the samplers" in caplog.text
 
 
+def test_a_training_is_compared_with_what_was_promised_for_its_tokens(shallow: Path, tmp_path: Path) -> None:
+    with opened(shallow, tmp_path, epochs=1) as bench:
+        _, launched = trained(bench, KnownPlan(plan=PLAN, speed=Speed(mean=1e-3, error=0.0)))
+        data, output = bench.prepared.workload.data, bench.prepared.job.training.output
+        steps = [line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Progress)][1:]
+    of_search = data.text_tokens / data.samples
+    of_steps = sum(step.text_tokens for step in steps) / sum(step.samples for step in steps)
+    assert of_steps != pytest.approx(of_search, rel=1e-3)
+    assert launched.promised_samples_per_second == pytest.approx(1e-3 * of_search / of_steps)
+
+
 @pytest.mark.long
 def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     shallow: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
