@@ -23,6 +23,8 @@ class TrainingView:
         """Time of the last step or evaluation."""
         self._evaluated: Evaluated | None = None
         self._best: Evaluated | None = None
+        self._began = self._stepped = 0.0
+        """Times of the first and of the last step."""
         # Of all steps but the first, which warms up.
         self._steps, self._samples = 0, 0
         self._seconds, self._waited_seconds = 0.0, 0.0
@@ -34,8 +36,10 @@ class TrainingView:
     def hear(self, event: Event, now: float) -> str:
         match event:
             case Progress():
-                is_first, self._last, self._heard = self._last is None, event, now
-                if not is_first:
+                is_first, self._last, self._heard, self._stepped = self._last is None, event, now, now
+                if is_first:
+                    self._began = now
+                else:
                     self._steps, self._samples = self._steps + 1, self._samples + event.samples
                     self._seconds += event.seconds
                     self._waited_seconds += event.data_wait_seconds
@@ -64,7 +68,9 @@ class TrainingView:
         if last.step == end:
             return f"{what}; writing the results"
         late = f"; no step for {duration_text(silent)}" if silent > max(_LATE_STEPS * mean, _LATE_SECONDS) else ""
-        return f"{what}; about {duration_text(mean * (end - last.step))} left{late}"
+        # With evaluations and checkpoints in between; steps that are read late, all at once, seem to take no time.
+        pace = max(mean, (self._stepped - self._began) / self._steps)
+        return f"{what}; about {duration_text(pace * (end - last.step))} left{late}"
 
     def rows(self, _: float) -> Sequence[tuple[str, str]]:
         rows = []

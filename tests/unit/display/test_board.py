@@ -147,6 +147,18 @@ def test_a_training_shows_its_speed_waits_and_time_left(clock: Clock) -> None:
     assert board.share == 0.5
 
 
+def test_evaluations_and_checkpoints_count_for_the_time_left(clock: Clock) -> None:
+    board = Board("launch", clock)
+    hear(board, TRAINING[:1])
+    for number in range(1, 31):
+        clock.now += 5  # the step itself takes 2 s
+        board.hear(replace(STEP, step=number))
+    assert board.line().endswith("step 30 of 120, loss 6.250, 8.0 samples/s; about 7 min 30 s left")
+    clock.now += 4
+    board.hear(replace(EVALUATED, step=30))
+    assert board.line().endswith("about 7 min 30 s left")
+
+
 def test_the_first_step_counts_neither_for_speed_nor_for_waits(clock: Clock) -> None:
     board = Board("launch", clock)
     hear(board, [*TRAINING[:1], replace(STEP, seconds=60.0)])
