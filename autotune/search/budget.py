@@ -117,7 +117,8 @@ class Budget:
         else:
             compared = f", {number_of(len(of_baselines), 'baseline')} {sum(of_baselines):.1f} s" if of_baselines else ""
             text += f"{compared}; about {number_of(more, 'more trial')}"
-        hours = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        limit = min(groups * devices * self.settings.time_limit / 3600, self.settings.device_hours or math.inf)
+        expected = devices * self._expected_seconds(seconds, more, sum(of_baselines)) / 3600
         if seconds > self.settings.trial_timeout:
             _log.warning(
                 "a trial is predicted to take %s, longer than search.trial_timeout, and would be ended; raise that "
@@ -131,7 +132,16 @@ class Budget:
                 "search.timed_steps",
                 limits,
             )
-        return f"{text}; {max(hours, devices * always / 3600):.2g} device-hours in all"
+        hours = max(min(limit, expected), devices * always / 3600)
+        return f"{text}; about {hours:.2g} device-hours in all"
+
+    def _expected_seconds(self, seconds: float, more: int, baselines_seconds: float) -> float:
+        """Return the seconds of the baselines, of `more` trials of `seconds` each, and of all repeats there may be."""
+        settings = self.settings
+        steps, final_steps = (settings.warmup_steps + each for each in (settings.timed_steps, settings.final_steps))
+        final = min(seconds * final_steps / steps, _SHARE_OF_TIMEOUT * settings.trial_timeout)
+        repeats = FINALISTS * settings.confirm_rounds * seconds + baselines_seconds
+        return more * seconds + baselines_seconds + repeats + (final if final_steps > steps else 0.0)
 
     def seconds_for_final(self, devices: int) -> float:
         """Return how long the long measurement of the winner on some devices may take."""

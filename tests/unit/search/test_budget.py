@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -41,6 +42,28 @@ def test_the_baseline_for_whose_repeat_time_is_kept_is_the_fastest() -> None:
     longer = replace(slow.result, finished=slow.started + timedelta(seconds=3 * SECONDS))
     trials = [fast, replace(slow, result=longer), *(trial_of(Role.PREDICTED, number) for number in (5, 6, 7))]
     check(trials, 4 + 1, spent=7 * SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hours"),
+    [
+        # Six trials more, the baselines twice, three finalists three times, and 41 steps instead of 6.
+        ({}, (6 * 4 + 2 * 9 + 9 * 4 + 41 / 6 * 4) * 8 / 3600),
+        ({"final_steps": 0}, (6 * 4 + 2 * 9 + 9 * 4) * 8 / 3600),
+        ({"trial_timeout": "40s"}, (6 * 4 + 2 * 9 + 9 * 4 + 20) * 8 / 3600),
+        ({"time_limit": "1min"}, 60 * 8 / 3600),
+        ({"device_hours": 0.1}, 0.1),
+        ({"time_limit": "10s"}, 18 * 8 / 3600),  # those that always run
+    ],
+)
+def test_a_search_is_told_to_cost_what_its_trials_take_and_no_more_than_its_limits(
+    settings: dict[str, Any], hours: float
+) -> None:
+    section = SearchSection.model_validate({"trials": 8, "time_limit": "10h", **settings})
+    ledger = SimulatedLedger(SimulatedLauncher(predictor_of()))
+    budget = Budget(settings=section, ledger=ledger, clock=lambda: 0.0)
+    text = budget.costs_text(4.0, [4.0, 5.0], 18.0, groups=1, devices=8)
+    assert text.endswith(f"; about {hours:.2g} device-hours in all")
 
 
 def check(trials: Sequence[FinishedTrial], kept: int, spent: float | None = None) -> None:

@@ -99,10 +99,6 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
         == warned
     )
     assert not any("search.trial_timeout" in message for message in caplog.messages)
-    bench.explore(bench.study(), SimulatedLauncher(PREDICTOR), trials=5, time_limit=limit, device_hours=0.5)
-    assert any(isinstance(event, Note) and "; 0.5 device-hours in all" in event.text for event in bench.events) == (
-        not warned
-    )
 
 
 def test_what_a_search_will_cost_leaves_out_baselines_that_ran_before(bench: Bench) -> None:
