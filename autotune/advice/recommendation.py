@@ -64,6 +64,7 @@ class Recommendation:
     profiled: str | None
     """Devices on which the layers were profiled, and when; None where they were not."""
     samples: int
+    """Samples of an epoch, repeats included."""
     skipped_lines: int
     """Records of the data that cannot be used."""
     choices: tuple[DeviceChoice, ...]
@@ -76,8 +77,14 @@ class Recommendation:
         return next((each for each in self.choices if each.forecast and self.training_seconds(each) <= limit), None)
 
     def training_seconds(self, choice: DeviceChoice) -> float:
-        """Return the seconds of all epochs; infinite where no plan fits."""
-        return self.job.training.epochs * choice.forecast.prediction.epoch_seconds if choice.forecast else math.inf
+        """Return the seconds of all steps, without evaluations and checkpoints; infinite where no plan fits."""
+        if choice.forecast is None:
+            return math.inf
+        training, prediction = self.job.training, choice.forecast.prediction
+        epochs: float = training.epochs
+        if training.max_steps is not None:
+            epochs = min(epochs, training.max_steps / len(prediction.step_seconds))
+        return epochs * prediction.epoch_seconds
 
     def device_hours(self, choice: DeviceChoice) -> float:
         return choice.devices * self.training_seconds(choice) / 3600
@@ -123,10 +130,11 @@ def recommend_for(
         raise unknown_device(device, profiled)
     listener(PhaseBegan(phase=Phase.LENGTHS, text="Reading the data"))
     data = ForecastData.of(job, listener)
+    lengths = profile(data.index)
     analytic: SheetCosts | None = None
     if sheet and (first is None or first.profiled.hardware.devices == 1):
         listener(PhaseBegan(phase=Phase.PREDICTION, text=f"Computing the layers on {sheet.name}"))
-        sizes = design(profile(data.index), shape, (), DEVICES_OF_NODE, 0.0).sizes
+        sizes = design(lengths, shape, (), DEVICES_OF_NODE, 0.0).sizes
         analytic = SheetCosts.of(sheet, job.model, job.training, sizes)
     found = {count: _cluster(job, shape, count, measured[count], analytic) for count in sorted({*counts})}
     choices = tuple(_choice(job, cluster, origin, data, database_url) for cluster, origin in found.values())
@@ -136,7 +144,7 @@ def recommend_for(
         device=sheet.name if sheet else first.name if first else device,
         sheet=sheet,
         profiled=str(first.profiled) if first else None,
-        samples=len(data.index),
+        samples=lengths.samples,
         skipped_lines=data.report.bad,
         choices=choices,
         deadline_seconds=deadline_seconds,

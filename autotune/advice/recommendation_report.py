@@ -25,11 +25,14 @@ _SOURCES: dict[Origin, str] = {
 
 def recommendation_text(found: Recommendation, price: float | None) -> str:
     """Return the numbers of devices as a table, and the advised one with its plan."""
-    training = found.job.training
+    training, evaluation = found.job.training, found.job.evaluation
+    evaluates = evaluation.samples is not None or evaluation.sources is not None
+    most = f", at most {number_of(training.max_steps, 'step')}" if training.max_steps else ""
     head = (
         f"{found.shape.name} in {found.shape.dtype} on {found.device}, limit {_limits(found)} MiB per rank; "
         f"{number_of(found.samples, 'sample')} an epoch, "
-        f"{number_of(training.epochs, 'epoch')}, global batch {training.global_batch_samples}"
+        f"{number_of(training.epochs, 'epoch')}{most}, global batch {training.global_batch_samples}"
+        f"{'; without the time of evaluations' if evaluates else ''}"
     )
     rows = [_row(found, choice, price) for choice in found.choices]
     names = (

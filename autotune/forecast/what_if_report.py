@@ -28,9 +28,9 @@ def what_if_text(found: WhatIf) -> str:
         return (name, unit, *entries)
 
     rows = [
-        row("samples", "", lambda each: len(each.index)),
-        row("lost", "samples", lambda each: each.lost),
-        row("cut", "samples", lambda each: each.packs.material.found.cut),
+        row("samples", "of an epoch", lambda each: _samples(each.index)),
+        row("lost", "records", lambda each: each.lost),
+        row("cut", "records", lambda each: each.packs.material.found.cut),
         row("text tokens", "of an epoch", lambda each: _total(each.index, "text_tokens")),
         row("vision units", "of an epoch", lambda each: _total(each.index, "vision_units")),
         row("target tokens", "of an epoch", lambda each: _total(each.index, "target_tokens")),
@@ -62,7 +62,7 @@ def _document(variant: Variant) -> dict[str, Any]:
     forecast, report = variant.forecast, variant.packs.material.found
     return {
         "settings": dict(variant.settings),
-        "samples": len(variant.index),
+        "samples": _samples(variant.index),
         "lost": variant.lost,
         "cut": report.cut,
         "skipped_lines": report.bad,
@@ -80,6 +80,10 @@ def _document(variant: Variant) -> dict[str, Any]:
 
 def _name(variant: Variant) -> str:
     return settings_text(variant.settings) or "now"
+
+
+def _samples(index: DatasetIndex) -> int:
+    return round(float(np.sum(index.repeats)))
 
 
 def _total(index: DatasetIndex, column: str) -> float:

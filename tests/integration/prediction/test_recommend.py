@@ -112,6 +112,27 @@ def test_the_fewest_devices_within_the_deadline_are_named_with_their_plan(inputs
 
 
 @pytest.mark.usefixtures("home")
+def test_a_training_has_the_steps_of_the_job_and_an_epoch_the_repeats(inputs: tuple[Path, Path]) -> None:
+    values = job_values(str(inputs[0]), [])
+    job = {
+        **values,
+        "data": {"sources": [{"path": str(inputs[1]), "repeat": 2}]},
+        "training": {"global_batch_samples": 16, "epochs": 3, "max_steps": 7},
+        "evaluation": {"samples": 8},
+    }
+    found = recommend(job, device="a10", devices=(1,))
+    (choice,) = found.choices
+    assert choice.forecast is not None
+    prediction = choice.forecast.prediction
+    assert found.training_seconds(choice) == pytest.approx(7 * prediction.epoch_seconds / len(prediction.step_seconds))
+    assert found.samples == 2 * (48 - 8)
+    text = recommendation_text(found, None)
+    assert "80 samples an epoch, 3 epochs, at most 7 steps, global batch 16; without the time of evaluations" in text
+    longer = replace(found, job=found.job.model_copy(update={"training": TrainingSection(epochs=3, max_steps=1000)}))
+    assert longer.training_seconds(choice) == pytest.approx(3 * prediction.epoch_seconds)
+
+
+@pytest.mark.usefixtures("home")
 def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: LayerCosts) -> None:
     store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda", device_memory_bytes=80 << 30)
     found = recommend(job.path, device="h100", devices=(2, 4))

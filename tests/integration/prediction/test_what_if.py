@@ -95,6 +95,15 @@ def test_other_tiles_and_a_cutoff_are_those_of_a_model_and_a_job_that_are_set_so
     assert databases(tmp_path) == []
 
 
+def test_the_samples_of_an_epoch_are_as_many_as_their_file_repeats_them(watching: JobFile) -> None:
+    (source,) = load_job(watching.path).data.sources
+    watching.spoil(data__sources=[{"path": str(source.path), "repeat": 3}])
+    now, then = document("pack", watching.path, "--what-if", "frames=4")["variants"]
+    assert (now["samples"], then["samples"]) == (9, 9)
+    answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "frames=4"])
+    assert re.search(r"samples +of an epoch +9 +9\n", answer.stdout.replace(" \n", "\n")), answer.stdout
+
+
 @pytest.mark.parametrize(
     ("setting", "file", "changes"),
     [
