@@ -5,7 +5,7 @@ from storage.records import FinishedTrial
 from trials.outcome import Completed, Failed, Outcome, Rejected
 from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan
 from trials.stage import Recomputed
-from trials.units import number_of
+from trials.units import number_of, speed_text
 
 _MEBI = 1 << 20
 _FREEING: dict[Offload, str] = {
@@ -74,10 +74,10 @@ def _capacity(units: int) -> str:
 def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
     match outcome:
         case Completed(measurement=measurement, shortened=True):
-            return f"ended early, clearly slower: {measurement.measured_samples_per_second:.1f} samples/s"
+            return f"ended early, clearly slower: {speed_text(measurement.measured_samples_per_second)} samples/s"
         case Completed(measurement=measurement):
             speed, peak = measurement.measured_samples_per_second, measurement.peak_bytes / _MEBI
-            return f"epoch {epoch_seconds:.1f} s, {speed:.1f} samples/s, peak {peak:.0f} MiB"
+            return f"epoch {epoch_seconds:.1f} s, {speed_text(speed)} samples/s, peak {peak:.0f} MiB"
         case Rejected(reason=reason):
             return f"rejected: {reason}"
         case Failed(cause=cause):

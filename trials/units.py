@@ -1,5 +1,6 @@
 """Quantities: texts with units such as `400MiB` and `10min`, counts with their nouns, and measured numbers."""
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -53,6 +54,18 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def speed_text(samples_per_second: float, error: float | None = None) -> str:
+    """Return a speed, with its error if given: with three digits below 10, and one decimal above."""
+    decimals = speed_decimals(samples_per_second)
+    of_error = "" if error is None else f" +- {error:.{decimals}f}"
+    return f"{samples_per_second:.{decimals}f}{of_error}"
+
+
+def speed_decimals(samples_per_second: float) -> int:
+    """Return how many decimals a speed and its error are shown with."""
+    return max(1, 2 - math.floor(math.log10(samples_per_second))) if samples_per_second > 0 else 1
 
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:

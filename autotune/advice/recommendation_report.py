@@ -8,7 +8,7 @@ from autotune.plan_text import plan_parts, plan_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.plan import Padded
-from trials.units import duration_text, number_of
+from trials.units import duration_text, number_of, speed_text
 
 _MEBI = 1 << 20
 _LEAST = 0.01
@@ -68,7 +68,7 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
         str(choice.devices),
         _time(forecast.prediction.epoch_seconds),
         _time(found.training_seconds(choice)),
-        f"{forecast.predicted_samples_per_second:.1f}",
+        speed_text(forecast.predicted_samples_per_second),
         _at_least(hours, f"{hours:.3g}"),
         *([_at_least(price * hours, f"{price * hours:.2f}")] if price else []),
         f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",

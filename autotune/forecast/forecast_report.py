@@ -12,7 +12,7 @@ from autotune.results.time_parts import MEANINGS, NAMES
 from autotune.search.solver.limits import HEADROOM
 from trials import wire
 from trials.arrays import Floats
-from trials.units import number_of
+from trials.units import number_of, speed_text
 
 _MEBI = 1 << 20
 
@@ -26,7 +26,7 @@ def forecast_text(forecaster: Forecaster, found: Sequence[Forecast]) -> str:
             (
                 forecast.plan.id,
                 _epoch_seconds(forecast),
-                f"{forecast.predicted_samples_per_second:.1f}",
+                speed_text(forecast.predicted_samples_per_second),
                 f"{forecast.prediction.idle_share:.1%}",
                 f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
                 plan_text(forecast.plan),
@@ -121,7 +121,7 @@ def _plan(forecast: Forecast) -> str:
         f"Plan {forecast.plan.id}",
         f"  {plan_text(forecast.plan)}",
         f"  epoch {_epoch_seconds(forecast)} s in {number_of(len(prediction.step_seconds), 'step')}, "
-        f"{forecast.predicted_samples_per_second:.1f} samples/s, idle {prediction.idle_share:.1%}",
+        f"{speed_text(forecast.predicted_samples_per_second)} samples/s, idle {prediction.idle_share:.1%}",
     ]
     if forecast.exceeds_host:
         lines.append(

@@ -16,7 +16,7 @@ from autotune.results.headline import headline_of, is_sure
 from storage.records import BestPlan, FinishedTrial
 from trials.plan import Plan
 from trials.stage import TOWERS
-from trials.units import probability_text
+from trials.units import probability_text, speed_decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,10 @@ def notes(source: StudySource) -> tuple[str, ...]:
     return () if source.winner is None else tuple(evidence_of(source.winner, summaries).warnings)
 
 
+def _rate(speed: float, error: float) -> str:
+    return f"{with_error(speed, error, speed_decimals(speed))} samples/s"
+
+
 def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
     best = source.winner
@@ -68,14 +72,14 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
             epoch += ", from a run that ended early" if side.time is not None and side.time.shortened else ""
-            yield Card(name=names[side.key], value=f"{with_error(speed.mean, speed.error)} samples/s", note=epoch)
+            yield Card(name=names[side.key], value=_rate(speed.mean, speed.error), note=epoch)
     if best is None:
         return
     for baseline in best.baselines:
         if not sides or baseline.role not in sides[0].roles:
             gain = with_error(baseline.gain, baseline.gain_error, 2)
-            rate = with_error(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
-            yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate} samples/s")
+            rate = _rate(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
+            yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=rate)
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)

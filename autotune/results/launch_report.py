@@ -6,7 +6,7 @@ from itertools import groupby
 from autotune.results.text_table import table
 from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord
-from trials.units import number_of
+from trials.units import number_of, speed_text
 
 # A choice: smaller losses come and go with other load, and each line should be worth a look.
 _SLOW = 0.1
@@ -17,7 +17,7 @@ _MOST_LINES = 8
 
 def launch_text(launch: LaunchRecord) -> str:
     """Show one training. Of its windows, neighbours that are all slow, or all not, are one line."""
-    return "\n".join((_end_text(launch), *filter(None, (_speed_text(launch.windows),))))
+    return "\n".join((_end_text(launch), *filter(None, (_windows_text(launch.windows),))))
 
 
 def _end_text(launch: LaunchRecord) -> str:
@@ -25,16 +25,16 @@ def _end_text(launch: LaunchRecord) -> str:
     if launch.result is None:
         return f"{started}: not finished"
     speed = launch.result.training_samples_per_second
-    measured = f", {speed:.1f} samples/s" if speed is not None else ""
+    measured = f", {speed_text(speed)} samples/s" if speed is not None else ""
     expected = ""
     if (promised := _promised(launch.windows)) is not None:
-        expected = f" (promised {promised:.1f} for samples of as many tokens)"
+        expected = f" (promised {speed_text(promised)} for samples of as many tokens)"
     elif launch.promised_samples_per_second is not None:
-        expected = f" (promised {launch.promised_samples_per_second:.1f} for the samples of its search)"
+        expected = f" (promised {speed_text(launch.promised_samples_per_second)} for the samples of its search)"
     return f"{started}: {launch.result.status} after {number_of(launch.result.steps, 'step')}{measured}{expected}"
 
 
-def _speed_text(windows: Sequence[LaunchWindow]) -> str:
+def _windows_text(windows: Sequence[LaunchWindow]) -> str:
     stretches = [list(some) for _, some in groupby(windows, _is_slow)]
     shown = sorted(sorted(stretches, key=_lost_seconds)[-_MOST_LINES:], key=lambda some: some[0].first_step)
     if not shown:
@@ -69,8 +69,8 @@ def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
     worst = min(stretch, key=lambda window: window.tokens_per_second)
     return (
         f"{stretch[0].first_step}-{stretch[-1].last_step}",
-        f"{speed:.1f}",
-        "" if promised is None else f"{promised:.1f}",
+        speed_text(speed),
+        "" if promised is None else speed_text(promised),
         "" if promised is None else f"{speed / promised - 1:+.0%}",
         "" if worst.parts.growth is None else str(worst.parts.growth),
     )

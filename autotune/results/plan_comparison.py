@@ -17,6 +17,7 @@ from storage.nearness import Difference, differences, fields_of
 from storage.records import TrialSummary, TriedPlan
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
+from trials.units import speed_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -161,7 +162,7 @@ def _column(tried: TriedPlan) -> dict[str, str]:
         "study": tried.study.name,
         "model": work.model.name,
         "hardware": str(work.hardware),
-        "samples/s": _NOTHING if speed is None else f"{speed.mean:.1f} +- {speed.error:.1f}",
+        "samples/s": _NOTHING if speed is None else speed_text(speed.mean, speed.error),
         "epoch s": _NOTHING if epoch is None else f"{epoch:,.1f}",
         "known": known_text(tried),
         **plan_parts(tried.plan),

@@ -31,7 +31,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
-from trials.units import number_of, probability_text
+from trials.units import number_of, probability_text, speed_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -128,7 +128,7 @@ def _pareto_text(best: BestPlan) -> str:
     rows = [
         (
             each.plan.id,
-            f"{each.estimated_samples_per_second:.1f}",
+            speed_text(each.estimated_samples_per_second),
             f"{each.peak_bytes / _MEBI:.0f}",
             "-" if each.joules_per_sample is None else f"{each.joules_per_sample:.1f}",
         )
@@ -387,7 +387,7 @@ def _coordinates(layout: Layout, rank: StageMeasurement) -> tuple[int, ...]:
 
 
 def _speed(of: BestPlan | Baseline) -> str:
-    return f"{of.estimated_samples_per_second:.1f} +- {of.estimated_samples_per_second_error:.1f}"
+    return speed_text(of.estimated_samples_per_second, of.estimated_samples_per_second_error)
 
 
 def _reason(validity: Validity) -> str:

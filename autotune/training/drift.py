@@ -10,6 +10,7 @@ from storage.launch_speed import Growth, LaunchWindow, StepParts
 from trials.plan import Layout
 from trials.tasks.request import WINDOW_STEPS
 from trials.tasks.training.progress import Progress
+from trials.units import speed_text
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +100,8 @@ class Drift:
     def __str__(self) -> str:
         change = self.training_samples_per_second / self.promised_samples_per_second - 1
         text = (
-            f"the training is slower: {self.training_samples_per_second:.1f} instead of "
-            f"{self.promised_samples_per_second:.1f} samples/s ({change:+.0%}) over the {self.steps} steps to "
+            f"the training is slower: {speed_text(self.training_samples_per_second)} instead of "
+            f"{speed_text(self.promised_samples_per_second)} samples/s ({change:+.0%}) over the {self.steps} steps to "
             f"{self.step}"
         )
         if self.growth is None:

@@ -6,7 +6,7 @@ from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
 from trials import wire
 from trials.tasks.training.progress import Evaluated
-from trials.units import number_of
+from trials.units import number_of, speed_text
 
 _LONG_DATA_WAIT = 0.02
 """Share of a training's time above which more workers are worth their cores."""
@@ -37,7 +37,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
     lines = [_steps_text(chosen, launched)]
     if (measured := launched.training_samples_per_second) is not None:
-        lines.append(f"Measured {measured:.1f} samples/s{_promise_text(chosen, launched, measured)}")
+        lines.append(f"Measured {speed_text(measured)} samples/s{_promise_text(chosen, launched, measured)}")
     if launched.disturbance is not None and launched.steps:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     lines += [retune.text for retune in launched.retunes]
@@ -74,7 +74,7 @@ def _promise_text(chosen: KnownPlan, launched: Launched, measured: float) -> str
     if promised is None or speed is None:
         return ""
     error = promised * speed.error / speed.mean
-    return f", promised {promised:.1f} +- {error:.1f} for samples of as many tokens ({measured / promised - 1:+.0%})"
+    return f", promised {speed_text(promised, error)} for samples of as many tokens ({measured / promised - 1:+.0%})"
 
 
 def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:

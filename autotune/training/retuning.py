@@ -21,7 +21,7 @@ from trials.job import Job
 from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.tasks.training.progress import Progress
-from trials.units import duration_text, number_of
+from trials.units import duration_text, number_of, speed_text
 from trials.whole_file import whole_file
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,8 @@ class Retune:
         if self.training_samples_per_second is None:
             return f"{took}: {what}"
         now, before = self.training_samples_per_second, self.drift.training_samples_per_second
-        return f"{took}: {what}; {now:.1f} samples/s since then, {before:.1f} before ({now / before - 1:+.0%})"
+        speeds = f"{speed_text(now)} samples/s since then, {speed_text(before)} before"
+        return f"{took}: {what}; {speeds} ({now / before - 1:+.0%})"
 
 
 def check_checkpoints(job: Job) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from autotune.events import Event
 from trials.tasks.training.progress import Evaluated, Progress
-from trials.units import duration_text, number_of
+from trials.units import duration_text, number_of, speed_text
 
 _SHOWN_STEPS = 12
 """Steps of a training that last as lines, about."""
@@ -64,7 +64,7 @@ class TrainingView:
         if not self._steps:
             return what
         mean, silent = self._seconds / self._steps, now - self._heard
-        what += f", {self._samples / self._seconds:.1f} samples/s"
+        what += f", {speed_text(self._samples / self._seconds)} samples/s"
         if last.step == end:
             return f"{what}; writing the results"
         late = f"; no step for {duration_text(silent)}" if silent > max(_LATE_STEPS * mean, _LATE_SECONDS) else ""
@@ -88,4 +88,5 @@ class TrainingView:
 
 def _step_text(step: Progress) -> str:
     rate = "" if step.learning_rate is None else f"  learning rate {step.learning_rate:.2e}"
-    return f"  step {step.step}/{step.of}  loss {step.loss:.3f}{rate}  {step.samples / step.seconds:.1f} samples/s"
+    speed = speed_text(step.samples / step.seconds)
+    return f"  step {step.step}/{step.of}  loss {step.loss:.3f}{rate}  {speed} samples/s"

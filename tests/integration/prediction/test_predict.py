@@ -183,7 +183,7 @@ def test_the_text_shows_parts_memory_and_a_chart_of_100_columns(
     assert answer.exit_code == 0, answer.stderr
     output = answer.stdout
     assert f"Plan {PLAN.id}\n  pipeline 2 x data 1" in output
-    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in \d+ steps, \d+\.\d samples/s, idle \d+\.\d%", output)
+    assert re.search(r"epoch \d+\.\d \+- \d+\.\d s in \d+ steps, \d+\.\d+ samples/s, idle \d+\.\d%", output)
     assert re.search(r"^useful work +\d+\.\d\d +\d+\.\d% ", output, re.MULTILINE)
     assert re.search(r"^stage imbalance +\d+\.\d\d +\d+\.\d% ", output, re.MULTILINE)
     assert re.search(r"^0 +8v\+0l +2v\+0l +\d+\.\d% +\d+ ", output, re.MULTILINE)

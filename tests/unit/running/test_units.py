@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trials.units import duration_text, number_of, parse_bytes, parse_seconds, size_setting, time_setting
+from trials.units import (
+    duration_text,
+    number_of,
+    parse_bytes,
+    parse_seconds,
+    size_setting,
+    speed_text,
+    time_setting,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,6 +115,21 @@ def test_what_is_no_time_is_refused_with_the_units(written: object) -> None:
 @given(st.integers(0, 10**9), st.sampled_from(["B", "KiB", "MiB", "GiB", "kb", "mB"]))
 def test_a_size_grows_with_its_number(number: int, unit: str) -> None:
     assert parse_bytes(f"{number}{unit}") < parse_bytes(f"{number + 1}{unit}")
+
+
+@pytest.mark.parametrize(
+    ("speed", "error", "expected"),
+    [
+        (1234.56, 1.25, "1234.6 +- 1.2"),
+        (10.0, 0.02, "10.0 +- 0.0"),
+        (8.0, 0.25, "8.00 +- 0.25"),
+        (0.5, None, "0.500"),
+        (0.043, 0.0012, "0.0430 +- 0.0012"),
+        (0.0, 0.0, "0.0 +- 0.0"),
+    ],
+)
+def test_slow_speeds_have_three_digits(speed: float, error: float | None, expected: str) -> None:
+    assert speed_text(speed, error) == expected
 
 
 def test_a_count_of_one_has_its_noun_in_the_singular() -> None:
