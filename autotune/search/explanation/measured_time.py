@@ -136,7 +136,7 @@ class MeasuredTime:
         if self._plan.layout.grid.of_stage == 1:
             update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
         slowness = self._slowness(predictor, measured)
-        seconds = predictor.times.pack_seconds(self._parts, self._plan.layout, sizes)
+        seconds = predictor.times.plan_seconds(self._plan, sizes)
         sharing = predictor.times.sharing(self._parts, self._plan.layout, sizes)
         breakdown, _ = attribute_all(sizes.blocks, seconds, update, slowness, sharing)
         return np.array([breakdown.totals[name] for name in _NAMES])
@@ -155,7 +155,7 @@ class MeasuredTime:
 
     def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
         """Return the predicted seconds of the ranks in the mean of these steps."""
-        seconds = predictor.times.pack_seconds(self._parts, self._plan.layout, sizes)
+        seconds = predictor.times.plan_seconds(self._plan, sizes)
 
         def mean(side: Floats, *, together: bool = False) -> Floats:
             of_blocks = [side[block] for block in sizes.blocks]

@@ -19,6 +19,7 @@ from storage.explanation import BEST, Explanation, PlanTime
 from storage.records import FinishedTrial
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.unit.prediction.test_sharded_weights import sharded
+from tests.unit.prediction.test_shared_packs import levelled
 from tests.unit.search.space.test_tensor_layouts import cut_costs
 from tests.values.exchanges import exchanging, of_weights
 from tests.values.search import COSTS, deferring, finished, limits_of, predictor_of, runner_of
@@ -31,6 +32,7 @@ PADDED = Padded(samples=4)
 DEFAULT = plan_of("5+0r5,0", "0+4r0,4", packing=PADDED)
 LEAN = plan_of("5+0", "0+4", packing=PADDED)
 BETTER = plan_of("4+0", "1+4", packing=Packed(qv=12, qt=480, qv_min=12, qt_min=416))
+LEVELLED = levelled("5+0", "0+4", degrees=(1, 1), data=1, further=((5, 0), (0, 4)))
 AMPLE, QUIET, PREDICTOR = 1 << 40, Behaviour(noise=0.002), predictor_of()
 
 
@@ -102,8 +104,9 @@ def shortened(trial: FinishedTrial) -> FinishedTrial:
 
 
 def test_a_run_that_goes_as_predicted_has_the_predicted_parts(run: Callable[[Plan], FinishedTrial]) -> None:
-    found = times(explained((Role.DEFAULT, run(DEFAULT)), (Role.SAMPLED, run(BETTER))))
-    for role, plan in (("default", DEFAULT), (BEST, BETTER)):
+    plans = {Role.DEFAULT: DEFAULT, Role.HBP: LEVELLED, Role.SAMPLED: BETTER}
+    found = times(explained(*((role, run(plan)) for role, plan in plans.items())))
+    for role, plan in (("default", DEFAULT), ("hbp", LEVELLED), (BEST, BETTER)):
         for name, seconds in PREDICTOR.predict(plan).breakdown.totals.items():
             tolerance = 0.02 * found[role].epoch_seconds
             assert found[role].part(name).seconds == pytest.approx(seconds, rel=0.02, abs=tolerance), name
@@ -129,10 +132,8 @@ def test_waiting_for_data_that_workers_should_have_loaded_is_a_part(run: Callabl
     """With workers the predicted waiting is 0; the measured one counts nevertheless."""
     usual, ahead = run(DEFAULT), predictor_of(replace(COSTS, loading=LoadCost()))
     late = slower(usual, lambda rank: replace(rank, load_seconds=0.1))
-    none = times(
-        explained((Role.DEFAULT, slower(usual, lambda rank: replace(rank, load_seconds=0.0))), predictor=ahead)
-    )
-    some = times(explained((Role.DEFAULT, late), predictor=ahead))
+    prompt = slower(usual, lambda rank: replace(rank, load_seconds=0.0))
+    none, some = (times(explained((Role.DEFAULT, each), predictor=ahead)) for each in (prompt, late))
     steps = some[BEST].steps
     assert none[BEST].part("loading").seconds == pytest.approx(0.0, abs=1e-9)
     # Each of the two stages waits for a tenth of a second a step, the second one mostly while the first one does.
