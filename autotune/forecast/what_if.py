@@ -68,9 +68,9 @@ class Variant:
 
     @property
     def operations(self) -> float:
-        """Floating-point operations of the forward passes of an epoch."""
+        """Floating-point operations of the forward passes of an epoch, without the waiting of ranks."""
         balance = self.packs.after.balance
-        return balance.cost_per_sample * balance.samples
+        return balance.cost * balance.data_parallel * balance.cost_efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -34,7 +34,7 @@ def what_if_text(found: WhatIf) -> str:
         row("text tokens", "of an epoch", lambda each: _total(each.index, "text_tokens")),
         row("vision units", "of an epoch", lambda each: _total(each.index, "vision_units")),
         row("target tokens", "of an epoch", lambda each: _total(each.index, "target_tokens")),
-        row("cost of an epoch", "forward GFLOP, analytic", lambda each: each.operations / 1e9),
+        row("forward passes", "GFLOP, analytic", lambda each: each.operations / 1e9),
         *([] if found.unknown else _forecast_rows(found)),
     ]
     parts = [table(("", "", *names), rows), *_notes(found), _largest(found)]

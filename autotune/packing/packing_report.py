@@ -66,7 +66,7 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("cost efficiency, rows", "ideal / actual", lambda side: _percent(side.balance.cost_efficiency)),
     ("cost efficiency, steps", "ideal / actual", lambda side: _percent(side.balance.step_cost_efficiency)),
     ("mixing with the next epoch", "1 is a fresh shuffle", lambda side: f"{side.mixing:.3f}"),
-    ("cost of a sample", "forward FLOP", lambda side: _operations(side.balance.cost_per_sample)),
+    ("cost of a sample", "FLOP, with waiting", lambda side: _operations(side.balance.cost_per_sample)),
 )
 
 
@@ -88,7 +88,8 @@ def pack_text(found: Balanced) -> str:
         for name in before.variances
     ]
     summary = (
-        f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} forward FLOP than before.\n"
+        f"A sample costs {abs(saved):.1%} {'less' if saved >= 0 else 'more'} than before, by forward FLOP with the "
+        "waiting of ranks for each other.\n"
         "`autotune tune JOB` measures memory and the fixed cost of a micro-batch"
     )
     sections = (header, table(("metric", "unit", "before", "after"), rows), summary, *_problems(found))

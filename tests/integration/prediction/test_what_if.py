@@ -126,6 +126,14 @@ def test_pixels_and_frames_are_those_of_a_model_that_is_set_so(
     assert then["vision_units"] != now["vision_units"]
 
 
+def test_operations_are_those_of_all_packs_without_the_waiting_of_ranks(job: JobFile) -> None:
+    job.spoil(hardware={"devices": 4})
+    for each in what_if(job.path, {"max_tiles": 1}).variants:
+        epoch, balance = each.packs.after.epoch, each.packs.after.balance
+        assert each.operations == pytest.approx(epoch.pack_sizes().cost(epoch.settings.weights).sum())
+        assert each.operations < balance.cost_per_sample * balance.samples
+
+
 def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_named(
     job: JobFile, costs: LayerCosts
 ) -> None:
