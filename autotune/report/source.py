@@ -3,18 +3,19 @@
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import NoProfile
 from autotune.forecast.profile_file import ProfiledCosts, stored_costs
 from autotune.prediction.calibration import CalibrationState
+from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import Speed, of_tried
 from autotune.search.roles import BASELINES
 from storage.annotation import Annotation
 from storage.errors import DatabaseDamaged, UnknownRecord
 from storage.explanation import Explanation, PlanTime
-from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TriedPlan
+from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TrialSummary, TriedPlan
 from storage.store import Store
 from trials import wire
 from trials.errors import WireError
@@ -33,6 +34,8 @@ class StudySource:
     workload: Workload
     trials: tuple[TrialRecord, ...]
     winner: BestPlan | None
+    behind: Sequence[TrialSummary]
+    """Trials on which the winner's figures rest, also of searches before; none without a winner."""
     annotation: Annotation
     profile: ProfiledCosts | None
     """Profile of the layers on exactly this hardware, model and software."""
@@ -151,11 +154,13 @@ def read_source(store: Store, study: StudyRecord) -> StudySource:
     if not isinstance(study.settings, Mapping):
         _log.warning("the settings of %s are left out: they are no mapping", study.name)
         study = replace(study, settings={})
+    winner = _winner(store, study)
     return StudySource(
         study=study,
         workload=workload,
         trials=store.trials(study.id),
-        winner=_winner(store, study),
+        winner=winner,
+        behind=() if winner is None else trials_behind(winner, store),
         annotation=store.annotations("study", [study.id]).get(study.id, Annotation()),
         profile=_profile(store, workload),
         calibration=_calibration(study),

@@ -13,7 +13,7 @@ from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED
 from autotune.results.headline import headline_of, is_sure
-from storage.records import BestPlan, FinishedTrial
+from storage.records import BestPlan
 from trials.plan import Plan
 from trials.stage import TOWERS
 from trials.units import probability_text, speed_decimals
@@ -54,8 +54,7 @@ def _estimated_gain(before: ComparedPlan | None, best: BestPlan) -> str:
 
 def notes(source: StudySource) -> tuple[str, ...]:
     """Return what to keep in mind about the figures of the winner."""
-    summaries = [trial.summary for trial in source.trials if isinstance(trial, FinishedTrial)]
-    return () if source.winner is None else tuple(evidence_of(source.winner, summaries).warnings)
+    return () if source.winner is None else tuple(evidence_of(source.winner, source.behind).warnings)
 
 
 def _rate(speed: float, error: float) -> str:
@@ -84,11 +83,11 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
     yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
-    disturbed = [trial for trial in source.timed if trial.result.is_disturbed]
-    if disturbed:
+    evidence = evidence_of(best, source.behind)
+    if evidence.disturbed_runs:
         yield Card(
             name="disturbed runs",
-            value=f"{len(disturbed)} of {len(source.timed)}",
+            value=f"{evidence.disturbed_runs} of {evidence.runs}",
             note="by other load, so the probability is less certain",
         )
 

@@ -12,15 +12,17 @@ from autotune.report.charts.history import history
 from autotune.report.charts.plans import pareto
 from autotune.report.sides import ComparedPlan, sides
 from autotune.report.simulation import Simulator
-from autotune.report.source import StudySource
-from autotune.report.summary import cards, headline
+from autotune.report.source import StudySource, read_source
+from autotune.report.summary import cards, headline, notes
 from autotune.report.writing import write_report
+from autotune.results.evidence import evidence_of, trials_behind
 from autotune.results.time_parts import NAMES
 from storage.annotation import Annotation
 from storage.explanation import BEST, Explanation
 from storage.records import Baseline, FinishedTrial, StudyRecord
+from storage.store import open_store
 from tests.values.search import completed, padded_plan
-from tests.values.storage import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, plan_time
+from tests.values.storage import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, concluded, plan_time, result_of
 from trials.outcome import Completed
 from trials.plan import Plan
 
@@ -67,6 +69,7 @@ def source_of(
         workload=WORKLOAD,
         trials=trials,
         winner=replace(WINNER, explanation=explanation, plan=won, baselines=baselines),
+        behind=[trial.summary for trial in trials],
         annotation=Annotation(),
         profile=None,
         calibration=None,
@@ -197,6 +200,20 @@ def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_
     assert "there are no failures to show" in page
     assert not any("no failures" in each or "Disturbed" in each for each in missing)
     assert any("no profile of the layers" in each for each in missing)
+
+
+def test_disturbed_runs_of_a_search_before_count_as_in_all_other_results(tmp_path: Path) -> None:
+    """They are trials of the winner, which the second search took over."""
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        for disturbance in ("heat", None):
+            study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
+            result = result_of(store.start_trial(study.id, WINNER.plan, "sampled").id)
+            store.finish_trial(replace(result, disturbance=disturbance))
+            best = concluded(store, best_of(study.id))
+        source = read_source(store, study)
+        assert notes(source) == tuple(evidence_of(best, trials_behind(best, store)).warnings)
+    assert "Disturbed: 1 of 2 measured runs, 1 of 2 of the winner (heat)" in notes(source)[0]
+    assert "1 of 2" in [card.value for card in cards(source, ()) if card.name == "disturbed runs"]
 
 
 def test_the_history_has_a_line_for_a_baseline_that_an_earlier_study_measured() -> None:
