@@ -165,10 +165,10 @@ class Known:
     """Trials on which the plan's figures rest."""
 
     @property
-    def gain(self) -> float:
-        """Gain over the fastest baseline; 1 where none was measured."""
+    def gain(self) -> float | None:
+        """Gain over the fastest baseline; None where none was measured."""
         over = self.best.fastest_baseline
-        return 1.0 if over is None else over.gain
+        return None if over is None else over.gain
 
 
 def _jobs(workloads: Iterable[Workload]) -> list[str]:
@@ -193,7 +193,7 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.workload.model.name,
             str(known.best.workload.hardware),
             _speed(known.best),
-            f"{known.gain:.2f}",
+            "-" if known.gain is None else f"{known.gain:.2f}",
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",

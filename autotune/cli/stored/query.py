@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _NEAREST = 5
 _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "speed": lambda known: -known.best.estimated_samples_per_second,
-    "gain": lambda known: -known.gain,
+    "gain": lambda known: (known.gain is None, -(known.gain or 0.0)),
     "found": lambda known: -known.best.created.timestamp(),
     "distance": lambda known: known.distance or 0.0,
 }

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,16 @@ def test_plans_are_filtered_and_sorted(store: Store) -> None:
     assert len(document("plans", "--sort", "speed", "--top", "1")["plans"]) == 1
     assert len(document("plans", "--here", "--verdict", "invalid")["plans"]) == 2
     assert document("plans", "--model", "no-such")["plans"] == []
+
+
+def test_a_plan_without_a_measured_baseline_has_no_gain_and_comes_last(store: Store) -> None:
+    slower = replace(best_of("").baselines[0], gain=0.9)
+    for name, baselines in (("V100", ()), ("P100", (slower,))):
+        workload = changed("hardware.device_name", name)
+        study = store.create_study(store.add_workload(workload), {}, seed=0).id
+        concluded(store, best_of(study, workload=workload, baselines=baselines))
+    headlines = [plan["headline"] for plan in document("plans", "--sort", "gain")["plans"]]
+    assert [headline and headline["gain"] for headline in headlines] == [1.25, 1.25, 0.9, None]
 
 
 def test_plans_like_a_job_are_compared_with_all_of_it(store: Store, job: JobFile) -> None:
