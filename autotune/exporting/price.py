@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.exporting.closest import HeldPlan, Restricted
-from autotune.forecast.forecast import Forecast, Forecaster
+from autotune.forecast.forecast import Forecast
 from trials.errors import AutotuneError
 from trials.plan import Padded, Plan
 
@@ -64,20 +64,28 @@ def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted:
         split = restricted.without_split()
     if abilities.missing(plan) or split != whole:
         switched = restricted.with_switches()
-    shuffles = abilities.packs != "in order" and not isinstance(held.plan.packing, Padded)
-    balance = forecaster.waiting_ratio(held.plan) if shuffles else 1.0
+    balance = _balance(held.plan, restricted)
     parts = {"split": split / whole, "recomputation": switched / split, "packs": own / switched, "balance": balance}
     return Price(
         epoch=EpochTime(seconds=own * balance, error=forecast.epoch_seconds_error * balance),
         wanted=EpochTime(seconds=whole, error=wanted.epoch_seconds_error),
         parts=parts,
-        present=None if present is None else _time(present, forecaster),
+        present=None if present is None else _time(present, restricted),
     )
 
 
-def _time(plan: Plan, forecaster: Forecaster) -> EpochTime | None:
+def _time(plan: Plan, restricted: Restricted) -> EpochTime | None:
     try:
-        found = forecaster.of(plan)
-        return EpochTime(seconds=found.prediction.epoch_seconds, error=found.epoch_seconds_error)
+        found, balance = restricted.forecaster.of(plan), _balance(plan, restricted)
+        return EpochTime(seconds=found.prediction.epoch_seconds * balance, error=found.epoch_seconds_error * balance)
     except AutotuneError:  # of other devices, or packs that do not suit the data
         return None
+
+
+def _balance(plan: Plan, restricted: Restricted) -> float:
+    """Return the time with packs in the trainer's order over that with packs as they are arranged.
+
+    It is 1 for a plan that the trainer cannot hold, and so does not shuffle.
+    """
+    shuffles = restricted.abilities.packs != "in order" and not isinstance(plan.packing, Padded)
+    return restricted.forecaster.waiting_ratio(plan) if shuffles and not restricted.abilities.missing(plan) else 1.0

@@ -258,6 +258,17 @@ def test_internvl_gets_the_capacities_of_packs(
     assert arguments.values.keys() <= OF_TRANSFORMERS | {*INTERNVL_FIELDS.split()}
 
 
+def test_ranks_wait_in_the_present_configuration_too_where_the_trainer_orders_the_packs(
+    job: JobFile, exported: Callable[..., tuple[dict[str, Any], Path]], plan_file: Callable[[Plan], Path]
+) -> None:
+    plan = plan_of("12+8r12,0", data=2, packing=PACKED)
+    job.spoil(search={"current_plan": str(plan_file(plan))})
+    document, _ = exported("internvl", plan)
+    assert (document["missing"], document["plan_id"]) == ([], plan.id)
+    assert abs(document["price"]["parts"]["balance"] - 1) > 0.01
+    assert document["price"]["over_present"] == pytest.approx(1)
+
+
 def test_qwen_vl_gets_packs_as_items(
     job: JobFile, profiled: ProfiledCosts, exported: Callable[..., tuple[dict[str, Any], Path]], tmp_path: Path
 ) -> None:
