@@ -57,7 +57,7 @@ def duration_text(seconds: float) -> str:
 
 
 def speed_text(samples_per_second: float, error: float | None = None) -> str:
-    """Return a speed, with its error if given: with three digits below 10, and one decimal above."""
+    """Return a speed, with its error if given: with one decimal, below 1 with two digits."""
     decimals = speed_decimals(samples_per_second)
     of_error = "" if error is None else f" +- {error:.{decimals}f}"
     return f"{samples_per_second:.{decimals}f}{of_error}"
@@ -65,7 +65,7 @@ def speed_text(samples_per_second: float, error: float | None = None) -> str:
 
 def speed_decimals(samples_per_second: float) -> int:
     """Return how many decimals a speed and its error are shown with."""
-    return max(1, 2 - math.floor(math.log10(samples_per_second))) if samples_per_second > 0 else 1
+    return max(1, 1 - math.floor(math.log10(samples_per_second))) if samples_per_second > 0 else 1
 
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:

@@ -6,7 +6,6 @@ import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -19,7 +18,7 @@ from autotune.machine.hardware import probe_hardware, software
 from storage.database.url import default_url
 from storage.spool import Spool
 from storage.store import Store, open_store
-from tests.programs.users import JobFile, refusal
+from tests.programs.users import JobFile, document, refusal
 from tests.values.data import record, write_records
 from tests.values.parameters import parameters
 from tests.values.storage import OUTCOMES, WORKLOAD, best_of, changed, concluded, new_study, packed_plan, result_of
@@ -49,13 +48,6 @@ def local(store: Store) -> Workload:
     return workload
 
 
-def document(*arguments: str | Path) -> dict[str, Any]:
-    answer = CliRunner().invoke(main, [*map(str, arguments), "--json"])
-    assert answer.exit_code == 0, answer.output
-    found: dict[str, Any] = json.loads(answer.stdout)
-    return found
-
-
 def text(*arguments: str | Path) -> str:
     answer = CliRunner().invoke(main, [*map(str, arguments), "-q"])
     assert answer.exit_code == 0, answer.output
@@ -66,13 +58,8 @@ def test_where_no_plan_holds_here_the_nearest_are_listed_with_their_differences(
     plans = document("plans", "--here")["plans"]
     assert [plan["validity"]["verdict"] for plan in plans] == ["invalid", "invalid"]
     assert [plan["distance"] for plan in plans] == sorted(plan["distance"] for plan in plans)
-    first = plans[0]["differences"][0]
-    assert (first["field"], first["then"], first["now"], first["distance"]) == (
-        "hardware.accelerator",
-        "cuda",
-        probe_hardware().accelerator,
-        200.0,
-    )
+    first = [plans[0]["differences"][0][name] for name in ("field", "then", "now", "distance")]
+    assert first == ["hardware.accelerator", "cuda", probe_hardware().accelerator, 200.0]
     assert "differs in hardware.accelerator cuda -> " in text("plans", "--here")
 
 
@@ -110,8 +97,8 @@ def test_a_plan_without_a_measured_baseline_has_no_gain_and_comes_last(store: St
         workload = changed("hardware.device_name", name)
         study = store.create_study(store.add_workload(workload), {}, seed=0).id
         concluded(store, best_of(study, workload=workload, baselines=baselines))
-    headlines = [plan["headline"] for plan in document("plans", "--sort", "gain")["plans"]]
-    assert [headline and headline["gain"] for headline in headlines] == [1.25, 1.25, 0.9, None]
+    found = [plan["headline"] for plan in document("plans", "--sort", "gain")["plans"]]
+    assert [each and each["gain"] for each in found] == [1.25, 1.25, 0.9, None]
 
 
 def test_plans_like_a_job_are_compared_with_all_of_it(store: Store, job: JobFile) -> None:

@@ -62,7 +62,7 @@ def test_a_search_is_live_at_every_width(columns: int) -> None:
 def test_a_training_is_live_with_a_bar() -> None:
     with terminal(80) as (display, screen):
         hear(display, TRAINING)
-        screen.wait_for("step 60 of 120, loss 5.650, 8.00 samples/s; about 2 min 00 s left")
+        screen.wait_for("step 60 of 120, loss 5.650, 8.0 samples/s; about 2 min 00 s left")
         assert "waited for in 25.0% of the time" in screen.words
         assert "\u2501" * 10 in screen.text
         assert "  step 50/120  loss 5.750" in screen.text

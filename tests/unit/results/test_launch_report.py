@@ -30,13 +30,13 @@ def test_a_training_is_shown_with_the_stretches_in_which_it_was_as_promised_and_
     )
     lines = [line.split(maxsplit=4) for line in launch_text(shown).splitlines()]
     assert " ".join(lines[0]) == (
-        "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.20 samples/s "
-        "(promised 8.00 for samples of as many tokens)"
+        "Launched 2026-11-20 12:00 UTC: finished after 61 steps, 7.2 samples/s "
+        "(promised 8.0 for samples of as many tokens)"
     )
     assert lines[3:] == [
-        ["2-21", "8.00", "8.00", "+0%"],
-        ["22-41", "6.00", "8.00", "-25%", "communication: 0.75 s a step instead of 0.25 s"],
-        ["42-61", "8.00", "8.00", "+0%"],
+        ["2-21", "8.0", "8.0", "+0%"],
+        ["22-41", "6.0", "8.0", "-25%", "communication: 0.75 s a step instead of 0.25 s"],
+        ["42-61", "8.0", "8.0", "+0%"],
     ]
 
 
@@ -57,8 +57,8 @@ def test_a_plan_that_was_never_measured_is_slow_where_a_part_grew() -> None:
     windows = (window_of("a launch"), slow_window("a launch", 12))
     shown = launch(*(replace(window, promised_samples_per_second=None) for window in windows))
     assert [line.split(maxsplit=2)[:2] for line in launch_text(shown).splitlines()[3:]] == [
-        ["2-11", "8.00"],
-        ["12-21", "6.00"],
+        ["2-11", "8.0"],
+        ["12-21", "6.0"],
     ]
 
 
@@ -75,4 +75,4 @@ def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
 
 def test_a_launch_without_windows_is_one_line() -> None:
     (line,) = launch_text(launch()).splitlines()
-    assert line.endswith("7.20 samples/s (promised 8.00 for the samples of its search)")
+    assert line.endswith("7.2 samples/s (promised 8.0 for the samples of its search)")

@@ -195,7 +195,7 @@ def test_a_report_says_how_much_slower_the_training_and_its_part_are() -> None:
     slow = GROWN["computing on rank 1 of stage 0"]
     (drift,) = watched([step(number, 2.6, now=slow) for number in range(1, 60)])
     assert str(drift) == (
-        "the training is slower: 6.15 instead of 8.00 samples/s (-23%) over the 50 steps to 51; "
+        "the training is slower: 6.2 instead of 8.0 samples/s (-23%) over the 50 steps to 51; "
         "what grew most is computing on rank 1 of stage 0: 2.4 s a step instead of 1 s"
     )
 

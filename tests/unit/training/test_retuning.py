@@ -77,7 +77,7 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
     [
         (
             {"training_samples_per_second": 9.6},
-            "plan new instead of old, expected +25%; 9.60 samples/s since then, 8.00 before (+20%)",
+            "plan new instead of old, expected +25%; 9.6 samples/s since then, 8.0 before (+20%)",
         ),
         ({}, "plan new instead of old, expected +25%"),
         ({"gain": None}, "plan new instead of old"),
@@ -86,7 +86,7 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
         (
             {"failure": "rank 1 failed: a reason", "training_samples_per_second": 8.8},
             "the launch of plan new failed (rank 1 failed: a reason), and plan old was kept; "
-            "8.80 samples/s since then, 8.00 before (+10%)",
+            "8.8 samples/s since then, 8.0 before (+10%)",
         ),
     ],
 )
