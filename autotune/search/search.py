@@ -103,7 +103,7 @@ class Search:
         Raise TrialsKeepFailing when several trials in a row fail of anything but memory and no plan could win.
         """
         for trial in self.ledger.everything():
-            self.advisor.learn(trial)
+            self.advisor.learn(trial, answers=self.ledger.answer(trial.plan) is not None)
         self._executor.synchronize()
         self._run(chain(self._seeds(), self._samples(), self._neighbours()), self.runners)
 

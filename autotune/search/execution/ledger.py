@@ -12,7 +12,7 @@ from storage.records import FinishedTrial, RunningTrial, StudyRecord, TrialResul
 from storage.spool import Spool
 from storage.store import Store
 from trials.errors import WireError
-from trials.outcome import Crash, Failed, OutOfMemory, Rejected
+from trials.outcome import Completed, Crash, Failed, OutOfMemory, Rejected
 from trials.plan import Plan
 
 MOST_TRANSIENT_FAILURES = 2
@@ -46,7 +46,10 @@ class Ledger(Protocol):
         """Return the known trials of other studies, then those of this one."""
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        """Return the trial that answers the plan. A failure that may be transient answers it the second time."""
+        """Return the trial that answers the plan. A failure that may be transient answers it the second time.
+
+        A trial that another study ended early answers nothing.
+        """
 
     def begin(self, plan: Plan, role: Role, parameters: Mapping[str, Any]) -> RunningTrial | None:
         """Open a trial; return None when the plan is answered or another agent tries it, unless it is a repeat."""
@@ -68,12 +71,14 @@ class KnownTrials:
         self.open: tuple[RunningTrial, ...] = ()
         self.is_closing = False
         self._known = list(known)
+        # Another search ended it early as slower than its own best plan, which this one may not be able to hold.
+        self._answers = [trial for trial in self._known if not is_shortened(trial)]
 
     def everything(self) -> tuple[FinishedTrial, ...]:
         return (*self._known, *self.trials)
 
     def answer(self, plan: Plan) -> FinishedTrial | None:
-        found = [trial for trial in self.everything() if trial.plan == plan]
+        found = [trial for trial in (*self._answers, *self.trials) if trial.plan == plan]
         conclusive = next(filter(is_conclusive, found), None)
         return found[-1] if conclusive is None and len(found) >= MOST_TRANSIENT_FAILURES else conclusive
 
@@ -165,6 +170,12 @@ class StudyLedger(KnownTrials):
 def ran(trial: FinishedTrial) -> bool:
     """Return whether the trial took device time."""
     return not isinstance(trial.result.outcome, Rejected)
+
+
+def is_shortened(trial: FinishedTrial) -> bool:
+    """Return whether the trial ended early, because it was clearly slower than the best plan of its study."""
+    outcome = trial.result.outcome
+    return isinstance(outcome, Completed) and outcome.shortened
 
 
 def duration_seconds(trial: FinishedTrial) -> float:

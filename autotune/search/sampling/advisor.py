@@ -130,15 +130,19 @@ class Advisor:
         margin = 1 + max(_NORMAL.inv_cdf(self._least_chance), 0.0) * self._predictor.byte_noise
         return replace(self._limits, usable_share=min(self._limits.usable_share, 1 / margin))
 
-    def learn(self, trial: FinishedTrial) -> None:
-        """Learn from a trial. Its plan is not proposed again, unless it failed transiently for the first time."""
+    def learn(self, trial: FinishedTrial, *, answers: bool = True) -> None:
+        """Learn from a trial. Its plan is not proposed again, unless it failed transiently for the first time.
+
+        Nor does a trial that `answers` nothing keep its plan from being proposed.
+        """
         if is_conclusive(trial):
             self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
         self.surrogate.learn(trial)
         self._renew_space()
         self._trials.append(trial)
         self._transient_failures[trial.plan] += not is_conclusive(trial)
-        if is_conclusive(trial) or self._transient_failures[trial.plan] >= MOST_TRANSIENT_FAILURES:
+        is_over = is_conclusive(trial) or self._transient_failures[trial.plan] >= MOST_TRANSIENT_FAILURES
+        if answers and is_over:
             self.tried.add(trial.plan)
         completed = dict.fromkeys(each.plan for each in ranked(self._trials))
         self._failed = self.tried.difference(completed)

@@ -9,7 +9,7 @@ import pytest
 from optuna.trial import TrialState
 
 from autotune.search import search
-from autotune.search.execution.ledger import ran
+from autotune.search.execution.ledger import is_shortened, ran
 from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
@@ -17,7 +17,7 @@ from autotune.search.winner import Standing
 from storage.records import AbandonedTrial, FinishedTrial
 from tests.machines.search_bench import ALWAYS, MEMORY, ONE_PLAN, PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
-from tests.values.search import axes_of, limits_of
+from tests.values.search import axes_of, limits_of, runner_of
 from tests.values.storage import completed as measured
 from trials.outcome import Cause, Completed, Failed, OutOfMemory, Timeout
 from trials.plan import Layout, Packed, Padded, Plan
@@ -370,6 +370,18 @@ def test_a_trial_that_is_clearly_worse_is_pruned_and_does_not_rank(bench: Bench)
     assert {standing.plan for standing in bench.standings.entries} <= whole
 
 
-def is_shortened(trial: FinishedTrial) -> bool:
-    outcome = trial.result.outcome
-    return isinstance(outcome, Completed) and outcome.shortened
+def test_a_plan_that_another_search_ended_early_runs_again_and_may_win(bench: Bench) -> None:
+    def slow_but_one(plan: Plan) -> float:
+        return 1.0 if plan == only else 1.5
+
+    only = Space(ONE_PLAN, Solver(PREDICTOR, limits_of(MEMORY))).starts[0]
+    trial = bench.store.start_trial(bench.study().id, only, Role.SAMPLED)
+    run = runner_of(bench.folder, SimulatedLauncher(PREDICTOR), predictor=PREDICTOR).run(only)
+    assert isinstance(run.outcome, Completed)
+    early = dataclasses.replace(run, outcome=dataclasses.replace(run.outcome, shortened=True))
+    bench.store.finish_trial(early.result(trial.id, trial.started))
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR, factor_of=slow_but_one), axes=ONE_PLAN)
+    assert {trial.role for trial in ledger.trials if trial.plan == only} == {Role.PREDICTED, Role.CONFIRM}
+    assert fastest(bench).plan == only
+    # The models have learnt from the trial that ended early, too.
+    assert bench.learnt == [1 + sum(map(ran, ledger.trials))]
