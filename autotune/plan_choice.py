@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -80,8 +81,8 @@ def choose_plan(
     In place of the last winner it may be the plan that `trusted` returns.
 
     The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
-    how well the plan is known. Raise PlanNotValid if there is no plan or it does not hold here, and what
-    `Store.find_plan` raises.
+    how well the plan is known; one that was measured under other conditions has no speed. Raise PlanNotValid if there
+    is no plan or it does not hold here, and what `Store.find_plan` raises.
     """
     if wanted is None:
         winner = known_winner(store, now, output)
@@ -98,13 +99,16 @@ def choose_plan(
         listener(Note(text=f"Plan {own.id} was never tried: nothing is known of its speed and memory"))
         return KnownPlan(plan=own, speed=None)
     found = validity(tried.workload, now, imported_from=tried.imported_from)
-    if found.verdict is Verdict.REMEASURE:
-        changes = "; ".join(map(str, found.changes))
-        listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions: {changes}"))
     if found.verdict is Verdict.INVALID:
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
+    known = of_tried(tried)
+    if found.verdict is Verdict.REMEASURE:
+        changes = "; ".join(map(str, found.changes))
+        text = f"Plan {tried.plan.id} was measured under other conditions, so that no speed is promised: {changes}"
+        listener(Note(text=text))
+        known = replace(known, speed=None)
     listener(Note(text=known_text(tried)))
-    return of_tried(tried)
+    return known
 
 
 def check_new(store: Store, now: Workload, output: Path) -> None:

@@ -28,7 +28,7 @@ class KnownPlan:
 
     plan: Plan
     speed: Speed | None
-    """None for a plan that no trial measured to its end."""
+    """None for a plan that no trial measured to its end, and for one that was measured under other conditions."""
 
 
 def of_winner(best: BestPlan) -> KnownPlan:

@@ -154,7 +154,7 @@ class WatchedTraining:
         return _Choice(chosen=chosen, certificate=certificate, promise=None, steps=change.steps)
 
     def _promise(self, study_id: str | None) -> Promise | None:
-        """Return the promise of the chosen plan, as a study found it; None for a plan that was never measured."""
+        """Return the promise of the chosen plan, as a study found it; None for a plan of unknown speed."""
         speed, workload = self.chosen.speed, self.bench.prepared.workload
         if speed is None:
             return None
