@@ -48,7 +48,8 @@ class LaunchWindow:
     training_samples_per_second: float
     tokens_per_second: float
     promised_samples_per_second: float | None
-    """Speed by the search, for samples of as many tokens; None for a plan that it did not measure as here."""
+    """Speed by the search, for samples of as many tokens; None for a plan that it did not measure as here, and in
+    a curriculum."""
     parts: StepParts
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ _MOST_LINES = 8
 
 
 def launch_text(launch: LaunchRecord) -> str:
-    """Show one training. Of its windows, neighbours that are all slow, or all not, are one line."""
+    """Show one training. Of its windows, neighbours that are all slow, all not, or all unpromised, are one line."""
     return "\n".join((_end_text(launch), *filter(None, (_windows_text(launch.windows),))))
 
 
@@ -35,7 +35,7 @@ def _end_text(launch: LaunchRecord) -> str:
 
 
 def _windows_text(windows: Sequence[LaunchWindow]) -> str:
-    stretches = [list(some) for _, some in groupby(windows, _is_slow)]
+    stretches = [list(some) for _, some in groupby(windows, _kind)]
     shown = sorted(sorted(stretches, key=_lost_seconds)[-_MOST_LINES:], key=lambda some: some[0].first_step)
     if not shown:
         return ""
@@ -46,6 +46,11 @@ def _windows_text(windows: Sequence[LaunchWindow]) -> str:
             "every window"
         )
     return "\n".join(lines)
+
+
+def _kind(window: LaunchWindow) -> tuple[bool, bool]:
+    """Return (whether it is slow, whether nothing was promised of it, as in a curriculum)."""
+    return _is_slow(window), window.change is None
 
 
 def _is_slow(window: LaunchWindow) -> bool:

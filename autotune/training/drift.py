@@ -121,9 +121,11 @@ class SpeedWatch:
         on_drift: Callable[[Drift, Progress], None],
         on_window: Callable[[LaunchWindow], None],
         last_step: int | None = None,
+        curriculum_steps: int = 0,
     ) -> None:
         """Compare with the `promise`, or without a promise with the first windows of the launch.
 
+        Windows with any of the first `curriculum_steps` are not compared: a token of short samples may take longer.
         `on_drift` is called with the last step of the drift, and `on_window` with each window to be stored. The launch
         stops after `last_step`, if that is before the end of the training.
         """
@@ -132,6 +134,7 @@ class SpeedWatch:
         self._patience = patience
         self._on_drift, self._on_window = on_drift, on_window
         self._last_step = last_step
+        self._curriculum_steps = curriculum_steps
         self._launch = ""
         self._first_step = 0
         self._steps: list[Progress] = []
@@ -153,7 +156,8 @@ class SpeedWatch:
         window, self._steps = SpeedWindow.of(self._steps, step.window), []
         if not window.text_tokens:  # nothing to compare
             return
-        if window.steps == self._patience.window_steps:  # else it is the last one
+        # A shorter one is the last.
+        if window.steps == self._patience.window_steps and self._is_comparable(window):
             self._judge(window, step)
         launch_steps = min(step.of, self._last_step or step.of) - self._first_step
         self._store(self._joiner.add(window, launch_steps))
@@ -165,14 +169,14 @@ class SpeedWatch:
     def _store(self, window: SpeedWindow | None) -> None:
         if window is None:
             return
-        seconds, usual = window.step_times.of_step(window.text_tokens / window.steps), self._usual
+        seconds = window.step_times.of_step(window.text_tokens / window.steps)
+        usual, promise = (self._usual, self._promise) if self._is_comparable(window) else (None, None)
         parts = StepParts(
             loads=seconds.times.loads,
             passes=seconds.times.passes,
             other_seconds=seconds.other_seconds,
             growth=growth_of(self._layout, usual, window) if usual and self._is_slow(window, usual) else None,
         )
-        promise = self._promise
         stored = LaunchWindow(
             launch_id=self._launch,
             first_step=window.first_step,
@@ -186,6 +190,9 @@ class SpeedWatch:
             parts=parts,
         )
         self._on_window(stored)
+
+    def _is_comparable(self, window: SpeedWindow) -> bool:
+        return window.first_step > self._curriculum_steps
 
     def _is_slow(self, window: SpeedWindow, usual: Promise) -> bool:
         # By tokens, since steps with longer samples take longer on a machine that is as fast as before.

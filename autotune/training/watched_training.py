@@ -104,6 +104,7 @@ class WatchedTraining:
                 on_drift=drifts.hear,
                 on_window=writer.add,
                 last_step=self.options.max_steps,
+                curriculum_steps=self.bench.prepared.job.training.curriculum.steps or 0,
             )
             try:
                 with self.stopping() as stops:

@@ -62,6 +62,14 @@ def test_a_plan_that_was_never_measured_is_slow_where_a_part_grew() -> None:
     ]
 
 
+def test_windows_of_a_curriculum_are_apart_from_those_that_were_promised() -> None:
+    short, usual = window_of("a launch", promised_samples_per_second=None), window_of("a launch", 12)
+    assert [line.split() for line in launch_text(launch(short, usual)).splitlines()[3:]] == [
+        ["2-11", "8.0"],
+        ["12-21", "8.0", "8.0", "+0%"],
+    ]
+
+
 def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
     windows = [
         slow_window("a launch", first, 4.0 if first > 500 else 7.0) if first % 20 == 2 else window_of("a launch", first)

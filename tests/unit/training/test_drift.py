@@ -41,12 +41,22 @@ def step(number: int, seconds: float = 2.0, tokens: int = 1600, now: StepTimes =
 
 
 def watched(
-    steps: Sequence[Progress], promise: Promise | None = PROMISE, windows: list[LaunchWindow] | None = None
+    steps: Sequence[Progress],
+    promise: Promise | None = PROMISE,
+    windows: list[LaunchWindow] | None = None,
+    curriculum_steps: int = 0,
 ) -> list[Drift]:
     """Return the reported drifts of a launch with these steps; add its stored windows to `windows`."""
     found: list[Drift] = []
     kept: list[LaunchWindow] = [] if windows is None else windows
-    watch = SpeedWatch(GRID, promise, Patience(), on_drift=lambda drift, _: found.append(drift), on_window=kept.append)
+    watch = SpeedWatch(
+        GRID,
+        promise,
+        Patience(),
+        on_drift=lambda drift, _: found.append(drift),
+        on_window=kept.append,
+        curriculum_steps=curriculum_steps,
+    )
     for each in steps:
         watch.step(each, "a launch")
     watch.end()
@@ -168,6 +178,20 @@ def test_a_plan_without_a_promise_is_compared_with_the_first_steps() -> None:
     assert (drift.step, drift.growth is not None) == (101, True)
     assert {window.promised_samples_per_second for window in windows} == {None}
     assert [window.parts.growth is not None for window in windows] == 5 * [False] + 5 * [True]
+
+
+@pytest.mark.parametrize("promise", [PROMISE, None], ids=["promised", "not promised"])
+def test_the_steps_of_a_curriculum_are_compared_with_nothing(promise: Promise | None) -> None:
+    windows: list[LaunchWindow] = []
+    short = [step(number, 2.6, now=GROWN["communication"]) for number in range(1, 72)]
+    usual = [step(number) for number in range(72, 132)]
+    slow = [step(number, 2.6, now=GROWN["communication"]) for number in range(132, 192)]
+    (drift,) = watched([*short, *usual, *slow], promise, windows, curriculum_steps=70)
+    assert (drift.step, drift.growth is not None) == (181, True)
+    assert [window.parts.growth is not None for window in windows] == 13 * [False] + 6 * [True]
+    assert [window.promised_samples_per_second is None for window in windows] == [
+        window.first_step <= 70 or promise is None for window in windows
+    ]
 
 
 GROWN = {

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,12 @@ PATIENT = Patience(window_steps=6, windows=1)
 
 @contextmanager
 def opened(
-    example: Path, folder: Path, epochs: int = EPOCHS, memory_limit: str = "2GiB", **search: Any
+    example: Path,
+    folder: Path,
+    epochs: int = EPOCHS,
+    memory_limit: str = "2GiB",
+    curriculum: Mapping[str, int] | None = None,
+    **search: Any,
 ) -> Iterator[Workbench]:
     """A workbench for a training of about 6 steps in an epoch, with a checkpoint after every fourth."""
     job = job_of(
@@ -52,7 +57,12 @@ def opened(
         folder / "output",
         data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:24"}]},
         hardware={"memory_limit": memory_limit},
-        training={"epochs": epochs, "global_batch_samples": 4, "checkpoint_every": 4},
+        training={
+            "epochs": epochs,
+            "global_batch_samples": 4,
+            "checkpoint_every": 4,
+            "curriculum": curriculum or {},
+        },
         search={"trials": 1, "time_limit": "0.001s", "timed_steps": 1, "warmup_steps": 0, **search},
     )
     with workbench(job, f"sqlite:///{folder / 'known.db'}") as bench:
@@ -128,6 +138,27 @@ def test_where_the_search_fails_the_training_goes_on_with_its_plan(
     assert f"Stopped at checkpoint-{retune.steps} to tune again, on the machine as it is now" in notes
     assert f"goes on with plan {PLAN.id}: search.sampler: 'nobodys' is not one of the samplers" in caplog.text
     assert "it is not tuned again, since the last search failed" in caplog.text
+
+
+@pytest.mark.long
+def test_a_curriculum_is_not_compared_with_what_is_promised_of_the_usual_steps(shallow: Path, tmp_path: Path) -> None:
+    tokens = prepared_of(shallow, tmp_path).index.text_tokens[:24]
+    with opened(shallow, tmp_path, curriculum={"steps": 2, "max_tokens": int(np.median(tokens))}) as bench:
+        launched = WatchedTraining(
+            bench=bench,
+            chosen=KnownPlan(plan=PLAN, speed=Speed(mean=1e9, error=0.0)),
+            certificate=None,
+            options=TrainingOptions(max_steps=5, patience=SOON),
+            listener=unheard,
+            stopping=lambda: nullcontext(lambda: False),
+        ).run()
+        (launch,) = bench.store.launches(PLAN.id)
+    assert [(window.first_step, window.promised_samples_per_second is None) for window in launch.windows] == [
+        (2, True),
+        (4, False),
+    ]
+    assert launched.drift is not None
+    assert launched.drift.step == 5
 
 
 @pytest.mark.long
