@@ -42,6 +42,26 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     return winner
 
 
+def note_faster(store: Store, best: BestPlan, listener: Listener) -> None:
+    """Note the fastest winner of another search here on the same workload, if it was faster by more than both errors.
+
+    It is one within the limits of the winner's trainer: the last search may have had a narrower space, or a machine
+    that was slower.
+    """
+    others = store.best_plans(workload_fingerprint=best.workload.fingerprint)  # the fastest first
+    held = (each for each in others if each.imported_from is None and best.trainer in (None, each.trainer))
+    fastest = next(held, best)
+    then, now = fastest.estimated_samples_per_second, best.estimated_samples_per_second
+    errors = fastest.estimated_samples_per_second_error + best.estimated_samples_per_second_error
+    if fastest.plan.id != best.plan.id and then - now > errors:
+        name, day = store.study(fastest.study_id).name, f"{fastest.created:%Y-%m-%d}"
+        text = (
+            f"Study {name} of {day} measured plan {fastest.plan.id} faster ({then:.1f} against {now:.1f} samples/s); "
+            f"`launch` and `export` take it with --plan {fastest.plan.id}"
+        )
+        listener(Note(text=text))
+
+
 def unasked(rival: Rival) -> bool:
     """Train with the baseline that measured faster where search.space has it, else with the winner."""
     return not rival.may_win
@@ -52,11 +72,14 @@ def trusted(
 ) -> KnownPlan:
     """Return the winner, or the baseline that measured faster in its own runs unless `keeps` the winner.
 
-    The `listener` gets which of the two it is, and why. A training that has begun in `output` goes on with its own.
+    The `listener` gets which of the two it is and why, and what `note_faster` says. A training that has begun in
+    `output` goes on with its own.
     """
     rival = rival_of(best, trials_behind(best, store))
     record = None if output is None else read_record(output / RECORD_FILE)
     begun = None if record is None else record.settings.plan
+    if begun is None:
+        note_faster(store, best, listener)
     if rival is None:
         return of_winner(best)
     # A training that began with neither of the two keeps its own plan, so the answer would change nothing.

@@ -15,6 +15,7 @@ from autotune.forecast.forecast import Forecaster
 from autotune.forecast.job_forecasts import forecaster_of, named_plan
 from autotune.job_file import JobLike, as_job
 from autotune.library.values import bytes_of, check_whole, text_of
+from autotune.plan_choice import note_faster
 from storage.reading import read_store
 from trials.job import Job
 from trials.plan import Plan
@@ -93,9 +94,10 @@ def _best_known(forecaster: Forecaster, trainer: str, database_url: str | None, 
     """
     with read_store(database_url) as store:
         winner = store.last_winner(forecaster.workload.fingerprint, trainer)
-    if winner is not None:
-        listener(Note(text=f"Exporting plan {winner.plan.id}, the winner of the last search"))
-        return winner.plan
+        if winner is not None:
+            listener(Note(text=f"Exporting plan {winner.plan.id}, the winner of the last search"))
+            note_faster(store, winner, listener)
+            return winner.plan
     best = forecaster.best(1)[0].plan
     listener(Note(text=f"Exporting plan {best.id}, predicted to be fastest: no search on this job is finished"))
     return best

@@ -1,15 +1,18 @@
 """Which plan a training gets, and what is promised of it."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.events import Event
-from autotune.plan_choice import choose_plan
+from autotune.events import Event, Note
+from autotune.library.export import _best_known
+from autotune.plan_choice import choose_plan, note_faster
 from autotune.results.known_plan import of_winner
-from storage.store import open_store
-from tests.values.storage import WORKLOAD, best_of, changed, concluded, new_study
+from storage.store import Store, open_store
+from tests.values.storage import WORKLOAD, best_of, changed, concluded, new_study, packed_plan
+from trials.plan import Plan
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,64 @@ def test_no_speed_is_promised_of_a_plan_that_was_measured_under_other_conditions
         chosen = choose_plan(store, changed(field, value), best.plan.id, heard.append)
     assert (chosen.plan, chosen.speed) == (best.plan, None)
     assert f"under other conditions, so that no speed is promised: {field} was " in "".join(map(str, heard))
+
+
+SPEED, ERROR = "estimated_samples_per_second", "estimated_samples_per_second_error"
+
+
+def found(store: Store, number: int, speed: float, trainer: str | None = None) -> Plan:
+    """Store a search whose winner, a plan of its own, had this speed."""
+    study = store.create_study(store.add_workload(WORKLOAD), {"trainer": trainer}, seed=0)
+    fields: dict[str, Any] = {SPEED: speed, ERROR: 1.0, "epoch_seconds": 1000 / speed, "created": study.started}
+    best = best_of(study.id, plan=packed_plan(number), trainer=trainer, **fields)
+    return concluded(store, best).plan
+
+
+def test_a_faster_winner_of_an_earlier_search_is_named(tmp_path: Path) -> None:
+    url, heard, exported = f"sqlite:///{tmp_path}/autotune.db", list[Event](), list[Any]()
+    with open_store(url) as store:
+        _, fastest, _ = (found(store, number, speed) for number, speed in ((1, 90.0), (2, 100.0), (3, 95.0)))
+        study = store.find_plan(fastest.id).study
+        last = found(store, 4, 60.0)
+        assert choose_plan(store, WORKLOAD, None, heard.append).plan == last
+    forecaster: Any = SimpleNamespace(workload=WORKLOAD)
+    assert _best_known(forecaster, "ms-swift", url, exported.append) == last
+    text = (
+        f"Study {study.name} of {study.started:%Y-%m-%d} measured plan {fastest.id} faster (100.0 against 60.0 "
+        f"samples/s); `launch` and `export` take it with --plan {fastest.id}"
+    )
+    for events in (heard, exported):
+        assert [str(event) for event in events].count(str(Note(text=text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("earlier", "last"),
+    [
+        ({"number": 1, "speed": 61.5}, {}),
+        ({"number": 4, "speed": 100.0}, {}),
+        ({"number": 1, "speed": 100.0}, {"trainer": "ms-swift"}),
+    ],
+    ids=["within the errors", "the same plan", "beyond the limits of the trainer"],
+)
+def test_no_other_winner_is_named(tmp_path: Path, earlier: dict[str, Any], last: dict[str, Any]) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        found(store, **earlier)
+        plan = found(store, 4, 60.0, **last)
+        winner = store.last_winner(WORKLOAD.fingerprint, last.get("trainer"))
+        assert winner is not None
+        assert winner.plan == plan
+        note_faster(store, winner, heard.append)
+    assert heard == []
+
+
+def test_an_imported_winner_is_not_named(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/other.db") as other:
+        study = other.find_plan(found(other, 1, 100.0).id).study
+        (tmp_path / "bundle.jsonl").write_text("".join(other.export_studies([study.id], "other")))
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.import_bundle(tmp_path / "bundle.jsonl")
+        found(store, 4, 60.0)
+        choose_plan(store, WORKLOAD, None, heard.append)
+    assert not any("faster" in str(event) for event in heard)
