@@ -19,6 +19,7 @@ from storage.store import Store
 from storage.validity import Validity, Verdict, validity
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
+from trials.units import speed_text
 from trials.workload import Workload
 
 Keeps: TypeAlias = Callable[[Rival], bool]
@@ -56,8 +57,8 @@ def note_faster(store: Store, best: BestPlan, listener: Listener) -> None:
     if fastest.plan.id != best.plan.id and then - now > errors:
         name, day = store.study(fastest.study_id).name, f"{fastest.created:%Y-%m-%d}"
         text = (
-            f"Study {name} of {day} measured plan {fastest.plan.id} faster ({then:.1f} against {now:.1f} samples/s); "
-            f"`launch` and `export` take it with --plan {fastest.plan.id}"
+            f"Study {name} of {day} measured plan {fastest.plan.id} faster ({speed_text(then)} against "
+            f"{speed_text(now)} samples/s); `launch` and `export` take it with --plan {fastest.plan.id}"
         )
         listener(Note(text=text))
 
