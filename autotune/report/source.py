@@ -154,7 +154,7 @@ def read_source(store: Store, study: StudyRecord) -> StudySource:
     if not isinstance(study.settings, Mapping):
         _log.warning("the settings of %s are left out: they are no mapping", study.name)
         study = replace(study, settings={})
-    winner = _winner(store, study)
+    winner, profile = _winner(store, study), _profile(store, workload)
     return StudySource(
         study=study,
         workload=workload,
@@ -162,8 +162,8 @@ def read_source(store: Store, study: StudyRecord) -> StudySource:
         winner=winner,
         behind=() if winner is None else trials_behind(winner, store),
         annotation=store.annotations("study", [study.id]).get(study.id, Annotation()),
-        profile=_profile(store, workload),
-        calibration=_calibration(study),
+        profile=profile,
+        calibration=_calibration(study, profile),
     )
 
 
@@ -196,8 +196,12 @@ def _profile(store: Store, workload: Workload) -> ProfiledCosts | None:
         return None
 
 
-def _calibration(study: StudyRecord) -> CalibrationState | None:
-    if study.calibration_state is None:
+def _calibration(study: StudyRecord, profile: ProfiledCosts | None) -> CalibrationState | None:
+    """Return the corrections of the profile that the search had; None for those of another one."""
+    if study.calibration_state is None or study.finished is None:
+        return None
+    if profile is not None and profile.created > study.finished:
+        _log.warning("the layers were profiled again after the search, so that its trials do not correct predictions")
         return None
     try:
         return wire.decode(CalibrationState, study.calibration_state)

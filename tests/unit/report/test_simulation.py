@@ -1,6 +1,7 @@
 """A simulation from stored lengths alone agrees with that of the data."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +10,14 @@ from autotune.report.importance import importances
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulated, Simulator
 from autotune.report.source import StudySource, read_source
+from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import BEST
 from storage.store import open_store
 from tests.machines.search_bench import PREDICTOR
+from tests.values.report_studies import save_profile
 from tests.values.search import completed, padded_plan
-from tests.values.storage import plan_time
+from tests.values.storage import WORKLOAD, best_of, concluded, plan_time
+from trials import wire
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +71,14 @@ def test_importances_are_shares_of_the_parameters_that_varied(source: StudySourc
 
 def test_few_trials_have_no_importances() -> None:
     assert importances([completed(padded_plan(number), 100.0) for number in range(1, 9)]) == {}
+
+
+def test_a_profile_of_after_the_search_is_not_corrected_by_its_trials(tmp_path: Path) -> None:
+    state = CalibratedPredictor(PREDICTOR).state
+    with open_store(f"sqlite:///{tmp_path / 'new.db'}") as store:
+        study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0).id
+        save_profile(store, WORKLOAD)
+        concluded(store, best_of(study), wire.encode(state))
+        assert read_source(store, store.study(study)).calibration == state
+        save_profile(store, WORKLOAD)
+        assert read_source(store, store.study(study)).calibration is None
