@@ -127,10 +127,12 @@ def choose_plan(
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
     known = of_tried(tried)
     if found.verdict is Verdict.REMEASURE:
+        # A plan is as fast with another limit of memory.
+        is_promised = all(change.field == "memory_limit_bytes" for change in found.changes)
+        known = known if is_promised else replace(known, speed=None)
         changes = "; ".join(map(str, found.changes))
-        text = f"Plan {tried.plan.id} was measured under other conditions, so that no speed is promised: {changes}"
-        listener(Note(text=text))
-        known = replace(known, speed=None)
+        promised = "" if is_promised else ", so that no speed is promised"
+        listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions{promised}: {changes}"))
     listener(Note(text=known_text(tried)))
     return known
 

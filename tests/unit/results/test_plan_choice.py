@@ -37,6 +37,15 @@ def test_no_speed_is_promised_of_a_plan_that_was_measured_under_other_conditions
     assert f"under other conditions, so that no speed is promised: {field} was " in "".join(map(str, heard))
 
 
+def test_the_speed_with_another_limit_of_memory_is_promised(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        best = concluded(store, best_of(new_study(store)))
+        now = changed("memory_limit_bytes", 2 * WORKLOAD.memory_limit_bytes)
+        assert choose_plan(store, now, best.plan.id, heard.append) == of_winner(best)
+    assert "measured under other conditions: memory_limit_bytes was " in "".join(map(str, heard))
+
+
 SPEED, ERROR = "estimated_samples_per_second", "estimated_samples_per_second_error"
 
 
