@@ -81,7 +81,7 @@ class StageTimes:
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
         sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
         curves = self._curves.at(sizes.table)
-        alone = sizes.samples_alone @ (self._forward + self._backward).T
+        alone, equal = (each @ (self._forward + self._backward).T for each in (sizes.samples_alone, sizes.equal_parts))
         weights, deferral = (parts.most_deferred > 0) * self._deferred_seconds(parts, layout, sizes.table, curves)
         exchange, exchange_back = self.exchange_seconds(parts, layout, sizes.table, sizes.degrees)
         return PackSeconds(
@@ -92,7 +92,8 @@ class StageTimes:
             recompute=self._recompute.seconds(parts, sizes.table, curves, layout),
             weights=weights,
             most_deferred=parts.most_deferred,
-            samples=(curves * alone) @ parts.layers.T,
+            samples=(curves * alone) @ parts.layers.T + deferral,
+            equal_parts=(curves * equal) @ parts.layers.T + deferral,
             sends=sends,
             returns=sends * self._has_backward[last],
             exchange=exchange,

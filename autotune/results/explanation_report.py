@@ -9,7 +9,7 @@ from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
-from trials.plan import Plan
+from trials.plan import Padded, Plan
 from trials.units import number_of
 from trials.workload import Workload
 
@@ -28,9 +28,10 @@ _WAYS = {
     "zero-bubble": "a pipeline with zero bubble",
 }
 _DECODE_AHEAD = "decode images ahead on free cores, by data.workers, or let images be smaller"
+_PACK = "pack the samples"
+_LARGER_PACKS = "larger packs, of which fewer have no image and so a zero one"
 _NO_CORE = "let images be smaller; no core is free to decode them ahead"
 _ADVICE = {
-    "padding": "pack the samples",
     "stage_imbalance": "stages hold whole layers; a model or a pipeline degree with a more even split would remove it",
     "data_imbalance": "a larger global batch has more packs to choose from for each step",
     "bubble": "a larger global batch has more micro-batches; twice as many halve it, about",
@@ -244,7 +245,10 @@ def _further(why: Explanation, workload: Workload) -> str:
 
 def _advice(why: Explanation, workload: Workload) -> Iterator[str]:
     winner = why.winner
-    advice = _ADVICE | {"loading": _DECODE_AHEAD if workload.hardware.spare_cores() else _NO_CORE}
+    advice = _ADVICE | {
+        "loading": _DECODE_AHEAD if workload.hardware.spare_cores() else _NO_CORE,
+        "padding": _PACK if isinstance(winner.plan.packing, Padded) else _LARGER_PACKS,
+    }
     large = [
         part
         for part in winner.causes

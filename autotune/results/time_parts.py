@@ -14,11 +14,11 @@ NAMES = {
 }
 MEANINGS = {
     "ideal": "the samples' own work, spread evenly over all ranks",
-    "padding": "pad tokens up to the longest sample of a micro-batch",
+    "padding": "pad tokens up to the longest sample of a micro-batch, and zero images where it has none",
     "recompute": "layers that run forward a second time to save memory",
     "loading": "ranks that wait for data to be read and encoded",
     "stage_imbalance": "stages that wait for a stage with more work",
-    "data_imbalance": "ranks that wait because packs differ in work",
+    "data_imbalance": "ranks that wait because packs, or their parts of one pack, differ in work",
     "bubble": "stages that wait while the pipeline fills and drains",
     "communication": "sends between stages, sums over data ranks",
     "optimizer": "update of the weights",

@@ -33,7 +33,9 @@ class PackSeconds:
     most_deferred: Ints
     """Most packs whose weight gradients wait, [stages]."""
     samples: Floats
-    """The samples alone, without padding and recomputation."""
+    """The samples alone, without padding and recomputation, if the ranks that share a pack had equal parts of it."""
+    equal_parts: Floats
+    """The same with padding."""
     sends: Floats
     """Sending the states from each stage to the next, [packs, stages - 1]."""
     returns: Floats
@@ -110,12 +112,13 @@ class Breakdown:
     ideal: Floats
     """Work of the samples alone, spread evenly over all ranks."""
     padding: Floats
+    """Pad tokens, and placeholders for missing images and samples."""
     recompute: Floats
     stage_imbalance: Floats
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Floats
-    """Work of the busiest stage of the slowest data rank above that of the mean data rank; and waiting of stages, and
-    of ranks that share packs, for each other because the packs of a step are uneven."""
+    """Work of the busiest stage of the slowest data rank above that of the mean data rank; waiting of stages, and of
+    ranks that share packs, for each other because the packs of a step are uneven; and unequal parts of one pack."""
     bubble: Floats
     """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
     loading: Floats
@@ -201,13 +204,15 @@ def attribute(
     bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
     # Data ranks reduce when all of them are there; a stage need not wait for the others.
     ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
+    # Passes are those of the fullest rank of a pack; the others wait.
+    unequal = spread(own.forward + own.backward - own.recompute - own.equal_parts)
     # Each entry has one effect more than the one before, so the differences are parts that sum to the step.
     reached = (
         np.zeros(steps),
         spread(own.samples),
-        spread(own.forward + own.backward - own.recompute),
-        work.mean(axis=(1, 2)),
-        busiest.mean(axis=1),
+        spread(own.equal_parts),
+        work.mean(axis=(1, 2)) - unequal,
+        busiest.mean(axis=1) - unequal,
         uneven_seconds - bubble,
         uneven_seconds,
         loaded_seconds,
@@ -238,7 +243,8 @@ def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness
         work, load, wait = (
             np.tile(each, (steps, 1))[:, None] for each in (slowness.work, slowness.load, slowness.wait)
         )
-        found |= {name: found[name] * work for name in ("forward", "backward", "recompute", "weights", "samples")}
+        slowed = ("forward", "backward", "recompute", "weights", "samples", "equal_parts")
+        found |= {name: found[name] * work for name in slowed}
         found["load"] = found["load"] * load + wait
     return replace(seconds, **found)
 

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from autotune.dimensions.sequence import knows_sequence
+from autotune.prediction.columns import CONSTANT
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, stage_features
 from autotune.prediction.parts import Parts
 from autotune.prediction.timeline import timeline
 from tests.unit.prediction.test_predictor import PACKED, linked
+from tests.values.data import index_of
 from tests.values.exchanges import exchanging
-from tests.values.search import COSTS, INDEX, predictor_of
+from tests.values.search import COSTS, INDEX, predictor_of, random_rows
 from tests.values.training import plan_of
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts, UpdateCost
@@ -72,13 +74,34 @@ def test_ranks_that_share_a_pack_have_equal_parts_of_it() -> None:
     assert parts.table[:, :2].tolist() == np.ceil(whole.table[:, :2] / 4).tolist()
     assert (4 * parts.table[:, 2]).tolist() == whole.table[:, 2].tolist()
     assert parts.step_samples.tolist() == whole.step_samples.tolist()
-    assert (4 * parts.samples_alone).tolist() == whole.samples_alone.tolist()
+    divided = np.where(np.arange(5) == CONSTANT, 1, 4)
+    assert (divided * parts.samples_alone).tolist() == whole.samples_alone.tolist()
+    assert (divided * parts.equal_parts).tolist() == whole.table.tolist()
     one, other = (predictor.predict(plan) for plan in (alone, shared))
     assert other.stage_memory[0].static == one.stage_memory[0].static
     kept = one.stage_bytes[0] - one.stage_memory[0].static
     assert other.stage_bytes[0] - other.stage_memory[0].static < 0.4 * kept
     # The images of a pack are prepared by each rank.
     assert other.breakdown.totals["loading"] == pytest.approx(one.breakdown.totals["loading"])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        plan_of("5+4", data=4, packing=replace(PACKED, sequence=4)),
+        levelled("5+4", degrees=(1, 4), data=4, further=((0, 0),)),
+    ],
+    ids=["shared", "levels"],
+)
+def test_unequal_parts_of_packs_that_ranks_share_are_no_padding(plan: Plan) -> None:
+    with_images = [(1 + units, tokens) for units, tokens in random_rows(66)]
+    predictor = predictor_of(sharing(), index_of(with_images))
+    sizes = predictor.sizes(plan.packing, plan.layout)
+    assert sizes.epoch.packs.counts.all()
+    assert (sizes.table > sizes.equal_parts).any()
+    totals = predictor.predict(plan).breakdown.totals
+    assert totals["padding"] == pytest.approx(0, abs=1e-9)
+    assert totals["data_imbalance"] > 0.01 * totals["ideal"]
 
 
 def test_packs_of_each_level_have_its_recomputed_layers_and_its_ranks() -> None:

@@ -9,7 +9,7 @@ from autotune.results.study_report import best_text
 from storage.explanation import BEST, Explanation, TimePart
 from storage.records import Baseline
 from tests.values.storage import EXPLANATION, PADDED_PLAN, WORKLOAD, best_of, packed_plan, plan_time
-from trials.plan import Layout
+from trials.plan import Layout, Plan
 
 WINNER, USUAL = EXPLANATION.plans
 
@@ -74,7 +74,8 @@ def test_the_time_of_both_plans_is_shown_by_part_and_sums_to_the_whole() -> None
 
 def test_what_each_part_is_and_how_it_is_known_is_said_of_the_parts_that_there_are() -> None:
     text = text_of(EXPLANATION)
-    assert "- padding: pad tokens up to the longest sample of a micro-batch (measured work, divided by" in text
+    assert "- padding: pad tokens up to the longest sample of a micro-batch, and zero images where " in text
+    assert "where it has none (measured work, divided by" in text
     assert "- pipeline bubble: stages that wait while the pipeline fills and drains (simulated with" in text
     assert "- communication" not in text
 
@@ -134,6 +135,12 @@ def test_images_are_decoded_ahead_only_where_a_core_is_free(accelerator: str, sa
     text = best_text(replace(best, workload=replace(WORKLOAD, hardware=hardware)))
     line = next(line for line in text.splitlines() if line.startswith("- data wait, "))
     assert said in line
+
+
+@pytest.mark.parametrize(("plan", "said"), [(PADDED_PLAN, "pack the samples"), (packed_plan(), "larger packs")])
+def test_packing_is_the_remedy_for_padding_where_the_plan_has_no_packs(plan: Plan, said: str) -> None:
+    text = text_of(replace(EXPLANATION, plans=(plan_time(plan, BEST, padding=10.0), USUAL)))
+    assert f"- padding, 10.0% +- 1.0% of the time: {said}" in text.partition("What would help further:")[2]
 
 
 def test_the_current_plan_is_named_in_words() -> None:

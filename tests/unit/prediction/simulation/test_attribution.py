@@ -29,6 +29,7 @@ def pack_seconds(forward: Floats, sends: float = 0.0) -> PackSeconds:
         weights=np.zeros_like(forward),
         most_deferred=np.arange(forward.shape[1]),
         samples=2 * forward,
+        equal_parts=2 * forward,
         sends=np.full((len(forward), forward.shape[1] - 1), sends),
         returns=np.full((len(forward), forward.shape[1] - 1), sends),
         exchange=np.zeros_like(forward),
@@ -55,6 +56,12 @@ def test_what_samples_do_not_need_is_padding() -> None:
     seconds = pack_seconds(np.full((2, 1), 3.0))
     padded = PackSeconds(**{**_fields(seconds), "samples": np.array([[4.0], [6.0]])})
     assert parts([[0], [1]], padded) == {**NOTHING, "ideal": 10.0, "padding": 2.0}
+
+
+def test_unequal_parts_of_a_shared_pack_are_data_imbalance() -> None:
+    seconds = pack_seconds(np.full((2, 1), 3.0))
+    unequal = PackSeconds(**{**_fields(seconds), "samples": np.full((2, 1), 4.0), "equal_parts": np.full((2, 1), 4.5)})
+    assert parts([[0], [1]], unequal) == {**NOTHING, "ideal": 8.0, "padding": 1.0, "data_imbalance": 3.0}
 
 
 def test_passes_that_are_run_again_are_recompute() -> None:
@@ -140,7 +147,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
         return draw(arrays(np.float64, shape, elements=st.floats(0.0, 10)))
 
     load, forward, backward, again = (seconds(packs.size, stages) for _ in range(4))
-    share = draw(st.floats(0.1, 1))
+    low, high = sorted(draw(st.floats(0.1, 1)) for _ in range(2))
     return (
         packs,
         PackSeconds(
@@ -150,7 +157,8 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             recompute=again,
             weights=backward * (draw(st.floats(0, 1)) if stages > 1 else 0),
             most_deferred=np.arange(stages),
-            samples=share * (forward + backward),
+            samples=low * (forward + backward),
+            equal_parts=high * (forward + backward),
             sends=seconds(packs.size, stages - 1),
             returns=seconds(packs.size, stages - 1),
             exchange=seconds(packs.size, stages),

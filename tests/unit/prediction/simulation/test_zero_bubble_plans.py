@@ -10,6 +10,7 @@ from autotune.prediction.simulation.zero_bubble import waiting_from
 from autotune.prediction.timeline import timeline
 from tests.values.search import COSTS, deferring, predictor_of
 from tests.values.training import plan_of
+from trials.costs.coefficients import times
 from trials.plan import Packed, Plan
 
 PACKS = Packed(qv=6, qt=300, qv_min=6, qt_min=250, packer="best-fit")
@@ -27,6 +28,16 @@ def test_steps_are_shorter_by_what_stages_waited_and_parts_still_sum_to_them() -
     assert other.breakdown.seconds == pytest.approx(other.step_seconds)
     assert other.breakdown.totals["bubble"] < one.breakdown.totals["bubble"]
     assert other.breakdown.totals["ideal"] == pytest.approx(one.breakdown.totals["ideal"])
+
+
+def test_what_deferring_adds_to_passes_is_no_padding() -> None:
+    usual = plan_of("3+0", "2+1", "0+3", packing=PACKS)
+    costs = deferring(COSTS)
+    slower = ((kind, replace(cost, deferral_seconds=times(cost.backward_seconds, 0.1))) for kind, cost in costs.layers)
+    other = predictor_of(replace(costs, layers=tuple(slower))).predict(deferred(usual)).breakdown.totals
+    one = PREDICTOR.predict(usual).breakdown.totals
+    assert other["ideal"] > 1.01 * one["ideal"]
+    assert other["padding"] == pytest.approx(one["padding"])
 
 
 def test_recomputed_layers_defer_nothing() -> None:
