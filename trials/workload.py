@@ -4,7 +4,7 @@ A new field needs a default that describes earlier measurements, since fingerpri
 keep their keys. Names for people are not part of a fingerprint.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from trials import wire
@@ -50,6 +50,10 @@ class Hardware:
     def of_node(self) -> int:
         """Ranks on each node."""
         return self.devices // self.nodes
+
+    def resized(self, devices: int) -> "Hardware":
+        """Return another number of these devices, on as many such nodes as they need, or on the one node."""
+        return replace(self, devices=devices, nodes=1 if self.nodes == 1 else -(-devices // self.of_node))
 
     def has_groups(self, size: int) -> bool:
         """Return whether the devices are groups of `size` neighbours, each on one node."""

@@ -110,7 +110,7 @@ def _cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptio
     there = profiled.hardware
     devices = options.devices or job.hardware.devices or there.devices
     # CPU ranks share the memory, so their usual limit depends on their number.
-    usual = default_memory_limit(replace(there, devices=devices))
+    usual = default_memory_limit(there.resized(devices))
     memory = options.memory_limit_bytes or job.hardware.memory_limit or usual
     return Cluster(
         devices=devices,

@@ -125,7 +125,7 @@ def workload_on(cluster: Cluster, job: Job, shape: ModelShape, data: ForecastDat
     return Workload(
         model=shape,
         data=profile(data.index),
-        hardware=replace(cluster.profiled.hardware, devices=cluster.devices),
+        hardware=cluster.profiled.hardware.resized(cluster.devices),
         software=cluster.profiled.software,
         oversize=job.data.oversize,
         global_batch_samples=job.training.global_batch_samples,

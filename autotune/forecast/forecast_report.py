@@ -1,7 +1,6 @@
 """Forecasts as a text for people and as a document for programs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotune.forecast.forecast import Forecast, Forecaster
@@ -98,7 +97,7 @@ def _header(forecaster: Forecaster) -> str:
     trials = forecaster.trials
     corrected = number_of(trials, "trial") if trials else "no trials"
     lines = [
-        f"{shape.name} in {shape.dtype} on {replace(cluster.profiled.hardware, devices=cluster.devices)}, limit "
+        f"{shape.name} in {shape.dtype} on {cluster.profiled.hardware.resized(cluster.devices)}, limit "
         f"{cluster.memory_limit_bytes / _MEBI:,.0f} MiB per rank; "
         f"{number_of(forecaster.workload.data.samples, 'sample')} an epoch, global batch "
         f"{forecaster.job.training.global_batch_samples}",

@@ -265,6 +265,19 @@ def test_reductions_of_data_ranks_that_tensor_ranks_spread_over_nodes_are_extrap
     assert found.startswith("reductions of data ranks that tensor ranks spread over more nodes, from those over all")
 
 
+def test_fewer_devices_than_were_profiled_are_on_as_many_nodes_as_they_need(
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "nodes.json"
+    path.write_text(wire.encode(replace(profiled, hardware=replace(profiled.hardware, devices=8, nodes=4))))
+    file = plan_file(plan_of("12+8", packing=PACKED))
+    for devices, shown in ((1, "1 x"), (2, "2 x"), (6, "6 x NVIDIA A100-SXM4-80GB on 3 nodes")):
+        options = (job.path, "--plan", file, "--device-profile", path, "--devices", devices)
+        result = CliRunner().invoke(main, ["predict", *map(str, options)])
+        assert f"float32 on {shown}" in result.stdout
+        assert (" nodes, limit" in result.stdout) is (devices > 2)
+
+
 def test_the_name_of_a_model_changes_nothing(
     job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
 ) -> None:
