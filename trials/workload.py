@@ -77,6 +77,12 @@ class Hardware:
             "power_limit_watts": self.power_limit_watts,
         }
 
+    def learns_from(self, other: "Hardware") -> bool:
+        """Return whether times on other devices, whose number may be another, tell about times on these."""
+        # One device exchanges nothing.
+        is_connected_alike = other.devices == 1 or (other.nodes, other.link) == (self.nodes, self.link)
+        return self.kind == other.kind and is_connected_alike
+
     @property
     def fingerprint(self) -> str:
         return wire.digest(self)

@@ -101,8 +101,12 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         here = probe_hardware() if options.devices is not None else hardware_of(job)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _profiles_of_model(stored, shape, here.device_name, store)
-        # The most similar first: of exactly these devices, then of this software.
-        found = sorted(found, key=lambda profile: (profile.hardware != here, profile.software != software()))
+
+        def distance(profile: LayerProfile) -> tuple[bool, ...]:
+            there = profile.hardware
+            return there != here, not here.learns_from(there), profile.software != software()
+
+        found = sorted(found, key=distance)
     return _cluster_of_profile(job, stored_costs(found[0]), options)
 
 

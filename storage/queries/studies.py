@@ -302,8 +302,11 @@ def answers(connection: Connection, workload_fingerprint: str) -> tuple[Finished
 def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:
     """Return the finished trials, oldest first, whose measurements are informative for this workload.
 
-    Only the name of the model, the number of devices, the rest of the machine and the memory limit may differ.
+    Only the name of the model, the memory limit, the number of devices (see `Hardware.learns_from`) and the rest of
+    the machine may differ.
     """
+    every = rows.readable(HARDWARE, connection.execute(select(HARDWARE)).mappings(), codec.hardware)
+    alike = [hardware.fingerprint for hardware in every if workload.hardware.learns_from(hardware)]
     model = codec.columns(workload.model)
     del model["name"]
     settings = {
@@ -316,10 +319,10 @@ def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTria
         rows.whole(TRIAL)
         .join(STUDY, STUDY.c.id == TRIAL.c.study_id)
         .join(WORKLOAD, WORKLOAD.c.fingerprint == STUDY.c.workload_fingerprint)
-        .join(HARDWARE, HARDWARE.c.fingerprint == WORKLOAD.c.hardware_fingerprint)
         .join(MODEL, MODEL.c.fingerprint == WORKLOAD.c.model_fingerprint)
+        .where(WORKLOAD.c.hardware_fingerprint.in_(alike))
     )
-    for table, values in ((MODEL, model), (HARDWARE, workload.hardware.kind), (WORKLOAD, settings)):
+    for table, values in ((MODEL, model), (WORKLOAD, settings)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
     return _finished(connection, query.where(*_COUNTING))
 

@@ -225,49 +225,6 @@ def test_a_finished_trial_cannot_be_abandoned(store: Store) -> None:
     assert len(store.answers(WORKLOAD.fingerprint)) == 1
 
 
-def test_answers_come_from_all_studies_of_exactly_this_workload(store: Store) -> None:
-    other = changed("software.torch", "2.14.0")
-    finished = []
-    for workload in (WORKLOAD, WORKLOAD, other):
-        trial = store.start_trial(new_study(store, workload), packed_plan(), "search")
-        store.finish_trial(result_of(trial.id))
-        finished.append(trial.id)
-    store.start_trial(new_study(store), PADDED_PLAN, "search")
-    assert {answer.id for answer in store.answers(WORKLOAD.fingerprint)} == set(finished[:2])
-    assert [answer.id for answer in store.answers(other.fingerprint)] == finished[2:]
-
-
-@on_both_databases
-def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devices(store: Store) -> None:
-    same = (
-        WORKLOAD,
-        changed("model.name", "another folder"),
-        changed("hardware.devices", 2),
-        changed("hardware.driver", None),
-        changed("memory_limit_bytes", 1 << 30),
-    )
-    others = (
-        changed("model.dtype", "float32"),
-        changed("model.token_flops", 0.3),
-        changed("data.lengths_digest", "feed"),
-        changed("hardware.device_name", "NVIDIA H100"),
-        changed("hardware.compute_capability", None),
-        changed("hardware.device_memory_bytes", 40 << 30),
-        changed("software.transformers", "5.24.0"),
-        changed("oversize", "skip"),
-        changed("global_batch_samples", 64),
-    )
-    times = [NOON - timedelta(hours=number) for number in range(len(same))]
-    for workload, time in (*zip(same, times, strict=True), *((other, NOON) for other in others)):
-        trial = store.start_trial(new_study(store, workload), packed_plan(), "search")
-        store.finish_trial(replace(result_of(trial.id), finished=time))
-    store.start_trial(new_study(store), PADDED_PLAN, "search")
-    found = store.comparable_trials(WORKLOAD)
-    assert [trial.result.finished for trial in found] == sorted(times)
-    on_a_cpu = changed("hardware.compute_capability", None)
-    assert len(store.comparable_trials(on_a_cpu)) == 1
-
-
 @on_both_databases
 def test_what_refers_to_nothing_is_refused(store: Store) -> None:
     store.add_workload(WORKLOAD)

@@ -82,6 +82,18 @@ def test_trials_with_other_software_or_a_profile_file_correct_nothing(
     assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
 
 
+def test_trials_on_other_nodes_and_a_later_profile_of_those_change_nothing(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs, driver="an older one")
+    slow = scaled(costs, [2.0 if name == "communication" else 1.0 for name in FACTORS])
+    trials.keep((*OTHERS, PLAN), slow, hardware=replace(trials.prepared.workload.hardware, nodes=2))
+    store_profile(job, slow, nodes=2)
+    found = predicted(job.path, "--plan", plan_file(PLAN))
+    assert (found["corrected_by_trials"], found["extrapolated"]) == (0, [])
+    assert found["plans"][0]["epoch_seconds"] == pytest.approx(trials.seconds(PLAN, costs))
+
+
 def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_is_learned(
     job: JobFile, costs: LayerCosts, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
