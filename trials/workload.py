@@ -81,7 +81,9 @@ class Hardware:
         """Return whether times on other devices, whose number may be another, tell about times on these."""
         # One device exchanges nothing.
         is_connected_alike = other.devices == 1 or (other.nodes, other.link) == (self.nodes, self.link)
-        return self.kind == other.kind and is_connected_alike
+        # CPU ranks share the cores of their node.
+        is_as_wide = self.accelerator != "cpu" or self.cpu_cores * other.of_node == other.cpu_cores * self.of_node
+        return self.kind == other.kind and is_connected_alike and is_as_wide
 
     @property
     def fingerprint(self) -> str:

@@ -13,6 +13,7 @@ from storage.records import LayerProfile
 from storage.store import Store
 from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
+from trials.units import number_of
 from trials.workload import ModelShape, Software
 
 _JSON = ".json"
@@ -98,13 +99,14 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         found = _profiles_of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.
-        here = probe_hardware() if options.devices is not None else hardware_of(job)
+        here = hardware_of(job) if options.devices is None else replace(probe_hardware(), devices=options.devices)
         stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
         found = _profiles_of_model(stored, shape, here.device_name, store)
 
-        def distance(profile: LayerProfile) -> tuple[bool, ...]:
+        def distance(profile: LayerProfile) -> tuple[int, ...]:
             there = profile.hardware
-            return there != here, not here.learns_from(there), profile.software != software()
+            apart = abs(there.devices - here.devices)
+            return there != here, not here.learns_from(there), apart, profile.software != software()
 
         found = sorted(found, key=distance)
     return _cluster_of_profile(job, stored_costs(found[0]), options)
@@ -137,8 +139,9 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
             "reductions of data ranks that tensor ranks spread over more nodes, from those over all ranks, by what the "
             "link of a node carries"
         )
-    if devices > there and profiled.hardware.accelerator == "cpu":
-        yield f"the time of {devices} CPU ranks, as if each had as many cores as the {there} that were profiled"
+    if devices != there and profiled.hardware.accelerator == "cpu":
+        ranks = number_of(devices, "CPU rank")
+        yield f"the time of {ranks}, as if each had as many cores as the {there} that were profiled"
     if devices > there == 1:
         # One device has no neighbour: its profile holds 0 for links and reductions.
         link, reduction = profiled.costs.link, average_of_all(profiled.costs)

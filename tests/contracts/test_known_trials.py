@@ -99,3 +99,12 @@ def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devic
     assert [trial.result.finished for trial in found] == sorted(times)
     on_a_cpu = changed("hardware.compute_capability", None)
     assert len(store.comparable_trials(on_a_cpu)) == 1
+
+
+def test_cpu_ranks_learn_from_ranks_with_as_many_cores(store: Store) -> None:
+    two = changed("hardware", replace(WORKLOAD.hardware, accelerator="cpu", devices=2, cpu_cores=8))
+    four = replace(two, hardware=replace(two.hardware, devices=4))
+    wider = replace(four, hardware=replace(four.hardware, cpu_cores=16))
+    for workload in (two, four, wider):
+        store.finish_trial(result_of(store.start_trial(new_study(store, workload), packed_plan(), "search").id))
+    assert [len(store.comparable_trials(workload)) for workload in (two, four, wider)] == [2, 1, 2]

@@ -94,6 +94,24 @@ def test_trials_on_other_nodes_and_a_later_profile_of_those_change_nothing(
     assert found["plans"][0]["epoch_seconds"] == pytest.approx(trials.seconds(PLAN, costs))
 
 
+def test_cpu_ranks_with_fewer_cores_teach_nothing_and_their_profile_is_said_to_be_another(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    slow = scaled(costs, [2.0] * len(FACTORS))
+    store_profile(job, slow, devices=4)
+    (told,) = predicted(job.path, "--plan", plan_file(PLAN))["extrapolated"]
+    assert told == "the time of 2 CPU ranks, as if each had as many cores as the 4 that were profiled"
+    store_profile(job, costs, driver="an older one")
+    store_profile(job, slow, devices=4)
+    wide = [replace(plan, layout=replace(plan.layout, data=2 * plan.layout.data)) for plan in OTHERS[:2]]
+    trials.keep(wide, slow, hardware=replace(trials.prepared.workload.hardware, devices=4))
+    found = predicted(job.path, "--plan", plan_file(PLAN))
+    assert (found["corrected_by_trials"], found["extrapolated"]) == (0, [])
+    assert found["plans"][0]["epoch_seconds"] == pytest.approx(trials.seconds(PLAN, costs))
+    more = predicted(job.path, "--plan", plan_file(wide[0]), "--devices", "4")
+    assert (more["corrected_by_trials"], more["extrapolated"]) == (2, [])
+
+
 def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_is_learned(
     job: JobFile, costs: LayerCosts, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +124,8 @@ def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_
     assert solved[0]["epoch_seconds"] > fast["epoch_seconds"]
     wide = replace(plan, layout=replace(plan.layout, data=2 * plan.layout.data))
     trials.keep([plan], costs)
-    trials.keep([wide], costs, hardware=replace(trials.prepared.workload.hardware, devices=4))
+    here = trials.prepared.workload.hardware
+    trials.keep([wide], costs, hardware=replace(here, devices=4, cpu_cores=2 * here.cpu_cores))
     best = predicted(job.path, *tight)["plans"]
     assert (best[0]["id"], best[0]["fits"]) == (plan.id, True)
     assert best[1]["plan"]["layout"]["data"] * best[1]["plan"]["layout"]["pipeline"] == 2
@@ -123,12 +142,13 @@ def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
     slow = exchanging(costs, averages(1e-7))
     wide = [plan_of("12+8", data=8, packing=PACKED), plan_of("9+0", "3+8", data=4, packing=PACKED)]
     two = plan_of("12+8", data=2, packing=PACKED)
-    store_profile(job, slow)
+    h100: dict[str, Any] = {"device_name": "NVIDIA H100 80GB HBM3", "accelerator": "cuda"}
+    store_profile(job, slow, **h100)
 
     def communication(trials: int) -> list[float]:
         found = [
-            predicted(job.path, "--plan", plan_file(wide[0]), "--devices", "8"),
-            predicted(job.path, "--plan", plan_file(two)),
+            predicted(job.path, "--plan", plan_file(wide[0]), "--device-profile", "h100", "--devices", "8"),
+            predicted(job.path, "--plan", plan_file(two), "--device-profile", "h100"),
         ]
         assert [document["corrected_by_trials"] for document in found] == [trials, trials]
         return [document["plans"][0]["parts"]["communication"] for document in found]
@@ -136,5 +156,5 @@ def test_trials_on_more_devices_confirm_what_was_extrapolated_to_them(
     before = communication(0)
     trials.costs = slow
     ring = exchanging(slow, averages(1e-7 * (7 / 8) / (1 / 2), 8))
-    trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8))
+    trials.keep(wide * 3, ring, hardware=replace(trials.prepared.workload.hardware, devices=8, **h100))
     assert communication(6) == pytest.approx(before, rel=0.05)
