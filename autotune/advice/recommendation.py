@@ -132,7 +132,7 @@ def recommend_for(
     data = ForecastData.of(job, listener)
     lengths = profile(data.index)
     analytic: SheetCosts | None = None
-    if sheet and (first is None or first.profiled.hardware.devices == 1):
+    if sheet and any(each is None or each.profiled.hardware.devices == 1 for each in measured.values()):
         listener(PhaseBegan(phase=Phase.PREDICTION, text=f"Computing the layers on {sheet.name}"))
         sizes = design(lengths, shape, (), DEVICES_OF_NODE, 0.0).sizes
         analytic = SheetCosts.of(sheet, job.model, job.training, sizes)
@@ -143,7 +143,7 @@ def recommend_for(
         shape=shape,
         device=sheet.name if sheet else first.name if first else device,
         sheet=sheet,
-        profiled=str(first.profiled) if first else None,
+        profiled="; ".join(dict.fromkeys(str(each.profiled) for each in measured.values() if each)) or None,
         samples=lengths.samples,
         skipped_lines=data.report.bad,
         choices=choices,
@@ -153,9 +153,10 @@ def recommend_for(
 
 def _measured(job: Job, shape: ModelShape, store: Store, device: DataSheet | str, count: int) -> Cluster | None:
     """Return what is stored of a device. Raise ProfileError for other models alone, where there is no data sheet."""
-    name = device if isinstance(device, str) else device.name
+    is_named, name = (False, device) if isinstance(device, str) else (True, device.name)
+    options = ClusterOptions(devices=count, device_profile=name, is_whole_name=is_named)
     try:
-        return cluster_of_store(job, shape, store, ClusterOptions(devices=count, device_profile=name))
+        return cluster_of_store(job, shape, store, options)
     except NoProfile:
         return None
     except ProfileError:
@@ -168,12 +169,10 @@ def _cluster(
     job: Job, shape: ModelShape, count: int, measured: Cluster | None, analytic: SheetCosts | None
 ) -> tuple[Cluster, Origin]:
     """Return devices with measured costs as far as there are any, else those of the data sheet."""
-    if analytic is None:
-        assert measured is not None  # else the device would be unknown
-        return measured, "measured"
     if measured is None:
+        assert analytic is not None  # else the device would be unknown
         return sheet_cluster(job, shape, analytic, count), "analytic"
-    if count == 1:
+    if analytic is None or count == 1 or measured.profiled.hardware.devices > 1:
         return measured, "measured"
     # One device has no neighbour to exchange with.
     costs = analytic.on(count)

@@ -29,6 +29,8 @@ class ClusterOptions:
     """Per rank."""
     device_profile: str | None = None
     """A file of layer costs, or part of the name of hardware with a stored profile."""
+    is_whole_name: bool = False
+    """Whether `device_profile` is the whole name: a part of it may name other devices as well."""
 
     @property
     def profile_file(self) -> Path | None:
@@ -94,22 +96,27 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
 
     Raise NoProfile when there is none, ProfileError when all are of other models, and what `probe_hardware` raises.
     """
-    name = options.device_profile
+    name, here, devices = options.device_profile, None, options.devices or job.hardware.devices
     if name is not None:
-        found = _profiles_of_model(store.layer_profiles(hardware_name=name), shape, f"devices called {name!r}", store)
+        stored = store.layer_profiles(hardware_name=name)
+        if options.is_whole_name:
+            stored = tuple(profile for profile in stored if profile.hardware.device_name == name)
+        found = _profiles_of_model(stored, shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.
         here = hardware_of(job) if options.devices is None else replace(probe_hardware(), devices=options.devices)
-        stored = [profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind]
+        devices = here.devices
+        stored = tuple(profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind)
         found = _profiles_of_model(stored, shape, here.device_name, store)
 
-        def distance(profile: LayerProfile) -> tuple[int, ...]:
-            there = profile.hardware
-            apart = abs(there.devices - here.devices)
-            return there != here, not here.learns_from(there), apart, profile.software != software()
+    def distance(profile: LayerProfile) -> tuple[int, ...]:
+        there = profile.hardware
+        number = devices or there.devices
+        unlike = () if here is None else (there != here, not here.learns_from(there))
+        # Exchanges of fewer devices than were profiled are timed too.
+        return *unlike, there.devices < number, abs(there.devices - number), profile.software != software()
 
-        found = sorted(found, key=distance)
-    return _cluster_of_profile(job, stored_costs(found[0]), options)
+    return _cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
 
 
 def _cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:

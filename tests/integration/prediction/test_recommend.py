@@ -22,6 +22,9 @@ from autotune.advice.sheet_costs import SheetCosts, allocated_stage
 from autotune.cli import main
 from autotune.cli.recommend import job_values
 from autotune.errors import ProfileError, RecommendError
+from autotune.machine.hardware import software
+from autotune.prediction.features import COSTS as FACTORS
+from autotune.prediction.features import scaled
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, document
 from tests.values.forecast import store_profile
@@ -202,6 +205,38 @@ def test_with_the_profile_of_one_device_exchanges_are_those_of_the_data_sheet(
     (slow,) = recommend(job.path, device="h100", devices=(2,)).choices
     assert slow.forecast is not None
     assert slow.forecast.prediction.epoch_seconds > 1.5 * two.forecast.prediction.epoch_seconds
+
+
+@pytest.mark.usefixtures("home")
+def test_the_profile_of_a_device_whose_name_is_longer_is_not_that_of_the_data_sheet(
+    job: JobFile, costs: LayerCosts
+) -> None:
+    job.spoil(hardware={})
+    store_profile(job, costs, device_name="NVIDIA A100-SXM4-80GB", accelerator="cuda", device_memory_bytes=80 << 30)
+    other, one = (recommend(job.path, device=device, devices=(2,)) for device in ("a10", "a100-80gb"))
+    assert [each.choices[0].origin for each in (other, one)] == ["analytic", "measured"]
+    assert other.choices[0].memory_limit_bytes < 24 << 30
+    assert (other.profiled, one.profiled is None) == (None, False)
+
+
+@pytest.mark.usefixtures("home")
+def test_each_number_of_devices_has_the_most_similar_of_the_profiles(
+    job: JobFile, costs: LayerCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    h100 = {"device_name": "NVIDIA H100 80GB HBM3", "accelerator": "cuda"}
+    store_profile(job, costs, **h100, devices=4)
+    store_profile(job, costs, **h100, devices=1)
+    slow = scaled(costs, [9.0] * len(FACTORS))
+    here = software()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("tests.values.forecast.software", lambda: replace(here, torch="1.0"))
+        store_profile(job, slow, **h100, devices=1)
+        store_profile(job, slow, **h100, devices=4)
+    found = recommend(job.path, device="h100", devices=(1, 2, 8))
+    assert [each.origin for each in found.choices] == ["measured"] * 3
+    assert [bool(each.extrapolated) for each in found.choices] == [False, False, True]
+    assert found.profiled is not None
+    assert [each[:8] for each in found.profiled.split("; ")] == ["1 x NVID", "4 x NVID"]
 
 
 @pytest.mark.usefixtures("home")
