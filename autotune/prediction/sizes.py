@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 from typing_extensions import override
 
-from autotune.prediction.columns import CONSTANT, EVERY, SQUARES, TARGETS, TOKENS
+from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS
 from trials.arrays import Floats, Ints
 from trials.data.epoch import Epoch
 
@@ -94,17 +94,13 @@ class EpochSizes:
             packs.counts > 0,
             packs.sums(index.target_tokens),
         )
-        return self._divided(np.stack([column.astype(np.float64) for column in columns], axis=1))
+        table: Floats = np.stack([column.astype(np.float64) for column in columns], axis=1)
+        return table / self.ranks[:, None]
 
     @cached_property
     def equal_parts(self) -> Floats:
-        """A rank's part if the ranks that share a pack had equal ones, [packs, 5]."""
-        return self._divided(self.whole)
-
-    def _divided(self, whole: Floats) -> Floats:
-        """Return equal parts of sizes [packs, 5]; the fixed cost of a pack is that of each of its ranks."""
-        parts: Floats = whole / self.ranks[:, None]
-        parts[:, CONSTANT] = whole[:, CONSTANT]
+        """A rank's part if those that share a pack divided all of it evenly, [packs, 5]."""
+        parts: Floats = self.whole / self.ranks[:, None]
         return parts
 
     @cached_property

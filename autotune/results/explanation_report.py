@@ -30,6 +30,7 @@ _WAYS = {
 _DECODE_AHEAD = "decode images ahead on free cores, by data.workers, or let images be smaller"
 _PACK = "pack the samples"
 _LARGER_PACKS = "larger packs, of which fewer have no image and so a zero one"
+_LARGER_PARTS = "larger packs are shared more evenly, and a larger global batch has more packs to choose from"
 _NO_CORE = "let images be smaller; no core is free to decode them ahead"
 _ADVICE = {
     "stage_imbalance": "stages hold whole layers; a model or a pipeline degree with a more even split would remove it",
@@ -254,6 +255,8 @@ def _advice(why: Explanation, workload: Workload) -> Iterator[str]:
         for part in winner.causes
         if part.seconds > max(_WORTH_ADVICE * winner.epoch_seconds, SIGNIFICANT * part.error)
     ]
+    if winner.plan.layout.tensor > 1 or max(winner.plan.packing.degrees) > 1:
+        advice["data_imbalance"] = _LARGER_PARTS
     for part in large[:_MOST_ADVICE]:
         what = advice.get(part.name) or _more_memory(why.further, workload.memory_limit_bytes)
         yield f"- {NAMES[part.name]}, {share_text(part, winner)} of the time: {what}"

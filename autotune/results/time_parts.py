@@ -18,7 +18,7 @@ MEANINGS = {
     "recompute": "layers that run forward a second time to save memory",
     "loading": "ranks that wait for data to be read and encoded",
     "stage_imbalance": "stages that wait for a stage with more work",
-    "data_imbalance": "ranks that wait because packs, or their parts of one pack, differ in work",
+    "data_imbalance": "ranks that wait because packs differ in work, and work beyond equal parts of shared packs",
     "bubble": "stages that wait while the pipeline fills and drains",
     "communication": "sends between stages, sums over data ranks",
     "optimizer": "update of the weights",

@@ -33,7 +33,7 @@ class PackSeconds:
     most_deferred: Ints
     """Most packs whose weight gradients wait, [stages]."""
     samples: Floats
-    """The samples alone, without padding and recomputation, if the ranks that share a pack had equal parts of it."""
+    """The samples alone, without padding and recomputation, if the ranks that share a pack divided it evenly."""
     equal_parts: Floats
     """The same with padding."""
     sends: Floats
@@ -118,7 +118,8 @@ class Breakdown:
     """Work of the busiest stage above that of the mean stage, on average over the data ranks."""
     data_imbalance: Floats
     """Work of the busiest stage of the slowest data rank above that of the mean data rank; waiting of stages, and of
-    ranks that share packs, for each other because the packs of a step are uneven; and unequal parts of one pack."""
+    ranks that share packs, for each other because the packs of a step are uneven; and work beyond equal parts of a
+    pack."""
     bubble: Floats
     """Waiting of the busiest stage for its neighbours as the pipeline fills and drains."""
     loading: Floats
@@ -204,15 +205,15 @@ def attribute(
     bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
     # Data ranks reduce when all of them are there; a stage need not wait for the others.
     ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
-    # Passes are those of the fullest rank of a pack; the others wait.
-    unequal = spread(own.forward + own.backward - own.recompute - own.equal_parts)
+    # Passes are those of the fullest rank of a pack, and each rank has the fixed cost of its part.
+    beyond = spread(own.forward + own.backward - own.recompute - own.equal_parts)
     # Each entry has one effect more than the one before, so the differences are parts that sum to the step.
     reached = (
         np.zeros(steps),
         spread(own.samples),
         spread(own.equal_parts),
-        work.mean(axis=(1, 2)) - unequal,
-        busiest.mean(axis=1) - unequal,
+        work.mean(axis=(1, 2)) - beyond,
+        busiest.mean(axis=1) - beyond,
         uneven_seconds - bubble,
         uneven_seconds,
         loaded_seconds,

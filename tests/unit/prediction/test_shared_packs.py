@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from autotune.dimensions.sequence import knows_sequence
-from autotune.prediction.columns import CONSTANT
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled, stage_features
 from autotune.prediction.parts import Parts
@@ -74,9 +73,8 @@ def test_ranks_that_share_a_pack_have_equal_parts_of_it() -> None:
     assert parts.table[:, :2].tolist() == np.ceil(whole.table[:, :2] / 4).tolist()
     assert (4 * parts.table[:, 2]).tolist() == whole.table[:, 2].tolist()
     assert parts.step_samples.tolist() == whole.step_samples.tolist()
-    divided = np.where(np.arange(5) == CONSTANT, 1, 4)
-    assert (divided * parts.samples_alone).tolist() == whole.samples_alone.tolist()
-    assert (divided * parts.equal_parts).tolist() == whole.table.tolist()
+    assert (4 * parts.samples_alone).tolist() == whole.samples_alone.tolist()
+    assert (4 * parts.equal_parts).tolist() == whole.table.tolist()
     one, other = (predictor.predict(plan) for plan in (alone, shared))
     assert other.stage_memory[0].static == one.stage_memory[0].static
     kept = one.stage_bytes[0] - one.stage_memory[0].static

@@ -9,7 +9,7 @@ from autotune.results.study_report import best_text
 from storage.explanation import BEST, Explanation, TimePart
 from storage.records import Baseline
 from tests.values.storage import EXPLANATION, PADDED_PLAN, WORKLOAD, best_of, packed_plan, plan_time
-from trials.plan import Layout, Plan
+from trials.plan import Layout, Packed, Plan
 
 WINNER, USUAL = EXPLANATION.plans
 
@@ -141,6 +141,17 @@ def test_images_are_decoded_ahead_only_where_a_core_is_free(accelerator: str, sa
 def test_packing_is_the_remedy_for_padding_where_the_plan_has_no_packs(plan: Plan, said: str) -> None:
     text = text_of(replace(EXPLANATION, plans=(plan_time(plan, BEST, padding=10.0), USUAL)))
     assert f"- padding, 10.0% +- 1.0% of the time: {said}" in text.partition("What would help further:")[2]
+
+
+@pytest.mark.parametrize(("degree", "said"), [(1, "a larger global batch"), (2, "larger packs are shared more evenly")])
+def test_larger_packs_are_a_remedy_for_imbalance_where_ranks_share_them(degree: int, said: str) -> None:
+    plan = packed_plan()
+    assert isinstance(plan.packing, Packed)
+    shared = replace(plan, packing=replace(plan.packing, sequence=degree), layout=replace(plan.layout, data=2))
+    waiting = TimePart(name="data_imbalance", seconds=10.0, error=1.0, basis="simulated")
+    times = (replace(time, parts=(*time.parts, waiting)) for time in (replace(WINNER, plan=shared), USUAL))
+    text = text_of(replace(EXPLANATION, plans=tuple(times)))
+    assert f"- data imbalance, 10.0% +- 1.0% of the time: {said}" in text.partition("What would help further:")[2]
 
 
 def test_the_current_plan_is_named_in_words() -> None:
