@@ -7,12 +7,13 @@ from pathlib import Path
 from autotune.dimensions.averages import average_of_all
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
-from autotune.machine.hardware import default_memory_limit, probe_hardware, software
+from autotune.machine.hardware import ENOUGH_SHARED_BYTES, default_memory_limit, probe_hardware, software
 from autotune.machine.job_hardware import hardware_of
 from storage.records import LayerProfile
 from storage.store import Store
 from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
+from trials.machine.shared_memory import shared_memory_bytes
 from trials.units import number_of
 from trials.workload import ModelShape, Software
 
@@ -52,6 +53,8 @@ class Cluster:
     """Description of the measured quantities and their source."""
     extrapolated: tuple[str, ...]
     """Descriptions of the quantities that were not measured."""
+    shared_bytes: int = ENOUGH_SHARED_BYTES
+    """Shared memory for packs of images, as far as it is known."""
 
     @property
     def name(self) -> str:
@@ -116,7 +119,8 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         # Exchanges of fewer devices than were profiled are timed too.
         return *unlike, there.devices < number, abs(there.devices - number), profile.software != software()
 
-    return _cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
+    cluster = _cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
+    return cluster if here is None else replace(cluster, shared_bytes=shared_memory_bytes())
 
 
 def _cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:

@@ -31,8 +31,9 @@ from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
+from autotune.search.study_settings import teaches
 from storage.explanation import UNEXPLAINED
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, StudyRecord
 from trials.arrays import Ints
 from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Epoch
@@ -172,13 +173,15 @@ class Forecaster:
         """What the trials taught about the layer costs, for forecasts with other data."""
         return self._predictor.state
 
-    def learn(self, trials: Iterable[FinishedTrial]) -> None:
-        """Correct all forecasts by trials of a comparable workload, in this order.
+    def learn(self, trials: Iterable[tuple[StudyRecord, FinishedTrial]]) -> None:
+        """Correct all forecasts by trials of a comparable workload, in this order, each with its study.
 
         The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
         Those on as many devices also tell how far plans like theirs are from their predictions.
         """
-        for trial in filter(is_conclusive, trials):
+        for study, trial in trials:
+            if not (is_conclusive(trial) and teaches(study, self._loading_workers)):
+                continue
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
             self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
@@ -198,11 +201,15 @@ class Forecaster:
             return False
         return self.epoch(packing, layout.data).keeps_batch and not self._predictor.learning_faults(plan)
 
+    @property
+    def _loading_workers(self) -> int:
+        if (workers := self.job.data.workers) is not None:
+            return workers
+        hardware, shared_bytes = self.cluster.profiled.hardware, self.cluster.shared_bytes
+        return default_workers(hardware, self.job.search.parallel, shared_bytes=shared_bytes)
+
     def _costs_on(self, devices: int) -> LayerCosts:
-        workers = self.job.data.workers
-        if workers is None:
-            workers = default_workers(self.cluster.profiled.hardware, self.job.search.parallel)
-        return self.cluster.costs_on(devices).with_workers(workers)
+        return self.cluster.costs_on(devices).with_workers(self._loading_workers)
 
     def of(self, plan: Plan) -> Forecast:
         """Return the forecast of a plan.

@@ -22,7 +22,6 @@ from autotune.packing.material import PackOptions, job_material
 from autotune.prediction.calibration import CalibrationState
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
-from storage.records import FinishedTrial
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.errors import ModelError
@@ -160,7 +159,7 @@ def what_if(
         )
         for settings, each, of_packs in zip(({}, *several), jobs, packs, strict=True)
     )
-    return WhatIf(variants=variants, trials=len(forecasts.trials or ()), unknown=forecasts.unknown)
+    return WhatIf(variants=variants, trials=forecasts.trials or 0, unknown=forecasts.unknown)
 
 
 class _Forecasts:
@@ -168,7 +167,8 @@ class _Forecasts:
 
     def __init__(self, cluster: Cluster | None, database_url: str | None, unknown: str | None = None) -> None:
         self.unknown = unknown
-        self.trials: Sequence[FinishedTrial] | None = None
+        self.trials: int | None = None
+        """Number of trials that have corrected the layer costs; None before they were looked for."""
         self._learnt: CalibrationState | None = None
         self._cluster, self._database_url = cluster, database_url
 
@@ -191,8 +191,9 @@ class _Forecasts:
         forecaster = Forecaster(job, shape, self._cluster, data, state=self._learnt)
         if self.trials is None:
             with read_store(self._database_url) as store:
-                self.trials = store.comparable_trials(forecaster.workload)
-            forecaster.learn(self.trials)
+                trials = store.comparable_trials(forecaster.workload)
+            forecaster.learn(trials)
+            self.trials = forecaster.trials
             if self.trials:
                 self._learnt = forecaster.calibration
         try:

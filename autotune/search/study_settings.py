@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trials.plan import Plan
 
 if TYPE_CHECKING:
+    from storage.records import StudyRecord
     from trials.job import SearchSection, TrainingSection
 
 _log = logging.getLogger(__name__)
@@ -19,6 +20,8 @@ MODEL = "model"
 """Key of the model's folder or hub id in the job that began the study; one of the same sizes may continue it."""
 TRAINING = "training"
 """Key of the settings of the training by which packs are arranged in steps."""
+LOADING_WORKERS = "loading_workers"
+"""Key of the loading processes of each rank."""
 _OF_STEPS = {"batch_tolerance", "step_variance"}
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 """Settings in which agents of one search may differ."""
@@ -33,11 +36,13 @@ def study_settings(
     *,
     fresh: bool,
     trainer: str | None = None,
+    loading_workers: int = 0,
 ) -> dict[str, object]:
     """Return the settings of a new study. Plans that the job gives are known by their ids, not by their files."""
     return {
         **search.model_dump(mode="json"),
         TRAINING: training.model_dump(include=_OF_STEPS),
+        LOADING_WORKERS: loading_workers,
         "current_plan": current_plan and current_plan.id,
         "queue": [plan.id for plan in queued],
         TRAINER: trainer,
@@ -54,6 +59,19 @@ def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object])
     space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
     known = {**stored, "space": space}
     return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}
+
+
+def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
+    """Return whether the trials of one study need no second run in the other, of the same workload."""
+    return one.settings.get(LOADING_WORKERS) == other.settings.get(LOADING_WORKERS)
+
+
+def teaches(study: "StudyRecord", loading_workers: int) -> bool:
+    """Return whether the trials of a study tell about a training with so many loading processes for each rank.
+
+    Any number of them but 0 is predicted alike.
+    """
+    return bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
 
 
 def training_of(settings: Mapping[str, object]) -> "TrainingSection":

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 
 from autotune.dimensions.folds import check_named
 from autotune.errors import JobError, NoFeasiblePlan
@@ -22,7 +23,7 @@ from autotune.search.space.abilities import Target
 from autotune.search.space.feasible import check_space
 from autotune.search.space.given_plans import current_plan, queued_plans, warn_of_batch
 from autotune.search.space.held import Holding
-from autotune.search.study_settings import FRESH, is_same_search, study_settings
+from autotune.search.study_settings import FRESH, answers, is_same_search, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
@@ -88,7 +89,7 @@ class Tuner:
         if study.finished is not None:
             return self._stored_winner(study)
         is_fresh = bool(study.settings[FRESH])
-        known = () if is_fresh else self._store.answers(self._fingerprint)
+        known = () if is_fresh else self._store.answers(self._fingerprint, partial(answers, study))
         ledger = StudyLedger(self._store, self._bench.spool, study, self._agent, known)
         with self._rank_pools(study) as pools, database(self._store.optuna_url, self._store.exclusive()) as optuna:
             try:
@@ -132,6 +133,7 @@ class Tuner:
             published_name(self._job.model.path),
             fresh=fresh,
             trainer=self._trainer,
+            loading_workers=self._job.data.workers or 0,
         )
         seed, agent, model = self._job.training.seed, self._agent.id, self._workload.model.name
         if fresh:

@@ -290,17 +290,21 @@ def summaries(connection: Connection, *study_ids: str) -> tuple[TrialSummary, ..
     return tuple(rows.readable(TRIAL, found, codec.summary))
 
 
-def answers(connection: Connection, workload_fingerprint: str) -> tuple[FinishedTrial, ...]:
-    """Return the finished trials of all studies on exactly this workload, oldest first: they need no second run.
+def answers(
+    connection: Connection, workload_fingerprint: str, same: Callable[[StudyRecord], bool] = lambda _: True
+) -> tuple[FinishedTrial, ...]:
+    """Return the finished trials on exactly this workload, oldest first, which need no second run.
 
-    Those of studies that were imported or archived are left out.
+    They are those of the studies that `same` accepts, without imported and archived ones.
     """
-    query = rows.whole(TRIAL).join(STUDY, STUDY.c.id == TRIAL.c.study_id)
-    return _finished(connection, query.where(STUDY.c.workload_fingerprint == workload_fingerprint, *_COUNTING))
+    every = rows.readable(STUDY, connection.execute(_own(workload_fingerprint)).mappings(), codec.study)
+    return _finished(connection, rows.whole(TRIAL).where(TRIAL.c.study_id.in_([one.id for one in every if same(one)])))
 
 
-def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTrial, ...]:
+def comparable(connection: Connection, workload: Workload) -> tuple[tuple[StudyRecord, FinishedTrial], ...]:
     """Return the finished trials, oldest first, whose measurements are informative for this workload.
+
+    Each comes with its study, whose settings may differ.
 
     Only the name of the model, the memory limit, the number of devices (see `Hardware.learns_from`) and the rest of
     the machine may differ.
@@ -316,15 +320,16 @@ def comparable(connection: Connection, workload: Workload) -> tuple[FinishedTria
         **codec.columns(workload.software),
     }
     query = (
-        rows.whole(TRIAL)
-        .join(STUDY, STUDY.c.id == TRIAL.c.study_id)
+        select(STUDY)
         .join(WORKLOAD, WORKLOAD.c.fingerprint == STUDY.c.workload_fingerprint)
         .join(MODEL, MODEL.c.fingerprint == WORKLOAD.c.model_fingerprint)
-        .where(WORKLOAD.c.hardware_fingerprint.in_(alike))
+        .where(WORKLOAD.c.hardware_fingerprint.in_(alike), *_COUNTING)
     )
     for table, values in ((MODEL, model), (WORKLOAD, settings)):
         query = query.where(*(table.c[name] == value for name, value in values.items()))
-    return _finished(connection, query.where(*_COUNTING))
+    found = {study.id: study for study in rows.readable(STUDY, connection.execute(query).mappings(), codec.study)}
+    of_studies = rows.whole(TRIAL).where(TRIAL.c.study_id.in_(found))
+    return tuple((found[trial.study_id], trial) for trial in _finished(connection, of_studies))
 
 
 def _finished(connection: Connection, query: Select[Any]) -> tuple[FinishedTrial, ...]:

@@ -65,6 +65,9 @@ def test_answers_come_from_all_studies_of_exactly_this_workload(store: Store) ->
     store.start_trial(new_study(store), PADDED_PLAN, "search")
     assert {answer.id for answer in store.answers(WORKLOAD.fingerprint)} == set(finished[:2])
     assert [answer.id for answer in store.answers(other.fingerprint)] == finished[2:]
+    oldest = store.studies()[-1]
+    (answer,) = store.answers(oldest.workload_fingerprint, lambda study: study == oldest)
+    assert (answer.id, answer.study_id) == (finished[0], oldest.id)
 
 
 @on_both_databases
@@ -96,7 +99,8 @@ def test_trials_are_comparable_on_the_same_model_data_software_and_kind_of_devic
         store.finish_trial(replace(result_of(trial.id), finished=time))
     store.start_trial(new_study(store), PADDED_PLAN, "search")
     found = store.comparable_trials(WORKLOAD)
-    assert [trial.result.finished for trial in found] == sorted(times)
+    assert [trial.result.finished for _, trial in found] == sorted(times)
+    assert all(study == store.study(trial.study_id) for study, trial in found)
     on_a_cpu = changed("hardware.compute_capability", None)
     assert len(store.comparable_trials(on_a_cpu)) == 1
 

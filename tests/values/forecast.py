@@ -1,9 +1,10 @@
 """What forecasts find in a store: profiles of layers, and trials."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autotune.job_file import load_job
@@ -63,15 +64,19 @@ class Trials:
         truth: LayerCosts,
         *,
         factor_of: Callable[[Plan], float] = lambda _: 1.0,
+        settings: Mapping[str, object] = MappingProxyType({}),
         **changes: Any,
     ) -> None:
-        """`factor_of` says how much slower a plan is than by the truth; `changes` are those of the workload."""
+        """`factor_of` says how much slower a plan is than by the truth; `changes` are those of the workload.
+
+        `settings` are those of the study.
+        """
         workload = replace(self.prepared.workload, **changes)
         launcher = SimulatedLauncher(self.predictor(truth), factor_of=factor_of)
         calibrated = CalibratedPredictor(self.predictor(self.costs))
         runner = Runner(self.prepared, calibrated, launcher, watch=Undisturbed)
         with open_store() as store:
-            study = store.create_study(store.add_workload(workload), {}, seed=0)
+            study = store.create_study(store.add_workload(workload), settings, seed=0)
             for number, plan in enumerate(plans):
                 trial = store.start_trial(study.id, plan, "sampled")
                 ran = runner.run(plan)

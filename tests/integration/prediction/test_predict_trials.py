@@ -112,6 +112,15 @@ def test_cpu_ranks_with_fewer_cores_teach_nothing_and_their_profile_is_said_to_b
     assert (more["corrected_by_trials"], more["extrapolated"]) == (2, [])
 
 
+def test_trials_that_loaded_otherwise_teach_nothing(job: JobFile, costs: LayerCosts, trials: Trials) -> None:
+    store_profile(job, costs)
+    trials.keep(OTHERS[:1], costs, settings={"loading_workers": 0})
+    trials.keep(OTHERS[:2], costs, settings={"loading_workers": 2})
+    for workers, expected in ((None, 1), (0, 1), (1, 2), (2, 2)):
+        job.spoil(data__workers=workers)
+        assert predicted(job.path, "--top", "1")["corrected_by_trials"] == expected
+
+
 def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_is_learned(
     job: JobFile, costs: LayerCosts, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,13 +4,25 @@ from typing import Any
 
 import pytest
 
-from autotune.search.study_settings import TRAINER, TRAINING, is_same_search, study_settings, training_of
-from tests.values.storage import PADDED_PLAN
+from autotune.search.study_settings import (
+    TRAINER,
+    TRAINING,
+    answers,
+    is_same_search,
+    study_settings,
+    training_of,
+)
+from storage.records import StudyRecord
+from tests.values.storage import NOON, PADDED_PLAN
 from trials.job import SearchSection, TrainingSection
 
 
 def settings_of(**search: Any) -> dict[str, Any]:
     return study_settings(SearchSection.model_validate(search), TrainingSection(), None, (), "org/name", fresh=False)
+
+
+def study_of(settings: dict[str, Any]) -> StudyRecord:
+    return StudyRecord(id="", name="", workload_fingerprint="", settings=settings, seed=0, started=NOON, finished=None)
 
 
 def test_a_study_of_a_version_with_fewer_axes_goes_on() -> None:
@@ -55,6 +67,17 @@ def test_a_search_for_a_trainer_is_another_search() -> None:
     before = settings_of()
     del before[TRAINER]
     assert is_same_search(before, settings_of())
+
+
+def test_other_loading_workers_make_another_search_which_runs_its_plans_again() -> None:
+    none, some = (
+        study_settings(SearchSection(), TrainingSection(), None, (), "m", fresh=False, loading_workers=workers)
+        for workers in (0, 4)
+    )
+    assert not is_same_search(none, some)
+    assert is_same_search(some, some)
+    assert answers(study_of(some), study_of({**some, "trials": 9}))
+    assert not answers(study_of(none), study_of(some))
 
 
 @pytest.mark.parametrize("changed", [{"batch_tolerance": 0.2}, {"step_variance": 3.0}])
