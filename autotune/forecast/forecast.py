@@ -180,7 +180,7 @@ class Forecaster:
         Those on as many devices also tell how far plans like theirs are from their predictions.
         """
         for study, trial in trials:
-            if not (is_conclusive(trial) and teaches(study, self._loading_workers)):
+            if not (is_conclusive(trial) and teaches(study, self.job.training, self._loading_workers)):
                 continue
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))

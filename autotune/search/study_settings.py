@@ -61,17 +61,31 @@ def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object])
     return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}
 
 
+def goes_on(study: "StudyRecord", settings: Mapping[str, object], seed: int) -> bool:
+    """Return whether a study is the search of these settings, and may be joined where it is unfinished.
+
+    Steps of its trials would have other packs than further ones of another seed.
+    """
+    return is_same_search(study.settings, settings) and (study.finished is not None or study.seed == seed)
+
+
 def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
     """Return whether the trials of one study need no second run in the other, of the same workload."""
-    return one.settings.get(LOADING_WORKERS) == other.settings.get(LOADING_WORKERS)
+    of_one, of_other = ((each.seed, *map(each.settings.get, (TRAINING, LOADING_WORKERS))) for each in (one, other))
+    return of_one == of_other
 
 
-def teaches(study: "StudyRecord", loading_workers: int) -> bool:
+def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: int) -> bool:
     """Return whether the trials of a study tell about a training with so many loading processes for each rank.
 
-    Any number of them but 0 is predicted alike.
+    They ran steps of the same packs. Any number of processes but 0 is predicted alike.
     """
-    return bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
+    then = training_of(study.settings)
+    return (
+        study.seed == training.seed
+        and then.model_dump(include=_OF_STEPS) == training.model_dump(include=_OF_STEPS)
+        and bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
+    )
 
 
 def training_of(settings: Mapping[str, object]) -> "TrainingSection":

@@ -23,7 +23,7 @@ from autotune.search.space.abilities import Target
 from autotune.search.space.feasible import check_space
 from autotune.search.space.given_plans import current_plan, queued_plans, warn_of_batch
 from autotune.search.space.held import Holding
-from autotune.search.study_settings import FRESH, answers, is_same_search, study_settings
+from autotune.search.study_settings import FRESH, answers, goes_on, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
@@ -139,9 +139,7 @@ class Tuner:
         if fresh:
             return self._store.create_study(self._fingerprint, settings, seed, agent_id=agent, model_name=model)
 
-        def is_same(study: StudyRecord) -> bool:
-            return is_same_search(study.settings, settings)
-
+        is_same = partial(goes_on, settings=settings, seed=seed)
         return self._store.join_study(self._fingerprint, settings, seed, is_same, agent_id=agent, model_name=model)
 
     @contextmanager

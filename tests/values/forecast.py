@@ -65,18 +65,19 @@ class Trials:
         *,
         factor_of: Callable[[Plan], float] = lambda _: 1.0,
         settings: Mapping[str, object] = MappingProxyType({}),
+        seed: int = 0,
         **changes: Any,
     ) -> None:
         """`factor_of` says how much slower a plan is than by the truth; `changes` are those of the workload.
 
-        `settings` are those of the study.
+        `settings` and `seed` are those of the study.
         """
         workload = replace(self.prepared.workload, **changes)
         launcher = SimulatedLauncher(self.predictor(truth), factor_of=factor_of)
         calibrated = CalibratedPredictor(self.predictor(self.costs))
         runner = Runner(self.prepared, calibrated, launcher, watch=Undisturbed)
         with open_store() as store:
-            study = store.create_study(store.add_workload(workload), settings, seed=0)
+            study = store.create_study(store.add_workload(workload), settings, seed)
             for number, plan in enumerate(plans):
                 trial = store.start_trial(study.id, plan, "sampled")
                 ran = runner.run(plan)

@@ -121,6 +121,21 @@ def test_trials_that_loaded_otherwise_teach_nothing(job: JobFile, costs: LayerCo
         assert predicted(job.path, "--top", "1")["corrected_by_trials"] == expected
 
 
+def test_trials_of_other_packs_or_steps_teach_nothing(job: JobFile, costs: LayerCosts, trials: Trials) -> None:
+    store_profile(job, costs)
+    trials.keep(OTHERS[:1], costs, seed=5)
+    trials.keep(OTHERS[:2], costs, settings={"training": {"batch_tolerance": 0.3}})
+    trials.keep(OTHERS[:3], costs, settings={"training": {"batch_tolerance": 0.3, "step_variance": 3.0}})
+    for training, expected in (
+        ({}, 0),
+        ({"seed": 5}, 1),
+        ({"seed": 0, "batch_tolerance": 0.3}, 2),
+        ({"step_variance": 3.0}, 3),
+    ):
+        job.spoil(**{f"training__{name}": value for name, value in training.items()})
+        assert predicted(job.path, "--top", "1")["corrected_by_trials"] == expected
+
+
 def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_is_learned(
     job: JobFile, costs: LayerCosts, trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Which stored study a search goes on with."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from autotune.search.study_settings import (
     TRAINER,
     TRAINING,
     answers,
+    goes_on,
     is_same_search,
     study_settings,
     training_of,
@@ -80,11 +82,21 @@ def test_other_loading_workers_make_another_search_which_runs_its_plans_again() 
     assert not answers(study_of(none), study_of(some))
 
 
+def test_plans_run_again_with_another_seed_by_which_steps_have_other_packs() -> None:
+    study = study_of(settings_of())
+    assert answers(study, study)
+    assert not answers(study, replace(study, seed=1))
+    assert [goes_on(study, settings_of(), seed) for seed in (0, 1)] == [True, False]
+    ended = replace(study, finished=NOON)
+    assert [goes_on(ended, settings_of(trials=trials), 1) for trials in (24, 9)] == [True, False]
+
+
 @pytest.mark.parametrize("changed", [{"batch_tolerance": 0.2}, {"step_variance": 3.0}])
 def test_steps_that_are_arranged_otherwise_make_another_search(changed: dict[str, float]) -> None:
     training = TrainingSection.model_validate(changed)
     settings = study_settings(SearchSection(), training, None, (), "org/name", fresh=False)
     assert not is_same_search(settings_of(), settings)
+    assert not answers(study_of(settings_of()), study_of(settings))
     assert training_of(settings) == training
     assert training_of({}) == training_of({TRAINING: {"step_variance": "broken"}}) == TrainingSection()
     same = TrainingSection(learning_rate=0.1)
