@@ -31,7 +31,7 @@ from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.study_settings import teaches
+from autotune.search.study_settings import search_of, teaches
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial, StudyRecord
 from trials.arrays import Ints
@@ -184,7 +184,8 @@ class Forecaster:
                 continue
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
-            self._predictor.learn(trial.plan, trial.result.outcome, self.job.search, base=base)
+            search = search_of(study.settings, self.job.search)
+            self._predictor.learn(trial.plan, trial.result.outcome, search, base=base)
             if trial.plan.layout.world_size == self.cluster.devices:
                 self._surrogate.learn(trial)
             if isinstance(trial.result.outcome, Completed):

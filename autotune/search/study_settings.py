@@ -23,6 +23,7 @@ TRAINING = "training"
 LOADING_WORKERS = "loading_workers"
 """Key of the loading processes of each rank."""
 _OF_STEPS = {"batch_tolerance", "step_variance"}
+_WARMUP, _TIMED = "warmup_steps", "timed_steps"
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 """Settings in which agents of one search may differ."""
 
@@ -71,7 +72,9 @@ def goes_on(study: "StudyRecord", settings: Mapping[str, object], seed: int) -> 
 
 def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
     """Return whether the trials of one study need no second run in the other, of the same workload."""
-    of_one, of_other = ((each.seed, *map(each.settings.get, (TRAINING, LOADING_WORKERS))) for each in (one, other))
+    of_one, of_other = (
+        (each.seed, *map(each.settings.get, (TRAINING, LOADING_WORKERS, _WARMUP))) for each in (one, other)
+    )
     return of_one == of_other
 
 
@@ -86,6 +89,18 @@ def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: 
         and then.model_dump(include=_OF_STEPS) == training.model_dump(include=_OF_STEPS)
         and bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
     )
+
+
+def search_of(settings: Mapping[str, object], now: "SearchSection") -> "SearchSection":
+    """Return the numbers of steps of the trials of a study; where none can be read, those of now."""
+    from pydantic import ValidationError  # noqa: PLC0415 - as above
+
+    known = {name: settings[name] for name in (_WARMUP, _TIMED) if name in settings}
+    try:
+        return type(now).model_validate({**now.model_dump(include={_WARMUP, _TIMED}), **known})
+    except ValidationError as error:
+        _log.warning("the study's numbers of steps are left out: %s", error)
+        return now
 
 
 def training_of(settings: Mapping[str, object]) -> "TrainingSection":

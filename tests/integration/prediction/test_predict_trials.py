@@ -18,7 +18,7 @@ from autotune.search.learning.calibrated import CalibratedPredictor
 from tests.programs.users import JobFile, document
 from tests.values.exchanges import averages, exchanging
 from tests.values.forecast import OTHERS, PLAN, Trials, store_profile
-from tests.values.training import PACKED, plan_of
+from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
 from trials.costs.layer_costs import LayerCosts
 from trials.plan import Padded, Plan
@@ -134,6 +134,19 @@ def test_trials_of_other_packs_or_steps_teach_nothing(job: JobFile, costs: Layer
     ):
         job.spoil(**{f"training__{name}": value for name, value in training.items()})
         assert predicted(job.path, "--top", "1")["corrected_by_trials"] == expected
+
+
+def test_peaks_are_those_of_the_steps_that_the_search_ran(
+    example: Path, job: JobFile, costs: LayerCosts, trials: Trials, tmp_path: Path
+) -> None:
+    store_profile(job, costs)
+    steps = {"warmup_steps": 0, "timed_steps": 1}
+    trials.prepared = prepared_of(example, tmp_path / "few", search=steps)
+    (before,) = predicted(job.path, "--top", "1")["plans"]
+    trials.keep(OTHERS, costs, settings=steps)
+    (after,) = predicted(job.path, "--top", "1")["plans"]
+    for then, now in zip(before["stages"], after["stages"], strict=True):
+        assert now["expected"] == pytest.approx(then["expected"], rel=0.001)
 
 
 def test_plans_that_trials_completed_are_among_the_best_unless_they_change_what_is_learned(

@@ -11,6 +11,7 @@ from autotune.search.study_settings import (
     answers,
     goes_on,
     is_same_search,
+    search_of,
     study_settings,
     training_of,
 )
@@ -101,3 +102,12 @@ def test_steps_that_are_arranged_otherwise_make_another_search(changed: dict[str
     assert training_of({}) == training_of({TRAINING: {"step_variance": "broken"}}) == TrainingSection()
     same = TrainingSection(learning_rate=0.1)
     assert is_same_search(settings_of(), study_settings(SearchSection(), same, None, (), "org/name", fresh=False))
+
+
+def test_trials_have_the_warm_up_of_their_own_study() -> None:
+    now = SearchSection(warmup_steps=2)
+    assert search_of({"warmup_steps": 0, "timed_steps": 9}, now) == SearchSection(warmup_steps=0, timed_steps=9)
+    assert search_of({}, now) == now
+    assert search_of({"warmup_steps": "broken"}, now) == now
+    settings = settings_of()
+    assert not answers(study_of(settings), study_of({**settings, "warmup_steps": 0}))
