@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.search.roles import BASELINES
+from autotune.search.study_settings import answers
 from storage.records import BestPlan, StudyRecord, TrialSummary
 from storage.store import Store
 from trials.units import number_of
@@ -135,7 +136,8 @@ def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequen
 
     def before(best: BestPlan, study: StudyRecord) -> Iterator[TrialSummary]:
         for trial in () if study.settings.get("fresh") else known[study.workload_fingerprint]:
-            if trial.study_id != study.id and trial.finished <= best.created:
+            is_earlier = trial.study_id != study.id and trial.finished <= best.created
+            if is_earlier and answers(studies[trial.study_id], study):
                 yield trial
 
     return [[*before(best, study), *own[study.id]] for best, study in zip(several, of_winners, strict=True)]

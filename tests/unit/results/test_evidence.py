@@ -105,6 +105,9 @@ def test_the_trials_behind_winners_are_of_their_studies_and_before_them_on_the_s
             {other.study_id},
             {afresh.study_id},
         ]
+        # Trials with other packs in their steps are not used by a search.
+        loose = tried(store, WORKLOAD, training={"batch_tolerance": 0.5})
+        assert studies_of(trials_behind(loose, store)) == {loose.study_id}
         early = replace(first, created=NOON - timedelta(days=1))
         assert studies_of(trials_behind(early, store)) == {first.study_id}
 
@@ -139,9 +142,9 @@ def test_a_study_that_another_agent_begins_meanwhile_is_behind_no_winner(
 OTHER = changed("hardware.devices", 4)
 
 
-def tried(store: Store, workload: Workload, *, fresh: bool = False) -> BestPlan:
+def tried(store: Store, workload: Workload, **settings: object) -> BestPlan:
     """Run a study of one trial, and return its winner."""
-    study = store.create_study(store.add_workload(workload), {"fresh": fresh}, seed=0)
+    study = store.create_study(store.add_workload(workload), settings, seed=0)
     store.finish_trial(result_of(store.start_trial(study.id, packed_plan(), "sampled").id))
     return concluded(store, best_of(study.id, workload=workload))
 
