@@ -45,7 +45,8 @@ def _others(name: str, value: Any, settings: Mapping[str, Any]) -> Iterator[Any]
         case bool():
             yield not value
         case str() if re.search(r"act(ivation)?(_function|_fn)?$", name):
-            yield "tanh"  # smooth: rounding would turn single rows of ReLU on or off
+            # Rounding would turn single rows of ReLU on or off, and is all that is left of the slope of a large tanh.
+            yield "gelu" if value == "silu" else "silu"
         case str() if value in ("full", "default"):
             yield "default" if value == "full" else "full"
         case int() | float() | None:

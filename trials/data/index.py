@@ -176,7 +176,8 @@ def median_text_tokens(index: DatasetIndex) -> int:
     """Return the fewest text tokens that at least half of the samples of an epoch have at most."""
     order = np.argsort(index.text_tokens)
     shown = np.cumsum(index.repeats[order])
-    return int(index.text_tokens[order[np.searchsorted(shown, shown[-1] / 2)]])
+    half = shown[-1] / 2 * (1 - 1e-9)  # repeats are rounded
+    return int(index.text_tokens[order[np.searchsorted(shown, half)]])
 
 
 def _histogram(units: Ints, tokens: Ints, repeats: NDArray[np.float64]) -> tuple[tuple[int, int, int], ...]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.values.data import file_of, index_of, lengths, record, write_records
@@ -101,10 +101,11 @@ def test_the_histogram_holds_every_shown_sample(rows: list[tuple[int, int]], rep
 
 
 @given(rows=lengths, repeat=st.sampled_from((0.25, 1.0, 3.0)))
+@example(rows=[(0, tokens) for tokens in (1,) * 5 + (2,) * 4 + (1,) * 3 + (2,) * 6], repeat=0.25)
 def test_half_of_the_shown_samples_have_at_most_the_median(rows: list[tuple[int, int]], repeat: float) -> None:
     index = index_of(rows, repeats=(1.0, repeat))
     median, shown = median_text_tokens(index), index.repeats.sum()
-    assert index.repeats[index.text_tokens <= median].sum() >= shown / 2
+    assert index.repeats[index.text_tokens <= median].sum() >= shown / 2 * (1 - 1e-9)
     assert index.repeats[index.text_tokens < median].sum() < shown / 2
     assert median_text_tokens(index_of([(0, 5), (1, 136), (2, 137), (3, 809)])) == 136
 
