@@ -109,7 +109,7 @@ def export_plan(
         wanted=plan,
         missing=missing,
         left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
-        notes=(*compared, *exporter.notes(found), *present_notes(exporter, found.present)),
+        notes=(*compared, *exporter.notes(found), *present_notes(exporter, found)),
         price=price,
         skipped_lines=forecaster.report.bad,
     )

@@ -79,9 +79,9 @@ def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
 
 
 def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: int) -> bool:
-    """Return whether the trials of a study tell about a training with so many loading processes for each rank.
+    """Return whether the trials of a study apply to a training with this number of loading processes per rank.
 
-    They ran steps of the same packs. Any number of processes but 0 is predicted alike.
+    They do if their steps had the same packs. All numbers of processes above 0 have the same predictions.
     """
     then = training_of(study.settings)
     return (

@@ -122,20 +122,20 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     heard_interrupts: None,
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tunings.data))
-    told = ""
+    output = ""
     for number, awaited, group, code in INTERRUPTS:
         process = start("tune", tunings.job.path, "--json")
         before, after = stop(process, number, awaited=awaited, group=group)
         assert process.returncode == code, before + after
-        told += before
+        output += before
         assert "WARNING: 3 of 43 dataset lines are skipped" in before
         assert after.splitlines()[-1] == "Interrupted; what was measured is kept, and the same command goes on."
         assert "Traceback" not in after
     done = CliRunner().invoke(main, ["tune", str(tunings.job.path), "--json"])
     assert done.exit_code == 0, done.stderr
-    told += done.stderr
-    assert re.search(r"^ *Study \S+ goes on: \d+ trials? (is|are) done, after \d+ s$", told, flags=re.MULTILINE)
-    reported_trials = re.findall(r"^ +trial (\d+)  (\S+)", told, flags=re.MULTILINE)
+    output += done.stderr
+    assert re.search(r"^ *Study \S+ goes on: \d+ trials? (is|are) done, after \d+ s$", output, flags=re.MULTILINE)
+    reported_trials = re.findall(r"^ +trial (\d+)  (\S+)", output, flags=re.MULTILINE)
     numbers = [int(number) for number, _ in reported_trials]
     assert numbers[0] == 0
     assert numbers == sorted(set(numbers))

@@ -91,7 +91,7 @@ class OptimizerState:
         for tensor in tensors:
             state = self._optimizer.state[tensor]
             for name in MOMENTS:
-                # New ones beside those that DeepSpeed has created already would need as much memory again.
+                # In place: a second set of moments would double their memory.
                 state[name] = state[name].zero_() if name in state else torch.zeros_like(tensor, dtype=torch.float32)
             # Where AdamW itself creates it.
             state["step"] = torch.full((), float(steps), device=tensor.device if is_fused else "cpu")

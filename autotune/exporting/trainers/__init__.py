@@ -86,6 +86,9 @@ class Exporter(Protocol):
     def abilities(self, job: Job) -> Abilities:
         """Return the limits within which plans are solved for a job that `check` does not refuse."""
 
+    def decided(self, export: Export) -> dict[str, Any]:
+        """Return the arguments that the export decides; those of a present configuration come besides them."""
+
     def write(self, export: Export, folder: Path) -> None:
         """Write all files into an empty folder. Raise ExportError for a sample that the trainer cannot hold."""
 
@@ -131,13 +134,13 @@ def kept_of(present: Mapping[str, Any], decided: Iterable[str], names: Mapping[s
     return {name: value for name, value in present.items() if names.get(name, name) not in known}
 
 
-def present_notes(exporter: Exporter, present: Mapping[str, Any]) -> Iterator[str]:
+def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
     """Yield what of a present configuration is not kept, and what is though the job has nothing for it."""
-    names = exporter.NAMES
+    present, names = export.present, exporter.NAMES
     known = {names.get(name, name) for name in exporter.DROPPED}
     if dropped := sorted(name for name in present if names.get(name, name) in known):
         yield f"Not kept of the configuration, since the exported data and plan replace them: {', '.join(dropped)}"
-    kept = kept_of(present, (*exporter.DROPPED, *exporter.ARGUMENTS), names)
+    kept = kept_of(present, (*exporter.decided(export), *exporter.DROPPED, *exporter.ARGUMENTS), names)
     if learning := learning_text(kept):
         yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"
 

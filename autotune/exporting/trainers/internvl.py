@@ -41,9 +41,9 @@ ARGUMENTS = (
 )
 """Arguments that a job decides."""
 DROPPED = (
-    *("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size", "overwrite_output_dir"),
+    *("deepspeed", "use_packed_ds", "use_backbone_lora", "group_by_length", "max_buffer_size"),
     *("use_data_resampling", "replacement", "allow_overflow", "unfreeze_vit_layers", "unfreeze_lm_head"),
-    *("resume_from_checkpoint", "train_batch_size"),
+    *("resume_from_checkpoint", "train_batch_size", "fp16"),
 )
 REMEDY = "save the model's own chat template and limits of tiles in its folder"
 _STYLE, _TILE = "internvl2_5", 448
@@ -132,10 +132,11 @@ def _tiles(export: Export) -> int:
     return image_limits(export.job.model.path).get("max_tiles", 12)
 
 
-def _arguments(export: Export) -> dict[str, Any]:
+def decided(export: Export) -> dict[str, Any]:
+    """Return the arguments for the plan, the data and the settings of the job."""
     packing, training = export.held.plan.packing, export.job.training
     longest = int(export.epoch.index.text_tokens.max()) + ROOM
-    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "do_train": True,
         "conv_style": _style(export),
@@ -151,21 +152,26 @@ def _arguments(export: Export) -> dict[str, Any]:
     }
     if isinstance(packing, Packed):
         # A sample above either of them would be dropped or cut.
-        decided |= {"num_images_expected": _images(export), "max_packed_tokens": max(packing.qt, longest)}
-        decided |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "strict_mode": False}
-        decided |= {"loss_reduction": training.loss_weighting, "loss_reduction_all_gather": True}
+        found |= {"num_images_expected": _images(export), "max_packed_tokens": max(packing.qt, longest)}
+        found |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "strict_mode": False}
+        found |= {"loss_reduction": training.loss_weighting, "loss_reduction_all_gather": True}
         # Its packs are a stream without a length, for which Trainer asks for a number of steps.
-        decided.setdefault("max_steps", training.epochs * export.epoch.steps)
-        decided["remove_unused_columns"] = False
+        found.setdefault("max_steps", training.epochs * export.epoch.steps)
+        found["remove_unused_columns"] = False
     else:
-        decided["per_device_train_batch_size"] = getattr(packing, "samples", 1)
+        found["per_device_train_batch_size"] = getattr(packing, "samples", 1)
         # Else it pads each sample to max_seq_length.
-        decided["group_by_length"] = True
+        found["group_by_length"] = True
     if training.lora.rank is not None:  # its scripts freeze the language model's own weights themselves
-        decided["freeze_llm"] = True
+        found["freeze_llm"] = True
     if export.held.plan.layout.zero:
-        decided["deepspeed"] = str(export.folder / _ZERO)
-    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
+        found["deepspeed"] = str(export.folder / _ZERO)
+    return found
+
+
+def _arguments(export: Export) -> dict[str, Any]:
+    found = decided(export)
+    return found | kept_of(export.present, {*found, *ARGUMENTS, *DROPPED}, NAMES)
 
 
 def _images(export: Export) -> int:

@@ -14,11 +14,7 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, has_unlearnt, messages, numbered
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import (
-    check_mergers,
-    common_settings,
-    learning_left_out,
-)
+from autotune.exporting.settings import check_mergers, common_settings, learning_left_out
 from autotune.exporting.trainers import ROOM, Export, has_videos, kept_of, own_settings, zero_configuration
 from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
 from autotune.search.space.abilities import Abilities
@@ -47,7 +43,7 @@ DROPPED = (
     *("packing", "neat_packing", "deepspeed", "val_size", "eval_dataset", "streaming", "max_samples", "mix_strategy"),
     *("tokenized_path", "interleave_probs", "media_dir", "resume_from_checkpoint", "adapter_name_or_path"),
     *("create_new_adapter", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"),
-    *("buffer_size", "data_shared_file_system", "eval_on_each_dataset", "fsdp", "fsdp_config"),
+    *("buffer_size", "eval_on_each_dataset", "fsdp", "fsdp_config", "pure_bf16", "fp16"),
 )
 _UNLIMITED = 1_000_000_000
 """Pixels of an image that is never made smaller."""
@@ -165,11 +161,12 @@ def _described(file: str) -> dict[str, Any]:
     }
 
 
-def _configuration(export: Export) -> dict[str, Any]:
+def decided(export: Export) -> dict[str, Any]:
+    """Return the arguments for the plan, the data and the settings of the job, without the template."""
     packing = export.held.plan.packing
     assert isinstance(packing, Padded)
     limits = image_limits(export.job.model.path)
-    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "stage": "sft",
         "do_train": True,
@@ -182,20 +179,25 @@ def _configuration(export: Export) -> dict[str, Any]:
         "gradient_accumulation_steps": export.epoch.micro_batches,
         "disable_gradient_checkpointing": not export.recomputes[1],
     }
-    targets = decided.get("lora_target")
+    targets = found.get("lora_target")
     if targets is not None:
-        decided["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
+        found["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
     # Its own limits, which come before those of the model's processor, are small by default.
     for name, default in (("max_pixels", _UNLIMITED), ("min_pixels", 1)):
-        decided[f"image_{name}"] = limits.get(name, export.present.get(f"image_{name}", default))
+        found[f"image_{name}"] = limits.get(name, export.present.get(f"image_{name}", default))
     if export.held.plan.layout.zero:
-        decided["deepspeed"] = str(export.folder / _ZERO)
+        found["deepspeed"] = str(export.folder / _ZERO)
     if export.held_out is not None:
-        decided["eval_dataset"] = "val"
+        found["eval_dataset"] = "val"
+    return found
+
+
+def _configuration(export: Export) -> dict[str, Any]:
+    found = decided(export)
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
-    kept = kept_of(known, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
+    kept = kept_of(known, {*found, *ARGUMENTS, *DROPPED}, NAMES)
     template = {} if "template" in kept else template_of(export.job.model, export.family)
-    return decided | template | kept
+    return found | template | kept
 
 
 def template_of(model: ModelSection, family: str) -> dict[str, str]:

@@ -55,7 +55,7 @@ DROPPED = (
     *("cached_dataset", "cached_val_dataset", "max_epochs", "sequence_parallel_size", "target_regex", "deepspeed"),
     *("trainable_parameters", "trainable_parameters_regex", "freeze_parameters", "freeze_parameters_regex"),
     *("freeze_parameters_ratio", "resume_from_checkpoint", "adapters", "resume_only_model", "columns"),
-    *("interleave_prob", "stopping_strategy", "shuffle_buffer_size", "custom_dataset_info", "dataset_num_proc"),
+    *("interleave_prob", "stopping_strategy", "shuffle_buffer_size", "custom_dataset_info", "fp16"),
 )
 _FLASH = "flash_attn"
 REMEDY = (
@@ -126,9 +126,10 @@ def _rows(export: Export) -> Ints:
     return np.array(items, dtype=np.int64)
 
 
-def _configuration(export: Export) -> dict[str, Any]:
+def decided(export: Export) -> dict[str, Any]:
+    """Return the arguments for the plan, the data and the settings of the job, without the system prompt."""
     vision, language = export.recomputes
-    decided = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
         "output_dir": export.output.name,
         "dataset": [_DATA],
         "split_dataset_ratio": 0,
@@ -142,21 +143,26 @@ def _configuration(export: Export) -> dict[str, Any]:
         "vit_gradient_checkpointing": vision,
     }
     if export.job.model.dtype == "float32":
-        decided["fp16"] = False  # by itself it mixes float16 with weights in float32
+        found["fp16"] = False  # by itself it mixes float16 with weights in float32
     if export.held.plan.layout.zero:
-        decided["deepspeed"] = _ZERO
+        found["deepspeed"] = _ZERO
     if export.held_out is not None:
-        decided["val_dataset"] = [_HELD_OUT]
+        found["val_dataset"] = [_HELD_OUT]
     if environment := _environment(export):
-        decided["ENV"] = environment
+        found["ENV"] = environment
     lora = export.job.training.lora
     if lora.rank is not None and lora.targets:
         # Names alone would be looked for in all parts, also in those that are frozen.
-        decided["target_regex"] = target_regex(lora.parts, lora.targets)
+        found["target_regex"] = target_regex(lora.parts, lora.targets)
+    return found
+
+
+def _configuration(export: Export) -> dict[str, Any]:
+    found = decided(export)
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
-    kept = kept_of(known, {*decided, *DROPPED, *ARGUMENTS}, NAMES)
+    kept = kept_of(known, {*found, *DROPPED, *ARGUMENTS}, NAMES)
     system = {} if "template" in kept else _system(export)
-    return decided | system | kept
+    return found | system | kept
 
 
 def _system(export: Export) -> dict[str, str]:

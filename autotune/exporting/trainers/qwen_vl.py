@@ -12,12 +12,7 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, human_and_gpt, numbered
 from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import (
-    check_mergers,
-    common_settings,
-    learning_left_out,
-    tuned,
-)
+from autotune.exporting.settings import check_mergers, common_settings, learning_left_out, tuned
 from autotune.exporting.trainers import (
     ROOM,
     Export,
@@ -47,7 +42,7 @@ ARGUMENTS = (
 """Arguments that a job decides."""
 DROPPED = (
     *("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length"),
-    *("resume_from_checkpoint", "group_by_length"),
+    *("resume_from_checkpoint", "group_by_length", "fp16"),
 )
 _NO_DROPOUT = 1e-9
 """Chance of dropping an input of an adapter, as good as none: it takes 0 for its default of 0.05."""
@@ -134,11 +129,12 @@ def _name(export: Export) -> str:
     return export.folder.name.replace("-", "_").replace("%", "_")
 
 
-def _arguments(export: Export) -> dict[str, Any]:
+def decided(export: Export) -> dict[str, Any]:
+    """Return the arguments for the plan, the data and the settings of the job."""
     packing = export.held.plan.packing
     common = common_settings(export.job) | tuned(export.job)
     limits = image_limits(export.job.model.path)
-    decided = own_settings(common, NAMES, ARGUMENTS) | {
+    found = own_settings(common, NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "dataset_use": _name(export),
         "data_packing": not _pads(export),
@@ -149,16 +145,21 @@ def _arguments(export: Export) -> dict[str, Any]:
         "gradient_checkpointing": export.recomputes[1],
         "eval_strategy": "no",
     }
-    decided |= {name: limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
-    if {"vision_tower_lr", "mm_projector_lr"} & decided.keys():  # which it follows where the latter is given alone
+    found |= {name: limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    if {"vision_tower_lr", "mm_projector_lr"} & found.keys():  # which it follows where the latter is given alone
         training = export.job.training
-        decided.setdefault("vision_tower_lr", training.learning_rate_of("vision"))
-        decided.setdefault("mm_projector_lr", training.learning_rate_of("projector"))
-    if "lora_dropout" in decided:
-        decided["lora_dropout"] = decided["lora_dropout"] or _NO_DROPOUT
+        found.setdefault("vision_tower_lr", training.learning_rate_of("vision"))
+        found.setdefault("mm_projector_lr", training.learning_rate_of("projector"))
+    if "lora_dropout" in found:
+        found["lora_dropout"] = found["lora_dropout"] or _NO_DROPOUT
     if export.held.plan.layout.zero:
-        decided["deepspeed"] = str(export.folder / _ZERO)
-    return decided | kept_of(export.present, {*decided, *ARGUMENTS, *DROPPED}, NAMES)
+        found["deepspeed"] = str(export.folder / _ZERO)
+    return found
+
+
+def _arguments(export: Export) -> dict[str, Any]:
+    found = decided(export)
+    return found | kept_of(export.present, {*found, *ARGUMENTS, *DROPPED}, NAMES)
 
 
 def command(export: Export) -> str:

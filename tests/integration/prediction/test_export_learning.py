@@ -159,6 +159,10 @@ def test_what_a_present_configuration_would_change_is_not_kept_and_the_rest_is_n
     notes = "\n".join(document["notes"])
     assert "Not kept of the configuration, since the exported data and plan replace them: tokenized_path" in notes
     assert "so the training differs: mask_history: True" in notes
+    own = {"model": "m", "tuner_type": "full", "dataset": ["d"], "max_length": 64, "truncation_strategy": "left"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    document, _ = exported("ms-swift", HELD_BY_ALL, "--from", tmp_path / "own.yaml")
+    assert "Kept of the configuration" not in "".join(document["notes"])  # the export decides both
 
 
 def test_llama_factory_makes_no_image_smaller_than_the_model_s_processor_does(exported: Exported) -> None:

@@ -99,8 +99,8 @@ def test_cpu_ranks_with_fewer_cores_teach_nothing_and_their_profile_is_said_to_b
 ) -> None:
     slow = scaled(costs, [2.0] * len(FACTORS))
     store_profile(job, slow, devices=4)
-    (told,) = predicted(job.path, "--plan", plan_file(PLAN))["extrapolated"]
-    assert told == "the time of 2 CPU ranks, as if each had as many cores as the 4 that were profiled"
+    (extrapolated,) = predicted(job.path, "--plan", plan_file(PLAN))["extrapolated"]
+    assert extrapolated == "the time of 2 CPU ranks, as if each had as many cores as the 4 that were profiled"
     store_profile(job, costs, driver="an older one")
     store_profile(job, slow, devices=4)
     wide = [replace(plan, layout=replace(plan.layout, data=2 * plan.layout.data)) for plan in OTHERS[:2]]

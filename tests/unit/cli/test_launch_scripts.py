@@ -110,7 +110,7 @@ def test_a_quoted_text_over_several_lines_becomes_the_words_of_a_command() -> No
 
 
 def test_what_qwen_vl_does_otherwise_than_its_arguments_say_is_told() -> None:
-    """It cuts no sample, and reads the rate of the tower only beside that of the projector."""
+    """Its script cuts no sample, and ignores vision_tower_lr without mm_projector_lr."""
     script = QWEN_VL.replace("--tune_mm_vision False", "--tune_mm_vision True --vision_tower_lr 1e-6")
     job, notes = converted(script.replace("--bf16", "--model_max_length 8192 --bf16"))
     assert (job.data.oversize, job.data.max_tokens) == ("own-pack", None)
