@@ -143,6 +143,8 @@ def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
     kept = kept_of(present, (*exporter.decided(export), *exporter.DROPPED, *exporter.ARGUMENTS), names)
     if learning := learning_text(kept):
         yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"
+    if rest := sorted(name for name in kept if not learning_text({name: kept[name]})):
+        yield f"Kept of the configuration as they are; check that none changes data or training: {', '.join(rest)}"
 
 
 def target_regex(parts: Iterable[Part], targets: Iterable[str]) -> str:

@@ -159,6 +159,7 @@ def test_what_a_present_configuration_would_change_is_not_kept_and_the_rest_is_n
     notes = "\n".join(document["notes"])
     assert "Not kept of the configuration, since the exported data and plan replace them: tokenized_path" in notes
     assert "so the training differs: mask_history: True" in notes
+    assert "as they are; check that none changes data or training: report_to, template" in notes
     own = {"model": "m", "tuner_type": "full", "dataset": ["d"], "max_length": 64, "truncation_strategy": "left"}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     document, _ = exported("ms-swift", HELD_BY_ALL, "--from", tmp_path / "own.yaml")
