@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import yaml
 
 from benchmarks.cases.pages import save_model
@@ -156,7 +157,7 @@ def row_of(best: Mapping[str, Any], exported: Mapping[str, Any], timed: Mapping[
         "plan": exported["plan"],
         "best_plan": best["plan"],
         "losses": losses,
-        "largest_difference": max(differences),
+        "largest_difference": float(np.max(differences)),
         "samples_per_second": speeds,
         "predicted_samples_per_second": {
             "launch": _SAMPLES / seconds,

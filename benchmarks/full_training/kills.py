@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.full_training.following import CommandFailed, Step, autotune, run, watched
@@ -72,7 +73,7 @@ def difference(expected: Losses, found: Losses) -> dict[str, Any]:
     return {
         "losses": len(relative),
         "equal": sum(each == 0 for each in relative),
-        "difference": max(relative, default=0.0),
+        "difference": float(np.max(relative, initial=0.0)),  # NaN for a loss that is NaN, which `max` may pass over
     }
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.full_training.following import autotune, run
 from benchmarks.full_training.jobs import make_example, write_job
 from trials import wire
@@ -56,7 +58,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "losses": by_step,
         "differences": differences,
         "spreads": spreads,
-        "largest_share_of_spread": max(abs(one) / other for one, other in zip(differences, spreads, strict=True)),
+        "largest_share_of_spread": float(np.max(np.abs(differences) / spreads)),
     }
 
 

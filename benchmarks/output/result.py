@@ -2,9 +2,10 @@
 
 import json
 import logging
+import math
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
@@ -20,21 +21,27 @@ class Check:
 
     name: str
     value: float | None
-    """None when nothing was measured, which holds no bar."""
+    """None when nothing was measured, or something that is no finite number, which holds no bar."""
     bar: float
     holds: bool
 
 
 def at_most(name: str, values: Iterable[float], bar: float) -> Check:
     """Check that the largest value does not pass the bar."""
-    value = max(map(float, values), default=None)
+    value = _extreme(values, max)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value <= bar)
 
 
 def at_least(name: str, values: Iterable[float], bar: float) -> Check:
     """Check that the smallest value reaches the bar."""
-    value = min(map(float, values), default=None)
+    value = _extreme(values, min)
     return Check(name=name, value=value, bar=bar, holds=value is not None and value >= bar)
+
+
+def _extreme(values: Iterable[float], of: Callable[[list[float]], float]) -> float | None:
+    """Return one of the values; None without any, or where one is not finite: `max` and `min` pass over NaN."""
+    found = [float(value) for value in values]
+    return of(found) if found and all(map(math.isfinite, found)) else None
 
 
 def show(progress: object) -> None:
