@@ -132,7 +132,7 @@ def check_loops(rows: Sequence[Row]) -> list[Check]:
     limited = [row for case, row in found.items() if case != "unlimited"]
     free = [row for case, row in found.items() if case == "unlimited"]
     same = [row for row in found.values() if row["engine"] is not None]
-    over_matched, over_hand = "tuned over the matched loop", "tuned over the loop's plan in the engine"
+    over_fastest, over_hand = "tuned over the fastest loop", "tuned over the loop's plan in the engine"
     checks = []
     if same:
         differences = [row["loss_difference"] for row in same]
@@ -141,10 +141,10 @@ def check_loops(rows: Sequence[Row]) -> list[Check]:
             at_least("engine over the loop with equal packs", [row["engine"][0] for row in same], 0.98),
         ]
     if limited:
-        checks.append(at_least(f"{over_matched}, with a limit", [row["over_matched"][0] for row in limited], 1.05))
+        checks.append(at_least(f"{over_fastest}, with a limit", [row["over_fastest"][0] for row in limited], 1.05))
     if free:
         checks += [
-            at_least(f"{over_matched}, without a limit", [row["over_matched"][0] for row in free], 1.0),
+            at_least(f"{over_fastest}, without a limit", [row["over_fastest"][0] for row in free], 1.0),
             at_least(f"{over_hand}, without a limit", [row["over_hand"][0] for row in free], 1.0),
         ]
     return checks

@@ -30,9 +30,7 @@ class Optimizer:
         self._copies = self._weights
         if any(each.dtype != torch.float32 for each in self._weights):
             self._copies = [each.detach().float() for each in self._weights]
-        self._adamw = torch.optim.AdamW(
-            self._copies, lr=learning_rate, weight_decay=weight_decay, fused=self._weights[0].is_cuda
-        )
+        self._adamw = torch.optim.AdamW(self._copies, lr=learning_rate, weight_decay=weight_decay, fused=True)
 
     def step(self) -> None:
         """Update the weights, and drop their gradients."""

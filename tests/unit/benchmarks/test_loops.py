@@ -8,7 +8,7 @@ from benchmarks import training
 from benchmarks.full_training.loops import difference, ratios
 from benchmarks.full_training.turns import Timed
 
-TUNED, MATCHED, SAME = "tuned", "loop, matched", "loop with our packs"
+TUNED, MATCHED, RANDOM, SAME = "tuned", "loop, matched", "loop, random", "loop with our packs"
 
 
 def timed(seconds: float, *losses: float) -> Timed:
@@ -22,9 +22,16 @@ def test_ratios_are_those_of_a_round_and_a_side_that_did_not_run_has_none() -> N
     rounds.append({TUNED: timed(1.0), MATCHED: timed(1.5)})
     found = ratios(rounds, [{}])
     assert found["over_matched"] == [1.5, 1.0, 2.0]
+    assert found["over_fastest"] == found["over_matched"]
     assert found["speeds"] == {TUNED: 10.0, MATCHED: 5.0}
     assert found["engine"] is None
     assert ratios(rounds, [{TUNED: timed(1.0), SAME: timed(3.0)}])["engine"] == [3.0, 3.0, 3.0]
+
+
+def test_the_rival_of_a_round_is_its_fastest_loop_of_those_that_a_person_has() -> None:
+    rounds = [{TUNED: timed(1.0), MATCHED: timed(2.0), RANDOM: timed(1.5), SAME: timed(0.5)}]
+    rounds.append({TUNED: timed(1.0), MATCHED: timed(0.8), RANDOM: timed(1.5), SAME: timed(0.5)})
+    assert ratios(rounds, [{}])["over_fastest"] == pytest.approx([1.15, 0.8, 1.5])
 
 
 def test_losses_are_compared_with_equal_packs_alone() -> None:
@@ -36,14 +43,14 @@ def test_losses_are_compared_with_equal_packs_alone() -> None:
     ("case", "change", "holds"),
     [
         ("pages", {}, [True, True, True]),
-        ("pages", {"over_matched": [1.04, 1.0, 1.2]}, [True, True, False]),
+        ("pages", {"over_fastest": [1.04, 1.0, 1.2]}, [True, True, False]),
         ("pages", {"engine": [0.97, 0.9, 1.0], "loss_difference": 0.01}, [False, False, True]),
         ("pages", {"engine": None, "loss_difference": None}, [True]),
-        ("unlimited", {"over_matched": [1.01, 1.0, 1.2]}, [True, True, True, True]),
+        ("unlimited", {"over_fastest": [1.01, 1.0, 1.2]}, [True, True, True, True]),
         ("unlimited", {"over_hand": [0.99, 0.9, 1.0]}, [True, True, True, False]),
     ],
 )
 def test_each_bar_is_that_of_the_cases_that_ran(case: str, change: dict[str, Any], holds: list[bool]) -> None:
-    usual = {"engine": [1.0, 1.0, 1.0], "over_matched": [1.1, 1.0, 1.2], "over_hand": [1.0, 1.0, 1.0]}
+    usual = {"engine": [1.0, 1.0, 1.0], "over_fastest": [1.1, 1.0, 1.2], "over_hand": [1.0, 1.0, 1.0]}
     row = {"case": case, "part": "ratios", "loss_difference": 1e-4, **usual, **change}
     assert [check.holds for check in training.check_loops([row, {"case": case, "part": "round"}])] == holds
