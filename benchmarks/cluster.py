@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.solver.limits import Limits
@@ -34,11 +33,12 @@ from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import layer_counts
 from autotune.search.space.feasible import feasible_space
 from autotune.workload import Prepared, prepare
-from benchmarks.cases.drift import at_speed, slowness
+from benchmarks.cases.drift import at_speed, slowness, timed_profile
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
 from tests.machines.nodes import cable, two_nodes
 from trials import wire
+from trials.arrays import Floats
 from trials.launchers.node_ranks import NodeLauncher
 from trials.outcome import Completed, Measurement
 from trials.plan import Layout, Packed, Plan
@@ -78,6 +78,8 @@ class Linked:
     prepared: Prepared
     pool: WarmPool
     predictor: Predictor
+    then: Floats
+    """Seconds of a few layers at the profile."""
 
     @cached_property
     def chosen(self) -> Plan:
@@ -105,9 +107,9 @@ def main() -> None:
             links = {}
             for name, rate in LINKS.items():
                 joined.limit(rate)
-                costs = profile_layers(prepared, pool, folder / "ranks")
+                costs, then = timed_profile(prepared, pool, folder / "ranks")
                 predictor = Predictor(costs, prepared.epoch, work.model.element_bytes)
-                links[name] = Linked(link=name, prepared=prepared, pool=pool, predictor=predictor)
+                links[name] = Linked(link=name, prepared=prepared, pool=pool, predictor=predictor, then=then)
                 show(f"{name}: {links[name].chosen.layout} is predicted fastest")
             chosen = {name: linked.chosen for name, linked in links.items()}
             drawn = _plans(links["as it is"], arguments.plans)
@@ -160,12 +162,12 @@ def _rows(nodes: Linked, plans: Sequence[Plan], rounds: int) -> list[dict[str, A
     """Run the plans in rounds, and return what was predicted and measured."""
     runner = Runner(nodes.prepared, CalibratedPredictor(nodes.predictor), nodes.pool)
     runs: dict[Plan, list[Run]] = {plan: [] for plan in plans}
-    before = slowness(nodes.prepared, nodes.pool, nodes.predictor.costs)
+    before = slowness(nodes.prepared, nodes.pool, nodes.then)
     for number in range(rounds):
         for plan in random.Random(number).sample(plans, len(plans)):
             outcome = runner.run(plan, timed_steps=TIMED_STEPS).outcome
             assert isinstance(outcome, Completed), outcome
-            after = slowness(nodes.prepared, nodes.pool, nodes.predictor.costs)
+            after = slowness(nodes.prepared, nodes.pool, nodes.then)
             runs[plan].append(Run(measurement=outcome.measurement, slowness=(before + after) / 2))
             show(f"{nodes.link}, round {number + 1}: {plan.id} {plan.layout}, slowness {before:.3f}, then {after:.3f}")
             before = after

@@ -29,13 +29,12 @@ import numpy as np
 from pydantic import Field
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.search.solver.splits import layer_counts
 from autotune.workload import Prepared
 from benchmarks.cases import ladders, layouts
-from benchmarks.cases.drift import at_profiled_speed, slowness
+from benchmarks.cases.drift import at_profiled_speed, slowness, timed_profile
 from benchmarks.cases.equal_cores import equal_cores
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from benchmarks.prediction import example
@@ -65,6 +64,8 @@ class Profiled:
 
     ranks: int
     costs: LayerCosts
+    seconds: tuple[float, ...]
+    """Of a few layers at the profile."""
     kind: Literal["profile"] = "profile"
 
 
@@ -94,7 +95,7 @@ class Rows:
     """A file with a line for each profile and run."""
 
     def __init__(self, path: Path) -> None:
-        self.costs: dict[int, LayerCosts] = {}
+        self.profiles: dict[int, Profiled] = {}
         self.runs: list[Run] = []
         self._path = path
         for line in path.read_text().splitlines() if path.exists() else []:
@@ -109,7 +110,7 @@ class Rows:
         if isinstance(row, Run):
             self.runs.append(row)
         else:
-            self.costs[row.ranks] = row.costs
+            self.profiles[row.ranks] = row
 
 
 def main() -> None:
@@ -131,19 +132,24 @@ def main() -> None:
                 equal_cores(LocalLauncher(Path(folder) / "ranks", ranks, "cpu")) as launcher,
                 WarmPool(launcher) as pool,
             ):
-                if ranks not in rows.costs:
-                    rows.keep(Profiled(ranks=ranks, costs=profile_layers(prepared, pool, Path(folder) / "ranks")))
-                predictor = Predictor(rows.costs[ranks], prepared.epoch, prepared.workload.model.element_bytes)
+                if ranks not in rows.profiles:
+                    costs, then = timed_profile(prepared, pool, Path(folder) / "ranks")
+                    rows.keep(Profiled(ranks=ranks, costs=costs, seconds=tuple(then.tolist())))
+                costs, then = rows.profiles[ranks].costs, np.array(rows.profiles[ranks].seconds)
+                predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
                 plans = list(_plans(prepared, predictor, count, ranks))
                 runner = Runner(prepared, CalibratedPredictor(predictor), pool)
-                machine = partial(slowness, prepared, pool, predictor.costs)
+                machine = partial(slowness, prepared, pool, then)
                 _run_all(runner, plans, rows, arguments.rounds, machine)
             of_plans = [[run for run in rows.runs if run.plan == plan] for plan in plans]
             done = [runs for runs in of_plans if all(run.measurement for run in runs)]
             failed += len(of_plans) - len(done)
             compared += _compared(prepared, predictor, done)
     finish(
-        [*compared, *({"ranks": ranks, "costs": wire.to_document(costs)} for ranks, costs in rows.costs.items())],
+        [
+            *compared,
+            *({"ranks": ranks, "costs": wire.to_document(each.costs)} for ranks, each in rows.profiles.items()),
+        ],
         _checks(compared, failed),
     )
 

@@ -18,8 +18,9 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,11 @@ import numpy as np
 
 from autotune.job_file import load_job
 from autotune.prediction.predictor import Predictor
-from autotune.search.execution.profiling import profile_layers
 from autotune.search.execution.runner import Runner
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
 from autotune.search.solver.splits import layer_counts
 from autotune.workload import Prepared, prepare
-from benchmarks.cases.drift import at_profiled_speed, slowness
+from benchmarks.cases.drift import at_profiled_speed, slowness, timed_profile
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials import wire
 from trials.arrays import Floats
@@ -77,10 +77,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = example(Path(folder), arguments.samples)
         with WarmPool(LocalLauncher(Path(folder) / "ranks", 2, "cpu")) as pool:
-            costs = profile_layers(prepared, pool, Path(folder) / "ranks")
+            costs, then = timed_profile(prepared, pool, Path(folder) / "ranks")
             predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
             plans = list(_plans(prepared, predictor, arguments))
-            runs = _run_all(prepared, predictor, pool, plans, arguments.rounds)
+            runner, machine = partial(_runner, prepared, predictor, pool), partial(slowness, prepared, pool, then)
+            runs = _run_all(runner, machine, plans, arguments.rounds)
     _report(costs, predictor, runs, prepared.job.search.warmup_steps)
 
 
@@ -109,14 +110,17 @@ def _plans(prepared: Prepared, predictor: Predictor, arguments: argparse.Namespa
             yield plan
 
 
-def _run_all(prepared: Prepared, predictor: Predictor, pool: WarmPool, plans: Sequence[Plan], rounds: int) -> list[Run]:
+def _run_all(
+    runner: Callable[[Plan], Runner], machine: Callable[[], float], plans: Sequence[Plan], rounds: int
+) -> list[Run]:
+    """Run the plans in rounds; `machine` returns how slow it is, compared with the profile."""
     outcomes: dict[Plan, list[Outcome]] = {plan: [] for plan in plans}
     of_runs: dict[Plan, list[float]] = {plan: [] for plan in plans}
-    before = slowness(prepared, pool, predictor.costs)
+    before = machine()
     for number in range(rounds):
         for plan in random.Random(number).sample(plans, len(plans)):
-            outcomes[plan].append(_runner(prepared, predictor, pool, plan).run(plan).outcome)
-            after = slowness(prepared, pool, predictor.costs)
+            outcomes[plan].append(runner(plan).run(plan).outcome)
+            after = machine()
             of_runs[plan].append((before + after) / 2)
             show(f"round {number + 1}: {plan.id}, slowness {before:.3f}, then {after:.3f}")
             before = after

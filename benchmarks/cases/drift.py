@@ -1,19 +1,20 @@
 """How fast a machine is at a moment, compared with the time when its layers were profiled."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from autotune.prediction.curves import Curves
 from autotune.prediction.features import COSTS, scaled
+from autotune.search.execution.profiling import profile_layers
 from autotune.workload import Prepared
-from trials.costs.coefficients import KINDS
+from trials.arrays import Floats
 from trials.costs.layer_costs import LayerCosts
 from trials.outcome import Measurement
 from trials.plan import Layout, Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.stage import Stage
-from trials.tasks.answer import LayerTiming, ProfileReport
+from trials.tasks.answer import ProfileReport
 from trials.tasks.request import ProbeSizes, Profile
 
 _PROBES = Profile(
@@ -28,8 +29,19 @@ _PROBES = Profile(
 _TIMES = ("load_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds", "idle_seconds")
 
 
-def slowness(prepared: Prepared, pool: WarmPool, costs: LayerCosts) -> float:
-    """Return what a few layers take now on all ranks at once, over what they took in the profile: the median."""
+def timed_profile(prepared: Prepared, pool: WarmPool, folder: Path) -> tuple[LayerCosts, Floats]:
+    """Return the costs of a profile, and the seconds of a few layers then: the mean of directly before and after it.
+
+    These seconds are measured, and no fit has a part in them: one that is wrong by a factor in all layers would count
+    as a machine of another speed.
+    """
+    before = layer_seconds(prepared, pool)
+    costs = profile_layers(prepared, pool, folder)
+    return costs, (before + layer_seconds(prepared, pool)) / 2
+
+
+def layer_seconds(prepared: Prepared, pool: WarmPool) -> Floats:
+    """Return what a few layers take now on all ranks at once, forward and backward, [ranks * layers]."""
     model, ranks = prepared.workload.model, prepared.workload.hardware.devices
     plan = Plan(
         packing=Padded(samples=1),
@@ -39,15 +51,12 @@ def slowness(prepared: Prepared, pool: WarmPool, costs: LayerCosts) -> float:
     answer = pool.ask(prepared.request(plan, _PROBES), prepared.job.search.trial_timeout)
     assert isinstance(answer, Answers), answer
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
-    return float(np.median([_ratio(timing, costs) for report in reports for timing in report.timings]))
+    return np.array([each.forward_seconds + each.backward_seconds for report in reports for each in report.timings])
 
 
-def _ratio(timing: LayerTiming, costs: LayerCosts) -> float:
-    cost, size = costs[timing.layer], np.array((timing.units, timing.tokens, timing.squares, 1.0))
-    columns = np.array([(*size, timing.tokens)])  # all tokens of a probe are targets
-    fitted = size @ np.array(cost.forward_seconds) + size @ np.array(cost.backward_seconds)
-    profiled = fitted * Curves(costs).at(columns)[0, KINDS.index(timing.layer)]
-    return float((timing.forward_seconds + timing.backward_seconds) / profiled)
+def slowness(prepared: Prepared, pool: WarmPool, then: Floats) -> float:
+    """Return what a few layers take now over `then`, their seconds at the profile: the median."""
+    return float(np.median(layer_seconds(prepared, pool) / then))
 
 
 def at_speed(costs: LayerCosts, slowness: float) -> LayerCosts:
