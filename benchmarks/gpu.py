@@ -9,7 +9,7 @@ benchmark fails.
 
 - parity: gradients of a step compared with transformers' own model, in float32 and in bfloat16, on one device, of
   several families, with layers that keep everything and with layers that offload it;
-- kernels: attention, patch embedding and head, compared with transformers' own code: errors and times;
+- kernels: attention, patch embedding and head, compared with the usual way to compute them: errors and times;
 - predictions: predicted and measured seconds of a step and peak bytes, and model FLOP utilisation, for one device
   and for all of them, of plans that recompute nothing, recompute all layers, offload them, or are drawn at random;
 - tuning: a search and a training with its plan, for one device and for all;

@@ -1,4 +1,4 @@
-"""What stands in the layers in place of transformers' own code, on a device: errors and times of both."""
+"""What layers compute otherwise than usual, on a device: errors and times of both ways."""
 
 import statistics
 import time
@@ -31,14 +31,12 @@ def rows(device: torch.device, sizes: KernelSizes) -> Iterator[dict[str, Any]]:
 def _attention(
     device: torch.device, heads: int, kv_heads: int, width: int, lengths: tuple[int, ...], *, causal: bool
 ) -> dict[str, Any]:
-    """Return errors of the kernel that a layer chooses, against one call per sample in float32, and times of both."""
+    """Return errors of the kernel that a layer chooses, and of one call per sample, and times of both."""
     torch.manual_seed(0)
     total = sum(lengths)
-    exact = [
-        torch.randn(1, count, total, width, device=device, requires_grad=True) for count in (heads, kv_heads, kv_heads)
-    ]
+    exact = [torch.randn(1, count, total, width, device=device) for count in (heads, kv_heads, kv_heads)]
     behind = torch.randn(1, heads, total, width, device=device)
-    rounded = [each.detach().bfloat16().requires_grad_() for each in exact]
+    rounded = [each.bfloat16().requires_grad_() for each in exact]
     samples = PackedSamples(lengths, causal=causal)
     chosen = kernel_for(rounded[0], rounded[2], samples, 0.0)
     options: dict[str, Any] = {"window": None, "scaling": None, "dropout": 0.0}
@@ -48,13 +46,39 @@ def _attention(
         return (found.detach(), *torch.autograd.grad(found, inputs, behind.to(found.dtype)))
 
     names = ("output", "query", "key", "value")
-    expected = passes(one_by_one, exact)
+    expected = _attended(exact, lengths, behind, causal=causal)
     row: dict[str, Any] = {"chosen": getattr(chosen, "__name__", str(chosen))}
     for way, kernel in (("error", chosen), ("error_of_one_by_one", one_by_one)):
         found = passes(kernel, rounded)
         pairs = zip(names, found, expected, strict=True)
         row[way] = {name: float((one.float() - other).norm() / other.norm()) for name, one, other in pairs}
     return row | _times(device, lambda: passes(one_by_one, rounded), lambda: passes(chosen, rounded))
+
+
+def _attended(
+    inputs: list[torch.Tensor], lengths: tuple[int, ...], behind: torch.Tensor, *, causal: bool
+) -> tuple[torch.Tensor, ...]:
+    """Return the output and the gradients of query, key and value, by the definition: a softmax of all scores.
+
+    In float64, head by head, with a mask over the whole pack, so that no code of a stage has a part in it.
+    """
+    query, key, value = (each[0].double() for each in inputs)
+    sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(query.device)
+    hidden = sample[:, None] != sample
+    if causal:
+        place = torch.arange(len(sample), device=query.device)
+        hidden |= place[:, None] < place
+    output, gradients = torch.zeros_like(query), [torch.zeros_like(each) for each in (query, key, value)]
+    for head in range(len(query)):
+        group = head * len(key) // len(query)
+        own = [each.clone().requires_grad_() for each in (query[head], key[group], value[group])]
+        scores = (own[0] @ own[1].t() / query.shape[-1] ** 0.5).masked_fill(hidden, float("-inf"))
+        found = scores.softmax(dim=1) @ own[2]
+        output[head] = found.detach()
+        parts = torch.autograd.grad(found, own, behind[0, head].double())
+        for gradient, at, part in zip(gradients, (head, group, group), parts, strict=True):
+            gradient[at] += part
+    return tuple(each[None].float() for each in (output, *gradients))
 
 
 def _patches(device: torch.device, dtype: torch.dtype, patches: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ matches counts."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSizes:
-    """Sizes for which kernels are compared with transformers' own code."""
+    """Sizes for which kernels are compared with the usual way to compute the same."""
 
     attention: Mapping[str, tuple[int, int, int, tuple[int, ...], bool]]
     """Heads, those of key and value, their width, the lengths of samples, and whether attention is causal."""
