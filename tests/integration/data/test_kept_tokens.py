@@ -1,5 +1,6 @@
 """Tokens that are kept when lengths are measured are those that a sample has when it is encoded anew."""
 
+import json
 import multiprocessing
 import os
 import resource
@@ -202,6 +203,30 @@ def test_tokens_of_another_model_are_not_used(folder: Path, encoder_of: Callable
     index, other = index_of(folder, encoder_of("text")), encoder_of("qwen2-vl")
     sample = index.sample(0)
     assert same(other.encode(sample, pixels=False, kept=index.sealed(0)), other.encode(sample, pixels=False))
+
+
+@pytest.mark.parametrize(
+    "name", ["processor_config.json", "chat_template.json", "chat_template.jinja", "tokenizer_config.json"]
+)
+def test_a_chat_template_that_was_edited_is_used_for_all_records(name: str, folder: Path) -> None:
+    model = folder / "model"
+    plugins.load(plugins.Plugins(tiny_models.__name__), "qwen2-vl").make(model)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").unlink()
+    before = (model / name).read_text() if (model / name).exists() else "{}"
+
+    def stated(text: str) -> Encoder:
+        written = text if name.endswith(".jinja") else json.dumps({**json.loads(before), "chat_template": text})
+        (model / name).write_text(written)
+        return load_encoder(ModelSection(path=str(model)), DataSection(sources=(Source(path=Path("a.jsonl")),)))
+
+    index_of(folder, stated(template))
+    edited = stated(template.replace("<|im_start|>", "<|im_start|> "))
+    index, report = indexed(folder, edited)
+    assert report.measured == 6
+    anew = edited.encode(index.sample(0), pixels=False)
+    assert index.text_tokens[0] == len(anew.input_ids)
+    assert same(encode(index, 0, edited, pixels=False), anew)
 
 
 def damages(content: bytes) -> Iterator[bytes]:

@@ -25,14 +25,16 @@ def model_digest(
     """Return the first 32 hexadecimal digits of a SHA-256.
 
     It covers the measuring class, the code for models, the model's configuration but not where that is, all that its
-    tokenizer and processor would save, the limit, the settings of `videos`, and the libraries' versions. Raise OSError
-    when the temporary folder is full or read-only.
+    tokenizer and processor would save, their chat templates, the limit, the settings of `videos`, and the libraries'
+    versions. Raise OSError when the temporary folder is full or read-only.
     """
     digest = hashlib.sha256()
     versions = [library.__version__ for library in (transformers, tokenizers, PIL)]
     name = f"{kind.__module__}.{kind.__qualname__}"
     settings = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
-    facts = [code_digest(model), name, settings, processor.to_dict(), max_tokens, versions]
+    # `to_dict` leaves the template out, and the tokenizer saves its own alone.
+    written = processor.to_dict(), processor.chat_template
+    facts = [code_digest(model), name, settings, written, max_tokens, versions]
     if videos:
         facts.append(videos)
     digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
