@@ -79,9 +79,10 @@ class LengthsCache:
     def keep(self, key: str, lengths: ChunkLengths) -> ChunkLengths:
         """Write two files atomically, readable by this user only; return the lengths with their file of tokens.
 
-        Warn once of a folder that cannot be written, and of a disk without room for tokens.
+        Warn once of a folder that cannot be written, and of a disk without room for tokens. A chunk with a bad record
+        that may be read another time is not written.
         """
-        if self.folder is None:
+        if self.folder is None or lengths.has_passing_fault:
             return replace(lengths, tokens=b"")
         if lengths.tokens:
             name = f"{key}-{sha256(lengths.tokens).hexdigest()[:16]}.tokens"

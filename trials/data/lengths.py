@@ -16,7 +16,7 @@ from trials.data.records.images import image_size
 from trials.data.records.sample import BadLine, Clip, Image, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
 from trials.data.records.watched import OTHERS
-from trials.errors import DataError, in_one_line
+from trials.errors import DataError, PassingFault, in_one_line
 
 TOKENS = "tokens"
 """Column of the place of a sample's sealed tokens, -1 for none."""
@@ -48,6 +48,8 @@ class ChunkLengths:
     tokens: bytes = b""
     """The samples' sealed tokens, framed, as they are written to `token_file`."""
     token_file: TokenFile | None = None
+    has_passing_fault: bool = False
+    """Whether a record is bad by a PassingFault."""
 
     def bad_lines(self, file: AnnotationFile, chunk: Chunk) -> Iterator[BadLine]:
         """Yield its unusable records with their places in the file."""
@@ -76,6 +78,7 @@ def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_t
         images=tuple(work.images.items()),
         unused=work.unused,
         tokens=bytes(work.tokens),
+        has_passing_fault=work.has_passing_fault,
     )
 
 
@@ -104,6 +107,7 @@ class _Work:
     sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Sizes of the images seen so far: datasets ask many questions about one image."""
     clips: dict[Video, Clip] = field(default_factory=dict)
+    has_passing_fault: bool = False
 
     def take(self, place: Place, record: Sample | Measured | BadLine) -> None:
         offset, line = place[0] - self.chunk.start, place[1] - self.chunk.line
@@ -112,6 +116,7 @@ class _Work:
         except DataError as error:
             shows_media = isinstance(record, Sample) and bool(record.images or record.videos)
             self.bad.append(((offset, line), in_one_line(str(error)), shows_media))
+            self.has_passing_fault = self.has_passing_fault or isinstance(error, PassingFault)
         else:
             lengths = found.lengths
             sizes = (lengths.vision_units, lengths.text_tokens, lengths.target_tokens)

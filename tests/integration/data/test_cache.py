@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,27 @@ def test_an_image_that_is_removed_or_added_is_noticed(folder: Path) -> None:
     (folder / "hidden.png").rename(folder / "4.png")
     whole, report = index_again(folder)
     assert (len(whole), report.measured) == (RECORDS, 2)
+
+
+def test_a_record_that_the_disk_did_not_give_is_tried_again(folder: Path) -> None:
+    (folder / "1.png").unlink()
+    (folder / "1.png").symlink_to("/proc/self/mem")  # whose first byte is an error of input and output
+    (folder / "4.png").write_bytes(b"no image")
+    for measured in (RECORDS, 2):
+        _, report = index_again(folder)
+        assert (report.bad, report.measured) == (2, measured)
+    assert "1.png has no readable header: Input/output error" in report.bad_lines[0].reason
+
+
+def test_a_video_without_its_decoder_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_records(folder / "a.jsonl", record("Who?", "I."), record("<video>Who?", "I.", video="a.mp4"))
+    (folder / "a.mp4").write_bytes(b"no video")
+    filmed = Words(no_videos=None)
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "av", None)
+        assert "needs the package av" in index_again(folder, filmed)[1].bad_lines[0].reason
+    assert "cannot be decoded" in index_again(folder, filmed)[1].bad_lines[0].reason
+    assert index_again(folder, filmed)[1].measured == 0
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import errno
 import struct
 import zlib
 from io import BytesIO
@@ -9,8 +10,9 @@ import pytest
 from PIL import ExifTags, Image
 from transformers.image_utils import load_image
 
+from trials.data.records.faults import unreadable
 from trials.data.records.images import image_pixels, image_size
-from trials.errors import DataError
+from trials.errors import DataError, PassingFault
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("JPEG", {}),
@@ -161,3 +163,16 @@ def lying(upright: Image.Image, orientation: int) -> Image.Image:
     if orientation in (2, 3, 7, 8):
         upright = upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     return upright.transpose(Image.Transpose.FLIP_TOP_BOTTOM) if orientation in (3, 4, 6, 7) else upright
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        *((OSError(number, "a fault"), True) for number in (errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES)),
+        *((OSError(number, "a fault"), False) for number in (errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL)),
+        (OSError("image file is truncated"), False),
+        (ValueError(errno.EIO), False),
+    ],
+)
+def test_a_fault_of_the_machine_passes_and_one_of_the_file_stays(error: Exception, passes: bool) -> None:
+    assert isinstance(unreadable("a.png", error), PassingFault) is passes

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, UnidentifiedImageError
 from PIL import Image as Pillow
 
+from trials.data.records.faults import unreadable
 from trials.data.records.image_end import missing_bytes
 from trials.data.records.sample import Image
 from trials.errors import DataError, shown_name
@@ -86,7 +87,7 @@ def _opened(image: Image, failure: str) -> Iterator[Pillow.Image]:
     except Pillow.DecompressionBombError:
         raise _too_large(image) from None
     except _UNREADABLE as error:
-        raise DataError(f"image {_name(image)} {failure}: {_first_line(error)}") from error
+        raise unreadable(f"image {_name(image)} {failure}: {_first_line(error)}", error) from error
 
 
 def on_white(picture: Pillow.Image) -> NDArray[np.uint8]:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 
+from trials.data.records.faults import unreadable
 from trials.data.records.images import MOST_PIXELS, on_white
 from trials.data.records.sample import Clip
-from trials.errors import DataError, shown_name
+from trials.errors import DataError, PassingFault, shown_name
 from trials.regular_file import check_regular
 from trials.units import number_of
 
@@ -83,7 +84,7 @@ def _decoded(path: Path, container: Any, stream: Any) -> Iterator[Any]:
     import av  # noqa: PLC0415 - see `_opened`
 
     if name not in av.codecs_available:
-        raise DataError(
+        raise PassingFault(
             f"{_video(path)} has transparent areas, which need a build of PyAV with {name}; lay it on a ground, "
             "and encode it again"
         )
@@ -126,9 +127,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     except FileNotFoundError:
         raise DataError(f"{_video(path)} does not exist") from None
     except OSError as error:
-        raise DataError(f"{_video(path)} cannot be opened: {error.strerror or error}") from error
+        raise unreadable(f"{_video(path)} cannot be opened: {error.strerror or error}", error) from error
     except ImportError as error:
-        raise DataError(
+        raise PassingFault(
             f"{_video(path)} is a file, which needs the package av to be decoded; pip install av, "
             "or give the video as a folder or list of frames"
         ) from error
@@ -138,5 +139,7 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
             if not container.streams.video:
                 raise DataError(f"{shown_name(path)} holds no video")
             yield container, container.streams.video[0]
-    except (av.FFmpegError, OSError, ValueError) as error:
+    except (av.FFmpegError, ValueError) as error:  # some have the number of an error of the system, for damaged content
         raise DataError(f"{_video(path)} cannot be decoded: {error}") from error
+    except OSError as error:
+        raise unreadable(f"{_video(path)} cannot be decoded: {error}", error) from error

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trials.data.records import video_file
+from trials.data.records.faults import unreadable
 from trials.data.records.images import image_pixels, is_animated
 from trials.data.records.sample import Clip, Image, Video
 from trials.data.records.video_references import IMAGE_SUFFIXES, MOST_FRAMES
@@ -34,7 +35,7 @@ def frames_of(video: Video) -> tuple[Image, ...] | None:
         with os.scandir(video.source) as entries:
             names = [entry.name for entry in islice(entries, MOST_FRAMES + 1)]
     except OSError as error:
-        raise DataError(f"video {shown_name(video.source)} cannot be opened: {error.strerror}") from error
+        raise unreadable(f"video {shown_name(video.source)} cannot be opened: {error.strerror}", error) from error
     if len(names) > MOST_FRAMES:
         raise DataError(
             f"the folder {shown_name(video.source)} has more than {MOST_FRAMES} entries; leave out some frames"
