@@ -12,7 +12,7 @@ from trials.arrays import Ints
 from trials.data import formats
 from trials.data.formats import AnnotationFile, Chunk, Place
 from trials.data.kept.files import TokenFile, framed
-from trials.data.records.images import image_size
+from trials.data.records.images import ImageHeader, image_header
 from trials.data.records.sample import BadLine, Clip, Image, Lengths, Measured, Measurer, Sample, Video
 from trials.data.records.videos import clip_of
 from trials.data.records.watched import OTHERS
@@ -24,6 +24,8 @@ COLUMNS = ("offset", "line", "record", "kind", "vision_units", "text_tokens", "t
 # A choice: keys may be ids, of which each record has another.
 MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
+FURTHER = "further pictures of an image, of which the first alone is shown"
+"""What is unused of an image with several pages or frames."""
 Fact: TypeAlias = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds."""
 # No file has such a size or time, so one that appears later counts as changed.
@@ -104,8 +106,8 @@ class _Work:
     wrong_sizes: int = 0
     images: dict[str, Fact] = field(default_factory=dict)
     unused: dict[str, tuple[int, Place]] = field(default_factory=dict)
-    sizes: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """Sizes of the images seen so far: datasets ask many questions about one image."""
+    headers: dict[Path, ImageHeader] = field(default_factory=dict)
+    """Headers of the images seen so far: datasets ask many questions about one image."""
     clips: dict[Video, Clip] = field(default_factory=dict)
     has_passing_fault: bool = False
 
@@ -144,7 +146,8 @@ class _Work:
             raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
         if sample.videos and self.measurer.no_videos:
             raise DataError(self.measurer.no_videos)
-        sizes = tuple(self._size(image) for image in sample.images)
+        headers = [self._header(image) for image in sample.images]
+        sizes = tuple(header.size for header in headers)
         found = self.measurer.measure(sample, sizes, tuple(self._clip(video) for video in sample.videos))
         lengths = found.lengths
         if lengths.target_tokens == 0:
@@ -155,23 +158,24 @@ class _Work:
             raise DataError("no target tokens: no assistant turn to learn from")
         stated = zip(sample.image_sizes, sizes, strict=True)
         self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
-        return replace(found, unused=(*sample.unused, *found.unused))
+        more = (FURTHER,) if any(header.has_more for header in headers) else ()
+        return replace(found, unused=(*sample.unused, *found.unused, *more))
 
-    def _size(self, image: Image) -> tuple[int, int]:
+    def _header(self, image: Image) -> ImageHeader:
         if isinstance(image, bytes):
-            return image_size(image)
-        if image not in self.sizes:
+            return image_header(image)
+        if image not in self.headers:
             self.images[str(image)] = _fact(str(image))  # before it is read: a change in between is then seen as one
-            self.sizes[image] = image_size(image)
-        return self.sizes[image]
+            self.headers[image] = image_header(image)
+        return self.headers[image]
 
     def _clip(self, video: Video) -> Clip:
         if isinstance(video.source, Path):
             if video not in self.clips:
                 self.images[str(video.source)] = _fact(str(video.source))
-                self.clips[video] = clip_of(video, self._size)
+                self.clips[video] = clip_of(video, self._header)
             return self.clips[video]
-        return clip_of(video, self._size)
+        return clip_of(video, self._header)
 
 
 def _cut(lengths: Lengths, max_tokens: int | None) -> Lengths:

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image
 from transformers.image_utils import load_image
 
 from trials.data.records.faults import unreadable
-from trials.data.records.images import image_pixels, image_size
+from trials.data.records.images import ImageHeader, image_header, image_pixels, image_size
 from trials.errors import DataError, PassingFault
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
@@ -56,7 +56,21 @@ def test_an_image_whose_end_is_missing_is_found_without_its_pixels(
 
 @kinds
 def test_other_data_behind_an_image_does_no_harm(kind: str, options: dict[str, Any]) -> None:
-    assert image_size(picture(kind, options) + bytes(100_000)) == (37, 53)
+    assert image_header(picture(kind, options) + bytes(100_000)) == ImageHeader(size=(37, 53), has_more=False)
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "GIF", "WEBP", "PNG", "AVIF"])
+def test_an_image_with_further_pictures_is_known_by_its_header(kind: str) -> None:
+    pictures = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
+    stream = BytesIO()
+    pictures[0].save(stream, kind, save_all=True, append_images=pictures[1:])
+    assert image_header(stream.getvalue()).has_more
+
+
+def test_the_previews_of_a_camera_are_no_further_pictures() -> None:
+    stream = BytesIO()
+    Image.new("RGB", (16, 16)).save(stream, "MPO", save_all=True, append_images=[Image.new("RGB", (4, 4))])
+    assert not image_header(stream.getvalue()).has_more
 
 
 def test_a_second_picture_of_an_animation_may_be_missing() -> None:

@@ -14,7 +14,7 @@ from tests.programs.measurers import Words
 from tests.values.data import file_of, record, write_records
 from trials.data import formats
 from trials.data.lengths import measure
-from trials.data.records.images import image_size
+from trials.data.records.images import image_header
 from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Measured, Sample, Video
 from trials.data.records.video_references import MOST_FRAMES
 from trials.data.records.videos import clip_of, frames_of, video_pixels
@@ -118,7 +118,7 @@ def test_frames_of_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) ->
     folder = folder_of(tmp_path / "film", 11)
     (folder / "notes.txt").write_text("no frame")
     video = Video(source=folder, fps=3.0)
-    assert clip_of(video, image_size) == Clip(frames=11, size=(8, 12), is_file=False, fps=3.0)
+    assert clip_of(video, image_header) == Clip(frames=11, size=(8, 12), is_file=False, fps=3.0)
     assert [int(frame[0, 0, 0]) for frame in video_pixels(video, [0, 2, 10])] == [0, 2, 10]
 
 
@@ -127,27 +127,27 @@ def test_hostile_folders_and_frames_are_refused(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DataError, match="holds no frames"):
         frames_of(Video(source=tmp_path / "empty"))
     with pytest.raises(DataError, match=r"missing does not exist"):
-        clip_of(Video(source=tmp_path / "missing"), image_size)
+        clip_of(Video(source=tmp_path / "missing"), image_header)
     folder = folder_of(tmp_path / "film", 3)
     monkeypatch.setattr("trials.data.records.videos.MOST_FRAMES", 2)
     with pytest.raises(DataError, match="has more than 2 entries; leave out some frames"):
         frames_of(Video(source=folder))
     Image.new("RGB", (5, 5)).save(tmp_path / "other.png")
     with pytest.raises(DataError, match="has 5 x 5 pixels, but the first one 12 x 8; make all frames of a video"):
-        clip_of(Video(source=(folder / "frame0.png", tmp_path / "other.png")), image_size)
+        clip_of(Video(source=(folder / "frame0.png", tmp_path / "other.png")), image_header)
 
 
-@pytest.mark.parametrize("kind", ["gif", "webp"])
+@pytest.mark.parametrize("kind", ["gif", "webp", "png"])
 def test_a_frame_that_is_a_video_itself_is_refused(tmp_path: Path, kind: str) -> None:
     pictures = [Image.new("RGB", (12, 8), (60 * number, 0, 0)) for number in range(3)]
     still, film = tmp_path / f"still.{kind}", tmp_path / f"film.{kind}"
     pictures[0].save(still)
     pictures[0].save(film, save_all=True, append_images=pictures[1:])
-    assert clip_of(Video(source=(still, still.read_bytes())), image_size).frames == 2
+    assert clip_of(Video(source=(still, still.read_bytes())), image_header).frames == 2
     frames: tuple[Path | bytes, ...] = (film, film.read_bytes())
     for frame in frames:
         with pytest.raises(DataError, match="holds several pictures, of which the first alone would be shown; save it"):
-            clip_of(Video(source=(still, frame)), image_size)
+            clip_of(Video(source=(still, frame)), image_header)
 
 
 def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def film(tmp_path: Path) -> Path:
 @needs_av
 def test_a_file_is_decoded_where_frames_are_wanted(film: Path) -> None:
     video = Video(source=film, fps=1.0)
-    assert clip_of(video, image_size) == Clip(frames=25, size=(32, 48), is_file=True, fps=10.0, wanted_fps=1.0)
+    assert clip_of(video, image_header) == Clip(frames=25, size=(32, 48), is_file=True, fps=10.0, wanted_fps=1.0)
     frames = list(video_pixels(video, [0, 7, 7, 24]))
     assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
     assert np.allclose([frame.mean() for frame in frames], [0, 70, 70, 240], atol=4)
@@ -225,7 +225,7 @@ def test_a_file_is_shown_upright_as_its_track_says(tmp_path: Path, degrees: int)
     struct.pack_into(">9i", content, content.index(b"tkhd") + 44, a, b, 0, c, d, 0, 0, 0, 1 << 30)
     path.write_bytes(content)
     video, upright = Video(source=path), np.rot90(stored, -degrees // 90)
-    assert clip_of(video, image_size).size == upright.shape[:2]
+    assert clip_of(video, image_header).size == upright.shape[:2]
     shown = list(video_pixels(video, [0, 2]))
     assert len(shown) == 2
     assert all(np.abs(frame.astype(int) - upright).max() < 40 for frame in shown)
@@ -240,11 +240,11 @@ def test_damaged_files_and_playlists_are_refused(film: Path, tmp_path: Path) -> 
     (tmp_path / "list.txt").write_text(f"ffconcat version 1.0\nfile {film.name}\n")
     for name in ("cut.mp4", "list.m3u8", "list.txt"):
         with pytest.raises(DataError, match="cannot be decoded"):
-            clip_of(Video(source=tmp_path / name), image_size)
+            clip_of(Video(source=tmp_path / name), image_header)
 
 
 def test_without_a_decoder_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "film.mp4").write_bytes(b"film")
     with pytest.raises(DataError, match="pip install av, or give the video as a folder or list"):
-        clip_of(Video(source=tmp_path / "film.mp4"), image_size)
+        clip_of(Video(source=tmp_path / "film.mp4"), image_header)

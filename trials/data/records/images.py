@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BytesIO
 from typing import IO
 
@@ -37,12 +38,29 @@ _TURNS = {
 """What makes an image of each orientation of Exif upright."""
 _LYING = (5, 6, 7, 8)
 """Orientations that exchange height and width."""
+_PAGED = ("AVIF", "GIF", "PNG", "TIFF", "WEBP")
+"""Formats of several pages or frames. In others Pillow counts layers, or the previews that cameras append."""
 _UNREADABLE = (OSError, ValueError, SyntaxError, LookupError, NotImplementedError)
 """Exceptions of Pillow for damaged or unknown content."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageHeader:
+    """What the header of an image says."""
+
+    size: tuple[int, int]
+    """(height, width), upright."""
+    has_more: bool
+    """Whether it holds further pictures, pages or frames, which are not read."""
+
+
 def image_size(image: Image) -> tuple[int, int]:
-    """Return (height, width) from the header.
+    """Return (height, width) from the header. Raise DataError as `image_header` does."""
+    return image_header(image).size
+
+
+def image_header(image: Image) -> ImageHeader:
+    """Return the header.
 
     Raise DataError for a missing image, for one that is no regular file, for a header that Pillow cannot read, for
     values of more than 8 bits, for zero and huge sizes, and for a file that was cut off behind its header.
@@ -51,7 +69,8 @@ def image_size(image: Image) -> tuple[int, int]:
         size = opened.height, opened.width
         if min(size) < 1:
             raise DataError(f"image {_name(image)} is {size[1]} pixels wide and {size[0]} high")
-        return size[::-1] if _orientation(opened) in _LYING else size
+        upright = size[::-1] if _orientation(opened) in _LYING else size
+        return ImageHeader(size=upright, has_more=_has_more(opened))
 
 
 def image_pixels(image: Image) -> NDArray[np.uint8]:
@@ -63,12 +82,6 @@ def image_pixels(image: Image) -> NDArray[np.uint8]:
         turn = _TURNS.get(_orientation(opened))
         pixels = on_white(_scaled_transparency(opened))
     return pixels if turn is None else np.asarray(Pillow.fromarray(pixels).transpose(turn))
-
-
-def is_animated(image: Image) -> bool:
-    """Return whether it holds several pictures, of which pixels are read of the first. Raise what `image_size` does."""
-    with _opened(image, "has no readable header") as opened:
-        return bool(getattr(opened, "is_animated", False))
 
 
 @contextmanager
@@ -100,6 +113,13 @@ def on_white(picture: Pillow.Image) -> NDArray[np.uint8]:
     seen = picture.convert("RGBA")
     white = Pillow.new("RGBA", seen.size, "white")
     return np.asarray(Pillow.alpha_composite(white, seen).convert("RGB"))
+
+
+def _has_more(opened: Pillow.Image) -> bool:
+    try:
+        return opened.format in _PAGED and bool(getattr(opened, "is_animated", False))
+    except (*_UNREADABLE, struct.error):
+        return True  # what follows the first picture is damaged
 
 
 def _orientation(opened: Pillow.Image) -> int:

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from trials.data.records import video_file
 from trials.data.records.faults import unreadable
-from trials.data.records.images import image_pixels, is_animated
+from trials.data.records.images import ImageHeader, image_pixels
 from trials.data.records.sample import Clip, Image, Video
 from trials.data.records.video_references import IMAGE_SUFFIXES, MOST_FRAMES
 from trials.errors import DataError, shown_name
 
-_MOVING_SUFFIXES, _MOVING_STARTS = (".gif", ".webp"), (b"GIF8", b"RIFF")
-"""Ends of the names of images that may hold several pictures, and their first bytes."""
 _NUMBER = re.compile(r"(\d+)")
 
 
@@ -48,8 +46,8 @@ def frames_of(video: Video) -> tuple[Image, ...] | None:
     return tuple(video.source / name for name in frames)
 
 
-def clip_of(video: Video, size_of: Callable[[Image], tuple[int, int]]) -> Clip:
-    """Return what headers say of a video; `size_of` returns (height, width) of a frame that is an image.
+def clip_of(video: Video, header_of: Callable[[Image], ImageHeader]) -> Clip:
+    """Return what headers say of a video; `header_of` returns that of a frame that is an image.
 
     Raise DataError for a video that cannot be read, for frames of several sizes, and for a frame that is animated.
     """
@@ -57,25 +55,20 @@ def clip_of(video: Video, size_of: Callable[[Image], tuple[int, int]]) -> Clip:
     if frames is None:
         assert isinstance(video.source, Path)
         return video_file.clip_of(video.source, video.fps)
-    size = size_of(frames[0])
+    size = header_of(frames[0]).size
     for frame in frames:
-        if (other := size_of(frame)) != size:
+        header = header_of(frame)
+        if (other := header.size) != size:
             raise DataError(
                 f"{_frame(frame)} has {other[1]} x {other[0]} pixels, but the first one {size[1]} x {size[0]}; make "
                 "all frames of a video equally large"
             )
-        if _may_move(frame) and is_animated(frame):
+        if header.has_more:
             raise DataError(
                 f"{_frame(frame)} holds several pictures, of which the first alone would be shown; save it as a video, "
                 "such as MP4, and name that in its place"
             )
     return Clip(frames=len(frames), size=size, is_file=False, fps=video.fps)
-
-
-def _may_move(frame: Image) -> bool:
-    if isinstance(frame, bytes):
-        return frame.startswith(_MOVING_STARTS)
-    return frame.suffix.lower() in _MOVING_SUFFIXES
 
 
 def _frame(frame: Image) -> str:

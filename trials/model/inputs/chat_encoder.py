@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from transformers import PretrainedConfig
 
 from trials.arrays import Ints
-from trials.data.records.images import image_pixels, image_size
+from trials.data.records.images import image_header, image_pixels
 from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Lengths, Measured, Sample
 from trials.data.records.videos import clip_of
 from trials.errors import ModelError
@@ -161,7 +161,7 @@ class ChatEncoder:
         # Opened once: where files are far away, each opening takes as long as decoding.
         pictures = [image_pixels(image) for image in sample.images]
         sizes = tuple(picture.shape[:2] for picture in pictures)
-        clips = tuple(clip_of(video, image_size) for video in sample.videos if not self.no_videos)
+        clips = tuple(clip_of(video, image_header) for video in sample.videos if not self.no_videos)
         text = self.measurer.tokens_of(sample, sizes, clips, kept)
         shown = [self._tokens(each, sizes) for each in text.shown]
         input_ids = text.expanded(text.ids, shown)[: text.kept]

@@ -21,7 +21,7 @@ from transformers.video_utils import VideoMetadata
 from tests.contracts.test_families import TINY
 from tests.values.parameters import parameters
 from trials import plugins
-from trials.data.records.images import image_size
+from trials.data.records.images import image_header, image_size
 from trials.data.records.sample import IGNORED, IMAGE, VIDEO, Clip, Encoded, Encoder, Lengths, Sample, Turn, Video
 from trials.data.records.videos import clip_of
 from trials.errors import DataError
@@ -167,7 +167,7 @@ def test_tokens_positions_grids_pixels_and_lengths_are_those_of_the_real_process
     # Another processor may round a pixel to the next of its 256 values.
     np.testing.assert_allclose(made.pop("pixels"), expected.pop("pixels"), atol=0.02)
     assert made == expected
-    clips = tuple(clip_of(video, image_size) for video in sample.videos)
+    clips = tuple(clip_of(video, image_header) for video in sample.videos)
     assert encoded.pixel_values is not None
     assert encoder.measure(sample, tuple(map(image_size, sample.images)), clips).lengths == Lengths(
         vision_units=len(encoded.pixel_values),

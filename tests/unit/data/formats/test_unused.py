@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 
 from tests.programs.measurers import Words
 from tests.values.data import file_of, record, write_records
@@ -362,6 +363,16 @@ def test_images_of_other_programs_are_shown(part: dict[str, Any], image: Path | 
 def test_an_image_that_would_not_be_shown_is_refused(part: dict[str, Any], reason: str) -> None:
     line = {"messages": [{"role": "user", "content": [part]}, ANSWERED], "images": ["a.png"]}
     assert reason in str(read("messages", line))
+
+
+def test_further_pages_of_an_image_are_named(tmp_path: Path) -> None:
+    page = Image.new("RGB", (4, 4))
+    page.save(tmp_path / "a.tif", save_all=True, append_images=[page])
+    page.save(tmp_path / "b.tif")
+    write_records(tmp_path / "a.jsonl", *(record("<image>q", "a", image=f"{name}.tif") for name in "ab"))
+    data = DataSection.model_validate({"sources": [{"path": "a.jsonl"}]})
+    (found,) = build_index(data, Words(), tmp_path)[1].surprises
+    assert (found.what, found.records) == ("further pictures of an image, of which the first alone is shown", 1)
 
 
 def test_an_image_of_a_turn_is_refused() -> None:
