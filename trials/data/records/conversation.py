@@ -54,7 +54,9 @@ def sample(record: Record, columns: Columns, root: Path) -> Sample:
     found = placed(said, images_of(watched, columns.images, root), videos, columns.unplaced, columns.unplaced_end)
     check(record, columns, found)
     _check_answers(found)
-    return replace(found, unused=(*found.unused, *watched.unused(), *_tools(record, columns)))
+    return replace(
+        found, unused=(*found.unused, *watched.unused(has_video=bool(found.videos)), *_tools(record, columns))
+    )
 
 
 def _tools(record: Record, columns: Columns) -> tuple[str, ...]:

@@ -24,9 +24,12 @@ _DESCRIBING = frozenset({
 })  # fmt: skip
 """Words in the names of keys that describe a record, of published data sets."""
 _SETTING = frozenset({
-    "drop", "exclude", "max", "min", "pixels", "rate", "ratio", "repeat", "repeats", "skip", "times",
+    "crop", "crops", "drop", "duration", "end", "exclude", "fps", "frame", "frames", "max", "min", "page", "pixels",
+    "rate", "ratio", "repeat", "repeats", "resize", "resized", "skip", "start", "times",
 })  # fmt: skip
 """Words in the names of keys that would change the training."""
+_TIMES = frozenset({"time", "timestamp"})
+"""Words in the names of keys that may say which part of a video is meant."""
 _LOSS = re.compile(r"ignore|label|learn|loss|mask|train|weight", re.IGNORECASE)
 _CONTENT = frozenset({
     "answer", "assistant", "audio", "audios", "caption", "completion", "content", "conversation", "conversations",
@@ -90,10 +93,11 @@ class Watched(dict[str, Any]):
             return [self._watched(each, key, lists - 1) for each in value]
         return value
 
-    def unused(self) -> tuple[str, ...]:
+    def unused(self, *, has_video: bool = False) -> tuple[str, ...]:
         """Return what nothing looked at, of the record that this is: a text for each key and level.
 
-        Raise RecordError for an image, video or sound that only a part of the record names.
+        In a record that `has_video`, a time may be meant to cut it, and describes nothing. Raise RecordError for an
+        image, video or sound that only a part of the record names.
         """
         found: dict[str, None] = {}
         for each in self._all:
@@ -106,7 +110,7 @@ class Watched(dict[str, Any]):
                         f"{name} holds an image, a video or a sound, which is not read there; name it under a key of "
                         "the record, such as `images`, or remove it"
                     )
-                is_metadata = len(each._level) < 2 and _describes(key) and not _is_content(key, value)
+                is_metadata = len(each._level) < 2 and _describes(key, has_video) and not _is_content(key, value)
                 if key == "split":  # a record of another split has to be seen
                     is_metadata = str(value).lower().startswith("train")
                 found[f"{METADATA if is_metadata else 'the key '}{name}"] = None
@@ -138,9 +142,9 @@ def holds_media(value: object, depth: int = _DEPTH) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _describes(key: str) -> bool:
-    words = set(_WORD.findall(key.lower()))
-    return key.lower() not in _CONTENT and bool(words & _DESCRIBING) and not (words & _SETTING or speaks_of_loss(key))
+def _describes(key: str, has_video: bool) -> bool:
+    words, settings = set(_WORD.findall(key.lower())), _SETTING | _TIMES if has_video else _SETTING
+    return key.lower() not in _CONTENT and bool(words & _DESCRIBING) and not (words & settings or speaks_of_loss(key))
 
 
 def _is_content(key: str, value: object) -> bool:
