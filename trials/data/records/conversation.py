@@ -1,6 +1,6 @@
 """Records of any format of conversations, read by the `Columns` that say where the parts stand."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,15 @@ from trials.data.records.video_references import video_of, videos_of
 from trials.data.records.watched import Watched, is_nothing, speaks_of_loss
 
 _TEXT_KEYS = ("value", "content", "text")
-_SWITCHES = ("loss", "loss_scale", "weight", "train", "training")
-"""Keys by which a turn is left out of the loss where they are false: of ms-swift, OpenAI and Mistral, and Axolotl."""
-_MASKS = ("masked",)
-"""The same where they are true: of torchtune."""
+_SWITCHES = {**dict.fromkeys(("loss", "loss_scale", "weight", "train", "training"), True), "masked": False}
+"""Keys that say whether the loss counts a turn, and the value with which it does: of ms-swift, OpenAI and Mistral,
+Axolotl, and torchtune."""
+_RECORD_SWITCHES = {
+    **_SWITCHES,
+    **dict.fromkeys(("do_train", "loss_mask", "loss_weight", "sample_weight", "trainable", "weights"), True),
+    **dict.fromkeys(("ignore", "ignore_loss"), False),
+}
+"""The same of a whole record, where `label` and `mask` may be the answer and a picture."""
 _STATES = {
     **dict.fromkeys((True, "true", "yes", "1", "1.0"), True),
     **dict.fromkeys((False, "false", "no", "0", "0.0"), False),
@@ -79,7 +84,7 @@ def _check_whole(record: Record, columns: Columns) -> None:
             "`label` says whether the completion is liked, which is not supported; leave out the records that are not, "
             "and remove the key"
         )
-    if _switched(record, "the record") is False:
+    if _switched(record, "the record", _RECORD_SWITCHES) is False:
         raise RecordError("the record says that the loss does not count it; leave it out")
 
 
@@ -171,7 +176,7 @@ def _is_learnt(turn: dict[str, Any], role: Role, where: str, own: Collection[str
     if state and role != "assistant":
         raise RecordError(f"{where} is to be learnt, but the loss counts answers alone; remove what says so")
     for key in turn:
-        if key not in (*_SWITCHES, *_MASKS, *own) and speaks_of_loss(key) and not is_nothing(dict.get(turn, key)):
+        if key not in (*_SWITCHES, *own) and speaks_of_loss(key) and not is_nothing(dict.get(turn, key)):
             raise RecordError(
                 f"{where} has `{key[:40]}`, which is not supported; say by `loss`, true or false, whether the loss "
                 "counts an answer, and remove it"
@@ -179,14 +184,14 @@ def _is_learnt(turn: dict[str, Any], role: Role, where: str, own: Collection[str
     return state is not False
 
 
-def _switched(given: dict[str, Any], where: str) -> bool | None:
-    """Return what the keys of a turn or record say about the loss, None for nothing.
+def _switched(given: dict[str, Any], where: str, switches: Mapping[str, bool] = _SWITCHES) -> bool | None:
+    """Return what the `switches` of a turn, part or record say about the loss, None for nothing.
 
     Raise RecordError for parts of a loss, and for a turn's keys that speak of it and are not known.
     """
     states = []
     for key in given:
-        if key in _SWITCHES or key in _MASKS:
+        if key in switches:
             if is_nothing(value := given.get(key)):
                 continue
             if (state := _state(value)) is None:
@@ -194,7 +199,7 @@ def _switched(given: dict[str, Any], where: str) -> bool | None:
                     f"`{key}` of {where} is {repr(value)[:40]}; expected true or false, because the loss counts a turn "
                     "in full or not at all"
                 )
-            states.append(state is not (key in _MASKS))
+            states.append(state is switches[key])
     return all(states) if states else None
 
 
@@ -213,6 +218,11 @@ def _parts(parts: list[Any], role: Role, where: str, root: Path) -> Said:
         what = f"part {number} of {where}"
         match part:
             case {"type": "text" | "input_text" | "output_text"}:
+                if not _is_learnt(part, role, what, ()) and role == "assistant":
+                    raise RecordError(
+                        f"{what} is left out of the loss, which counts a turn in full or not at all; write `loss` into "
+                        "the turn"
+                    )
                 texts.append(_text(part.get("text"), what))
                 images += [None] * texts[-1].count(IMAGE)
                 videos += [None] * texts[-1].count(VIDEO)

@@ -7,6 +7,8 @@ import pytest
 from tests.unit.data.formats.test_unused import ANSWERED, ASKED, read, unused
 from trials.data.records.sample import Sample
 
+PART = {"type": "text", "text": "q"}
+
 
 def with_answer(**keys: Any) -> dict[str, Any]:
     return {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a", **keys}]}
@@ -66,6 +68,11 @@ def test_a_question_or_an_answer_of_a_prompt_cannot_be_learnt(key: str, value: o
     [
         ({"weight": 0.5}, "`weight` of the record is 0.5"),
         ({"loss_scale": 0}, "the record says that the loss does not count it; leave it out"),
+        ({"sample_weight": 0}, "the record says that the loss does not count it; leave it out"),
+        ({"do_train": "false"}, "the record says that the loss does not count it; leave it out"),
+        ({"ignore_loss": True}, "the record says that the loss does not count it; leave it out"),
+        ({"sample_weight": 2}, "`sample_weight` of the record is 2; expected true or false"),
+        ({"loss_mask": [0, 1]}, "`loss_mask` of the record is [0, 1]; expected true or false"),
         ({"mask_history": True}, "`mask_history` is not supported"),
         ({"train_on_inputs": "true"}, "`train_on_inputs` is not supported"),
         ({"chosen": "b"}, "`chosen` is not supported"),
@@ -79,7 +86,31 @@ def test_a_record_that_changes_its_loss_is_refused(keys: dict[str, Any], reason:
 
 
 def test_a_record_may_say_what_is_done_in_any_case() -> None:
-    assert unused(weight=1.0, mask_history=False, train_on_inputs=0, tools=[], kto_tag=None) == ()
-    assert unused(label=3, split="test", sample_weight=2) == (
-        *("the key `label`", "the key `sample_weight`", "the key `split`"),
+    assert unused(weight=1.0, sample_weight=1, ignore=False, loss_mask=[]) == ()
+    assert unused(mask_history=False, train_on_inputs=0, tools=[], kto_tag=None) == ()
+
+
+def test_labels_and_masks_of_a_record_may_be_those_of_another_task_and_are_named() -> None:
+    assert unused(label=3, labels=[1, 7], mask="a_mask.png", split="test") == (
+        *("the key `label`", "the key `labels`", "the key `mask`", "the key `split`"),
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"loss": False}, "part 1 of turn 2 is left out of the loss, which counts a turn in full or not at all"),
+        ({"weight": 0.5}, "`weight` of part 1 of turn 2 is 0.5; expected true or false"),
+        ({"loss_mask": 1}, "part 1 of turn 2 has `loss_mask`, which is not supported; say by `loss`"),
+    ],
+)
+def test_a_part_of_an_answer_that_changes_its_loss_is_refused(keys: dict[str, Any], reason: str) -> None:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "a", **keys}]}
+    assert reason in str(read("messages", {"messages": [ASKED, answer]}))
+
+
+def test_a_part_of_an_answer_may_say_what_is_done_in_any_case() -> None:
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "a", "loss": True, "masked": 0}]}
+    found = read("messages", {"messages": [{"role": "user", "content": [{**PART, "weight": 0}]}, answer]})
+    assert isinstance(found, Sample), found
+    assert (found.turns[1].is_learnt, found.unused) == (True, ())

@@ -49,7 +49,17 @@ TURNS = ("conversations", "messages", "prompt", "completion", "history", "texts"
 VALUES = st.one_of(
     st.booleans(), st.integers(), st.text(min_size=1, max_size=9), st.lists(st.integers(), min_size=1, max_size=2)
 )
-NAMES = ("picture", "img", "loss_mask", "train_detail", "mask", "labels", "max_pixels", "sample_ratio", "cache_control")
+NAMES = (
+    "picture",
+    "img",
+    "loss_masks",
+    "train_detail",
+    "mask",
+    "labels",
+    "max_pixels",
+    "sample_ratio",
+    "cache_control",
+)
 
 
 def read(name: str, line: dict[str, Any]) -> Sample | Measured | str:
