@@ -16,8 +16,8 @@ from transformers.image_transforms import convert_to_rgb
 
 from tests.values.parameters import examples
 from trials.data.records.images import image_pixels, image_size
-from trials.data.records.video_file import pixels_of
-from trials.errors import DataError
+from trials.data.records.video_file import clip_of, pixels_of
+from trials.errors import DataError, PassingFault
 
 SIZE = (13, 9)
 PALETTE = np.random.default_rng(3).integers(0, 256, 768, dtype=np.uint8).tobytes()
@@ -170,6 +170,15 @@ def test_transparent_pixels_of_a_video_file_lie_on_white(tmp_path: Path, name: s
     for frame in frames:
         seen = frame[[2, 16, 32], [2, 20, 20]].astype(int)
         assert np.abs(seen - ON_WHITE).max() <= 4, seen
+
+
+def test_another_build_of_the_decoder_may_read_what_this_one_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = film(tmp_path / "a.webm", "libvpx-vp9", "yuva420p")
+    monkeypatch.setattr(pytest.importorskip("av"), "codecs_available", frozenset())
+    with pytest.raises(PassingFault, match="which need a build of PyAV with libvpx-vp9"):
+        clip_of(path, None)
 
 
 def test_transparent_pixels_of_a_gif_film_lie_on_white(tmp_path: Path) -> None:
