@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,10 @@ class LengthsCache:
     _code: str = field(init=False)
 
     def __post_init__(self) -> None:
-        # A later version may refuse what this one takes.
+        # A later version may refuse what this one takes, and another PyAV decode what this one cannot.
         self._code = code_digest(data)
+        with suppress(PackageNotFoundError):
+            self._code += version("av")
 
     def key(self, file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> str:
         """Return a digest of the chunk's content, how and by which code it is read, and the model.

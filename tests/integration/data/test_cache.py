@@ -14,6 +14,7 @@ from PIL import Image
 from tests.programs.measurers import Words
 from tests.values.data import record, write_records
 from trials import data
+from trials.data import cache
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.indexing import IndexReport, build_index
 from trials.data.reading import Reading
@@ -177,6 +178,14 @@ def test_other_code_measures_again_since_it_may_refuse_what_was_taken(
     monkeypatch.setattr(data, "__path__", [str(code)])
     assert index_again(folder)[1].measured == RECORDS
     assert index_again(folder)[1].measured == 0
+
+
+def test_another_decoder_of_videos_measures_again_since_it_may_read_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index_again(folder)
+    monkeypatch.setattr(cache, "version", lambda package: f"another {package}")
+    assert index_again(folder)[1].measured == RECORDS
 
 
 def test_equal_content_under_another_name_is_known(folder: Path) -> None:
