@@ -1,6 +1,7 @@
 """Fit of exchanges: time and memory of each as a function of a pack's size, from the timings of all ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -22,15 +23,25 @@ def fit_exchanges(reports: Sequence[ProfileReport], of_node: int) -> tuple[Excha
 
 
 def slowest_exchange(seconds: Sequence[float], ranks: int, of_node: int) -> float:
-    """Return how long an exchange takes that groups of `ranks` ranks run at once; `seconds` are those of every rank.
+    """Return how long an exchange takes that groups of `ranks` neighbours run at once; `seconds` are of all ranks.
 
     All begin together, and the last rank of a group waits for no other, so that its time is the least. On several nodes
     a rank behind the link between them receives more by it, and ends later than its neighbours on the node; the next
-    exchange waits for it. So the least is taken of ranks at the same place of their nodes, and the most of the places;
-    a step waits for the slowest group.
+    exchange waits for it. So the least is taken of ranks at the same place among those that their group has on a node,
+    and the most of the places; a step waits for the slowest group.
     """
-    places = of_node if of_node and ranks > of_node else 1
-    return float(np.array(seconds).reshape(-1, ranks // places, places).min(axis=1).max())
+    groups = (range(first, first + ranks) for first in range(0, len(seconds), ranks))
+    return max(_of_group(seconds, group, of_node or len(seconds)) for group in groups)
+
+
+def _of_group(seconds: Sequence[float], group: range, of_node: int) -> float:
+    on_nodes = [[seconds[rank] for rank in own] for _, own in groupby(group, lambda rank: rank // of_node)]
+    if len(on_nodes) == 1:
+        return min(on_nodes[0])
+    # A place that a node lacks is left out: its ranks may all have waited for one on that node. The ranks behind links
+    # are the first that a group has on each node.
+    places: Iterable[tuple[float, ...]] = zip(*on_nodes, strict=False)
+    return max(min(place) for place in places)
 
 
 def _fit(sizes: Sequence[Sequence[ExchangeTiming]], of_node: int) -> Exchange:
