@@ -3,10 +3,13 @@
 The command on each node is the one that DeepSpeed's own runner would start there by pdsh (`PDSHRunner.get_cmd` of
 DeepSpeed 0.19), without variables on the command line, so neither pdsh nor a copy of the hostfile is needed. Of the
 processes that it starts on a node, one for each slot, the first serves as `autotune node`; the others end at once.
+DeepSpeed's launcher replaces CUDA_VISIBLE_DEVICES by the numbers of the slots. On this machine, whose devices the agent
+describes, locks and watches, its programs get the variable back.
 """
 
 import base64
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +26,7 @@ from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
@@ -76,7 +80,7 @@ def open_site(place: Place) -> Iterator[Site]:
     slots = read_hostfile(settings.hostfile)
     hosts = tuple(slots)
     address = address_of_agent(settings.address, hosts)
-    tool = DeepSpeed(hosts)
+    tool = DeepSpeed(hosts, os.environ.get(_VISIBLE))
     starter = CommandStarter(
         tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), show=place.show
     )
@@ -90,6 +94,8 @@ class DeepSpeed:
     """DeepSpeed's launcher of one node."""
 
     hosts: tuple[str, ...]
+    visible: str | None
+    """`CUDA_VISIBLE_DEVICES` of this machine, which is the first of the hosts; None where it is not set."""
 
     @property
     def uses_store(self) -> bool:
@@ -98,13 +104,16 @@ class DeepSpeed:
     def command(self, spot: Spot, program: Sequence[str], *, is_module: bool) -> tuple[str, ...]:
         host, port = split(spot.rendezvous)
         world = {name: [*range(ranks)] for name, ranks in zip(self.hosts, spot.ranks, strict=False)}
+        python = (sys.executable, "-P", "-u", "-m")
         return (
-            *(sys.executable, "-P", "-u", "-m", "deepspeed.launcher.launch"),
+            *(*python, "deepspeed.launcher.launch"),
             f"--world_info={base64.urlsafe_b64encode(json.dumps(world).encode()).decode()}",
             f"--node_rank={spot.node}",
             f"--master_addr={host}",
             f"--master_port={port}",
             "--no_local_rank",
-            "--module" if is_module else "--no_python",
+            "--no_python",
+            *(("env", f"{_VISIBLE}={self.visible}") if spot.node == 0 and self.visible is not None else ()),
+            *(python if is_module else ()),
             *program,
         )

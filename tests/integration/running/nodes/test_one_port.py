@@ -94,7 +94,7 @@ def test_where_no_port_is_shared_two_agents_work_at_once(
     name: str, joined: Cable, request_of_trial: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DeepSpeed's launcher only passes its port on, and torchrun's agents meet in the store of autotune."""
-    tool: Tool = DeepSpeed((joined.here, joined.there)) if name == "deepspeed" else Torchrun("c10d")
+    tool: Tool = DeepSpeed((joined.here, joined.there), None) if name == "deepspeed" else Torchrun("c10d")
     if name == "deepspeed":
         port = free_port()
         monkeypatch.setattr(command_starter, "free_port", lambda _: port)
