@@ -51,7 +51,7 @@ def own_address(name: str) -> str:
 
 def free_port(address: str) -> int:
     """Return a port at which nothing listens now, for a tool that cannot ask the system for one."""
-    with socket.create_server((address, 0)) as free:
+    with socket.create_server((address, 0), family=_resolved(address)[0]) as free:
         return int(free.getsockname()[1])
 
 

@@ -5,7 +5,9 @@ import subprocess
 
 import pytest
 
+from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import Spot
+from trials.launchers.network import free_port
 from trials.sites.deepspeed import DeepSpeed
 
 HERE, THERE = (Spot(node=node, ranks=(2, 2), rendezvous="10.0.0.1:1234", address="10.0.0.1") for node in range(2))
@@ -26,3 +28,12 @@ def test_under_deepspeed_nothing_is_chosen_elsewhere_or_where_the_user_chose_not
     command = DeepSpeed(("here", "there"), visible).command(spot, ("trials.run.worker",), is_module=True)
     assert "env" not in command
     assert command[-2:] == ("-m", "trials.run.worker")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_free_port_is_found_at_an_address_of_either_kind(address: str) -> None:
+    assert free_port(address) > 0
+
+
+def test_an_address_may_begin_with_a_colon() -> None:
+    assert HardwareSection(address="::1", hosts=("::1", "me@fd00::2")).address == "::1"
