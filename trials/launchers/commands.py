@@ -1,5 +1,6 @@
 """Environment variables of the ranks of this machine, and the commands that start them without an agent."""
 
+import ipaddress
 import os
 import shlex
 import sys
@@ -41,22 +42,31 @@ def rank_environments(
     """Return the variables to add to the environment of each rank on this machine, with its share of the cores.
 
     Of several `groups` that work at the same time, the first has the first devices, and so on. `ranks` are those on
-    this machine, all of them when absent; they meet the others at the interface with this `address`.
+    this machine, all of them when absent; they meet the others at the interface with this `address`, or between nodes
+    at those that `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name.
     """
     ranks = range(world_size) if ranks is None else ranks
-    interface = interface_of(address)
+    interfaces = _interfaces(address)
     return tuple(
         {
             "RANK": str(rank),
             "LOCAL_RANK": str(group * len(ranks) + place),
             "WORLD_SIZE": str(world_size),
-            # Any process that reaches the port of a rank can join its group. NCCL takes a bare name for a prefix.
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": f"={interface}",
+            **interfaces,
             **shared_environment(accelerator, len(ranks) * groups),
         }
         for place, rank in enumerate(ranks)
     )
+
+
+def _interfaces(address: str) -> dict[str, str]:
+    """Return the variables that name the interfaces of gloo and NCCL."""
+    interface = interface_of(address)
+    # Any process that reaches the port of a rank can join its group. NCCL takes a bare name for a prefix.
+    found = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    if ipaddress.ip_address(address).is_loopback:
+        return found
+    return {name: os.environ.get(name, own) for name, own in found.items()}
 
 
 def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
@@ -64,7 +74,8 @@ def shared_environment(accelerator: str, ranks: int) -> dict[str, str]:
     threads = max(1, usable_cores() // ranks)
     name, setting = allocator_setting(os.environ)
     return {
-        **({name: ",".join(setting)} if accelerator == "cuda" else {}),
+        # CUDA counts the fastest device first, while NVML counts as the PCI bus, and the agent with it.
+        **({name: ",".join(setting), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if accelerator == "cuda" else {}),
         "DS_ACCELERATOR": accelerator,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TOKENIZERS_PARALLELISM": "false",
