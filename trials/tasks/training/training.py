@@ -1,5 +1,6 @@
 """The full training on one rank: every step of every epoch, with checkpoints and the final model."""
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Generator
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from deepspeed import comm
 
+from trials import wire
 from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.errors import OutputTaken, TrialsError
 from trials.job import TrainingSection
@@ -127,19 +129,38 @@ def _of_all_ranks(session: Session, values: tuple[float, ...]) -> torch.Tensor:
 
 
 def _open(session: Session, output: Path) -> OpenedOutput:
-    """Return what rank 0 finds in `output`. It alone verifies the checkpoint, which reads every byte."""
-    found = torch.zeros(2, dtype=torch.int64, device=session.device)
+    """Return what rank 0 finds in `output`. It alone verifies the checkpoint, which reads every byte.
+
+    Raise OutputTaken on a rank that does not see the record that rank 0 has written.
+    """
+    found = torch.zeros(3, dtype=torch.int64, device=session.device)
     if session.coordinates.rank == 0:
         plan = session.request.plan
         opened = open_output(output, training_settings(session.request, session.index.digest), plan)
-        found += torch.tensor((opened.steps, opened.has_model), device=found.device)
+        found += torch.tensor((opened.steps, opened.has_model, record_digest(opened.record)), device=found.device)
     comm.broadcast(found, src=0)
-    steps, has_model = found.tolist()
-    # Each rank reads it, which shows whether all of them see the same folder.
+    steps, has_model, digest = found.tolist()
+    return OpenedOutput(record=shared_record(output, digest), steps=steps, has_model=bool(has_model))
+
+
+def shared_record(output: Path, digest: int) -> TrainingRecord:
+    """Return the record in `output`. Raise OutputTaken where it has not the `digest` of the one that rank 0 wrote.
+
+    With the record of another folder, such as a copy on this node, this rank would set another course than rank 0.
+    """
     record = read_record(output / RECORD_FILE)
-    if record is None:
-        raise OutputTaken(f"{output / RECORD_FILE} is gone; all ranks need access to the same folder")
-    return OpenedOutput(record=record, steps=steps, has_model=bool(has_model))
+    if record is None or record_digest(record) != digest:
+        other = "no" if record is None else "another"
+        raise OutputTaken(
+            f"training.output {output} is not the folder that rank 0 has opened: it has {other} {RECORD_FILE}; name "
+            "one that all nodes share"
+        )
+    return record
+
+
+def record_digest(record: TrainingRecord) -> int:
+    """Return a digest that fits into an int64: a number of 64 bits, with a sign."""
+    return int.from_bytes(hashlib.sha256(wire.encode(record).encode()).digest()[:8], signed=True)
 
 
 def courses_of(session: Session, record: TrainingRecord) -> tuple[Course, Schedule]:

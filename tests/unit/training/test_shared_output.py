@@ -1,0 +1,27 @@
+"""All ranks of a training see one output folder, not copies of it."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.unit.training.test_training_output import SETTINGS, write_checkpoint
+from tests.values.training import plan_of
+from trials.errors import OutputTaken
+from trials.tasks.training.output import open_output
+from trials.tasks.training.training import record_digest, shared_record
+
+
+def test_a_rank_that_sees_a_copy_of_the_output_is_refused(tmp_path: Path) -> None:
+    first, second = plan_of("4+2"), plan_of("3+0", "1+2")
+    shared, copy, empty = (tmp_path / name for name in ("shared", "copy", "empty"))
+    opened = open_output(shared, replace(SETTINGS, plan=first.id), first)
+    write_checkpoint(shared, opened, 2)
+    shutil.copytree(shared, copy)
+    changed = open_output(shared, replace(SETTINGS, plan=second.id), second, instead_of=first).record
+    assert shared_record(shared, record_digest(changed)) == changed
+    for folder, why in ((copy, "another"), (empty, "no")):
+        expected = f"{folder} is not the folder that rank 0 has opened: it has {why} autotune.json; name one"
+        with pytest.raises(OutputTaken, match=expected):
+            shared_record(folder, record_digest(changed))
