@@ -32,6 +32,19 @@ class Heart:
             self._heard[name] = max(count, self._heard.get(name, 0))
         return {name: self._missed[name] for name in others}
 
+    def give_up(self, name: str) -> None:
+        """Tell another process, which may be heard again later, that it has been given up."""
+        self._store.set(_lost_key(name), "given up")
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another process has given this one up."""
+        return self._store.read(_lost_key(self._name)) is not None
+
+
+def _lost_key(name: str) -> str:
+    return f"lost/{name}"
+
 
 def beat_key(name: str) -> str:
     """Return the key of the store under which a process gives its signs of life."""

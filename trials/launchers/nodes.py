@@ -246,6 +246,8 @@ class Nodes:
                 if count > MISSED_BEATS:
                     node = there[name]
                     node.lost = f"node {node.host} is lost: it gave no sign of life {MISSED_BEATS} times in a row"
+                    # Once it goes on, as after a suspension, it would hold its devices for its successor in vain.
+                    heart.give_up(name)
 
     def _missing_text(self, missing: list[int]) -> str:
         reasons = [

@@ -226,6 +226,7 @@ class _HeartBeat:
     def __init__(self, access: AgentAccess, name: str, show: Callable[[str], None]) -> None:
         self._access, self._name, self._show = access, name, show
         self._missed = 0
+        self._parent = os.getppid()
         self._stopped = threading.Event()
         self.ranks: _Node | None = None
 
@@ -242,6 +243,8 @@ class _HeartBeat:
             while not self._stopped.wait(BEAT_SECONDS):
                 if heart.beat([AGENT_NAME])[AGENT_NAME] == 0:
                     self._missed = 0
+                if heart.is_given_up:
+                    self._give_up("has given up this node, which gave no sign of life")
         except (ConnectionError, NotSigned):  # the agent has ended: its signs of life stay away
             return
 
@@ -250,16 +253,21 @@ class _HeartBeat:
             # Counted in a thread that never calls the store, where it would wait as well.
             self._missed += 1
             if self._missed > MISSED_BEATS:
-                self._give_up()
+                self._give_up("is not heard any more")
 
-    def _give_up(self) -> None:
-        self._show(f"The agent at {self._access.address} is not heard any more; this node ends its ranks")
-        if self.ranks is not None:
-            self.ranks.end()
-        if _TORCHRUN in os.environ:  # while the network is cut, torchrun would wait for the others for minutes
-            os.kill(os.getppid(), signal.SIGKILL)
-        # Not `sys.exit`: the main thread may wait in a call of the store for as long as the network is cut.
-        os._exit(os.EX_UNAVAILABLE)
+    def _give_up(self, why: str) -> None:
+        try:
+            with suppress(OSError):  # whoever read it may have ended
+                self._show(f"The agent at {self._access.address} {why}; this node ends its ranks")
+            if self.ranks is not None:
+                self.ranks.end()
+            # While the network is cut, torchrun would wait for the others for minutes. Once it has ended, the parent of
+            # this process is one that has nothing to do with it.
+            if _TORCHRUN in os.environ and os.getppid() == self._parent:
+                os.kill(self._parent, signal.SIGKILL)
+        finally:
+            # Not `sys.exit`: the main thread may wait in a call of the store for as long as the network is cut.
+            os._exit(os.EX_UNAVAILABLE)
 
 
 def _end_of(log: Path) -> str:

@@ -21,7 +21,7 @@ from trials.errors import NodeRefused, NodesMissing
 from trials.launchers import nodes as nodes_of_agent
 from trials.launchers.copies import copy_digest
 from trials.launchers.local import LocalLauncher
-from trials.launchers.node_ranks import NodeLauncher
+from trials.launchers.node_ranks import NodeLauncher, NodeRanks
 from trials.launchers.nodes import Nodes
 from trials.outcome import Crash
 from trials.plan import Plan
@@ -237,6 +237,26 @@ def test_a_node_behind_a_cut_cable_is_named_and_ends_its_ranks_itself(
     assert all(map(has_ended, there))
     joined.set("up")
     assert len(losses(pool, request_of_trial)) == 2
+
+
+def test_a_node_that_was_given_up_while_it_was_suspended_ends_once_it_goes_on(
+    pool: WarmPool, request_of_trial: Request, starter: NodeProcesses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_of_agent, "MISSED_BEATS", 2)
+    monkeypatch.setattr(NodeRanks, "aftermath_seconds", 4.0)
+    there: list[psutil.Process] = []
+
+    def suspend() -> None:
+        there.extend((psutil.Process(starter.processes[1].pid), *children(starter.processes[1].pid)))
+        for process in there:
+            process.suspend()
+
+    cause = disturbed(pool, request_of_trial, suspend)
+    assert (cause.rank, cause.detail) == (1, f"node {OTHER} is lost: it gave no sign of life 2 times in a row")
+    monkeypatch.undo()
+    for process in there:
+        process.resume()
+    wait_for_the_end(there)
 
 
 @pytest.mark.long
