@@ -60,6 +60,7 @@ def workbench(
     place = Place(
         settings=job.hardware,
         hardware=outline.hardware,
+        groups=job.search.parallel,
         folder=folder / "nodes",
         facts=node_facts,
         show=show,

@@ -45,7 +45,7 @@ def difference_of(facts: NodeFacts, own: NodeFacts, devices: int) -> str | None:
     if facts.hardware.devices < devices:
         return (
             f"has {facts.hardware.devices} devices, but the job uses {devices} of each node; lower "
-            "hardware.devices, or check CUDA_VISIBLE_DEVICES there"
+            "hardware.devices or search.parallel, or check CUDA_VISIBLE_DEVICES there"
         )
     return facts.problem
 

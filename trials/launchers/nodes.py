@@ -81,13 +81,16 @@ class Nodes:
         facts: NodeFacts,
         starter: Starter,
         *,
+        groups: int = 1,
         patience_seconds: float,
     ) -> None:
         """Serve `count` nodes with `devices` ranks each at an `address` of this machine, which is node 0.
 
-        `facts` are those of this machine. A node may take `patience_seconds` to come.
+        Of such ranks there are `groups` at the same time, each with devices of its own. `facts` are those of this
+        machine. A node may take `patience_seconds` to come.
         """
         self.devices = devices
+        self._groups = groups
         self._facts, self.starter, self._address = facts, starter, address
         self._patience_seconds = patience_seconds
         self._token = secrets.token_hex(32)
@@ -219,7 +222,7 @@ class Nodes:
             facts = wire.decode(NodeFacts, text)
         except WireError as error:
             return f"node {number} runs another version of vlm-autotune than this one; install the same ({error})", ""
-        difference = difference_of(facts, self._facts, self.devices)
+        difference = difference_of(facts, self._facts, self.devices * self._groups)
         return (f"node {number} ({facts.host}) {difference}" if difference else None), facts.host
 
     def _read(self, node: _Present) -> None:

@@ -48,7 +48,9 @@ class Place:
 
     settings: HardwareSection
     hardware: Hardware
-    """All devices of the job."""
+    """All devices of a group of ranks."""
+    groups: int
+    """Groups that work at the same time."""
     folder: Path
     """For files of the site."""
     facts: Callable[[], NodeFacts]

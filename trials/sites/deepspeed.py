@@ -84,8 +84,15 @@ def open_site(place: Place) -> Iterator[Site]:
     starter = CommandStarter(
         tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), show=place.show
     )
-    patience = settings.start_timeout
-    with Nodes(hardware.nodes, hardware.of_node, address, place.facts(), starter, patience_seconds=patience) as nodes:
+    with Nodes(
+        hardware.nodes,
+        hardware.of_node,
+        address,
+        place.facts(),
+        starter,
+        groups=place.groups,
+        patience_seconds=settings.start_timeout,
+    ) as nodes:
         yield NodeSite(nodes, hardware.accelerator)
 
 

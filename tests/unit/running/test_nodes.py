@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -9,11 +10,12 @@ import pytest
 
 from autotune.machine.node import node_facts
 from tests.programs.processes import wait_for
+from trials import wire
 from trials.channels.beats import beat_key
 from trials.channels.store import SignedStore, join_store
-from trials.errors import NodesMissing
+from trials.errors import NodeRefused, NodesMissing
 from trials.launchers.commands import Command
-from trials.launchers.node_messages import AGENT_NAME
+from trials.launchers.node_messages import AGENT_NAME, node_name
 from trials.launchers.nodes import Nodes
 
 
@@ -57,3 +59,22 @@ def test_nodes_hear_the_agent_while_it_gives_a_file_that_takes_long(tmp_path: Pa
 
 def beats(starter: NoNodes) -> int:
     return int(starter.store.read(beat_key(AGENT_NAME)) or 0)
+
+
+class TooSmall(NoNodes):
+    """A starter of a node that has devices for one group of ranks."""
+
+    def start(self, agent: str, token: str) -> None:
+        super().start(agent, token)
+        facts = node_facts()
+        facts = replace(facts, hardware=replace(facts.hardware, devices=2))
+        self.store.put(f"{node_name(0, 1)}/facts", wire.encode(facts))
+
+
+def test_a_node_needs_devices_for_all_groups_that_work_at_once() -> None:
+    expected = "has 2 devices, but the job uses 4 of each node; lower hardware.devices or search.parallel"
+    with (
+        Nodes(1, 2, "127.0.0.1", node_facts(), TooSmall(), groups=2, patience_seconds=60) as nodes,
+        pytest.raises(NodeRefused, match=expected),
+    ):
+        nodes.require(1)
