@@ -31,6 +31,10 @@ OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
         pytest.param(
             {"nodes": 2, "address": "127.0.0.1:29500"}, "127.0.0.1:29500 has no address", marks=pytest.mark.long
         ),
+        (
+            {"hosts": ["192.0.2.55", "127.0.0.1"]},
+            "hardware.hosts begins with 192.0.2.55, but this machine is",
+        ),
         ({"nodes": 2, "address": "192.0.2.7"}, "no network interface with the address 192.0.2.7; correct the address"),
     ],
 )
@@ -52,6 +56,7 @@ def test_hosts_and_nodes_that_cannot_be_meant_are_refused(
         ("node-a slots=1\nb;id slots=1\n", "line 2: 'b;id' is no name or address of a host"),
         ("node-a slots=1\nnode-a slots=1\n", "line 2: node-a is named twice; name each host once"),
         ("node-a slots=1\nnode-b slots=2\n", "has hosts with 1 and 2 slots; all nodes need equally many"),
+        ("192.0.2.55 slots=4\n", "hosts begins with 192.0.2.55, but this machine is"),
         ("node-a slots=2 # this one\n", "hardware.devices: 4 ranks are more than 1 nodes with 2 slots each have"),
     ],
 )

@@ -3,6 +3,7 @@
 import ipaddress
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -47,6 +48,30 @@ def own_address(name: str) -> str:
     address = str(_resolved(name)[1][0])
     interface_of(address)
     return address
+
+
+def check_first(hosts: Sequence[str], key: str) -> None:
+    """Raise SiteError where the first of the hosts, which follow `ssh`'s spelling, is not this machine.
+
+    It is when it has the name of this machine, short or in full, or an address to which a socket here can be bound.
+    `key` is the one of the job that names the hosts.
+    """
+    first, own = hosts[0].rpartition("@")[2], socket.gethostname()
+    if own not in (first, first.partition(".")[0]) and own.partition(".")[0] != first and not _is_bound(first):
+        raise SiteError(
+            f"{key} begins with {first}, but this machine is {own} and has no address of that name; name {own} first, "
+            f"or start the command on {first}"
+        )
+
+
+def _is_bound(host: str) -> bool:
+    """Return whether a socket can be bound to an address of the host."""
+    with suppress(OSError, UnicodeError):  # without an address, and no name at all
+        for family, _, _, _, target in socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM):
+            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.bind(target)
+                return True
+    return False
 
 
 def free_port(address: str) -> int:

@@ -21,7 +21,7 @@ from trials.channels.store import split
 from trials.errors import SiteError
 from trials.hardware_section import HardwareSection, is_host
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
-from trials.launchers.network import address_of_agent
+from trials.launchers.network import address_of_agent, check_first
 from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
@@ -80,6 +80,7 @@ def open_site(place: Place) -> Iterator[Site]:
     slots = read_hostfile(settings.hostfile)
     hosts = tuple(slots)
     address = address_of_agent(settings.address, hosts)
+    check_first(hosts, f"hardware.hostfile {settings.hostfile}")
     tool = DeepSpeed(hosts, os.environ.get(_VISIBLE))
     starter = CommandStarter(
         tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), show=place.show

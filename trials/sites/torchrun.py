@@ -14,7 +14,7 @@ from typing import Literal
 from trials.errors import SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
-from trials.launchers.network import address_of_agent
+from trials.launchers.network import address_of_agent, check_first
 from trials.launchers.node_ranks import NodeSite
 from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
@@ -32,6 +32,8 @@ def shape(settings: HardwareSection, _: Mapping[str, str]) -> Shape:
 def open_site(place: Place) -> Iterator[Site]:
     settings, hardware = place.settings, place.hardware
     address = address_of_agent(settings.address, settings.hosts)
+    if settings.hosts:
+        check_first(settings.hosts, "hardware.hosts")
     starter = CommandStarter(
         Torchrun(settings.rendezvous),
         (1,) * hardware.nodes,

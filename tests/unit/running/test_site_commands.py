@@ -1,13 +1,15 @@
 """Commands by which tools start programs on nodes."""
 
 import os
+import socket
 import subprocess
 
 import pytest
 
+from trials.errors import SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import Spot
-from trials.launchers.network import free_port
+from trials.launchers.network import check_first, free_port
 from trials.sites.deepspeed import DeepSpeed
 
 HERE, THERE = (Spot(node=node, ranks=(2, 2), rendezvous="10.0.0.1:1234", address="10.0.0.1") for node in range(2))
@@ -37,3 +39,20 @@ def test_a_free_port_is_found_at_an_address_of_either_kind(address: str) -> None
 
 def test_an_address_may_begin_with_a_colon() -> None:
     assert HardwareSection(address="::1", hosts=("::1", "me@fd00::2")).address == "::1"
+
+
+@pytest.mark.parametrize("own", ["node-a", "node-a.cluster"])
+@pytest.mark.parametrize("first", ["node-a", "node-a.cluster", "me@node-a", "127.0.1.1", "::1", "localhost"])
+def test_the_first_host_may_be_any_name_or_address_of_this_machine(
+    own: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: own)
+    check_first([first, "node-b"], "hardware.hosts")
+
+
+@pytest.mark.parametrize("first", ["192.0.2.55", "b.invalid", "a..b", "fd00::dead"])
+def test_a_first_host_that_is_another_machine_is_refused(first: str) -> None:
+    own = socket.gethostname()
+    expected = f"hardware.hosts begins with {first}, but this machine is {own} and has no .*; name {own} first, or"
+    with pytest.raises(SiteError, match=expected):
+        check_first([f"me@{first}", own], "hardware.hosts")
