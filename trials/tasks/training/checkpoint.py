@@ -55,6 +55,9 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
 def _finite_parts(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield copies of the weights and moments that train. Raise NotFinite for one that is not finite."""
     for name, parameter in trained_parameters(session):
+        # Two stages may hold a tied weight, with equal moments: it is written once, by the name that all plans know.
+        if name in session.engine.stage.tied:
+            continue
         for part in PARTS:
             tensor = session.engine.state.read(parameter, part).to("cpu", copy=True)
             if not tensor.isfinite().all():
@@ -109,7 +112,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
     session.engine.state.create_moments(steps)
     for name, parameter in trained_parameters(session):
         for part in PARTS:
-            key = f"{part}:{name}"
+            key = f"{part}:{session.engine.stage.tied.get(name, name)}"
             session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
 
 

@@ -15,7 +15,7 @@ from autotune.training.plan_change import plan_to_replace
 from autotune.workload import Prepared
 from storage.errors import UnknownPlan
 from tests.values.parameters import parameters
-from tests.values.training import PACKED, plan_of, prepared_of, train
+from tests.values.training import PACKED, plan_of, prepared_of, train, variant_of
 from trials.arrays import Ints
 from trials.data.epoch import Epoch
 from trials.data.order import epoch_order
@@ -37,6 +37,8 @@ SAME_STEPS = {
     "packs shared": (PIPELINE, plan_of("4+2r0,1", data=2, zero=1, packing=replace(PACKED, sequence=2))),
     "ZeRO and recompute": (ZERO, plan_of("4+2r4,0", data=2, zero=3)),
 }
+# The word embedding and the output projection are on one stage and on two.
+TOGETHER, APART = PIPELINE, plan_of("4+1", "0+1", zero=1)
 TIGHT = plan_of("4+2", data=2, zero=1, packing=Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit"))
 PADDED = plan_of("2+0", "2+2", packing=Padded(samples=3))
 
@@ -76,6 +78,24 @@ def test_a_plan_with_the_same_steps_continues_exactly(
     change(parts, plans[1])
     assert train(pool, parts, plans[1]).steps == done
     # Moments that were lost or mixed up would show in the first step after the change.
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "plans", parameters({"apart": ((TOGETHER, APART),), "together": ((APART, TOGETHER),)}, short=["apart"])
+)
+def test_a_tied_weight_goes_on_to_plans_with_one_copy_and_with_two(
+    plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def tie(config: dict[str, Any]) -> None:
+        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+
+    tied = variant_of(shallow, tmp_path / "tied", tie)
+    whole, parts = (prepared(tied, tmp_path / name) for name in ("whole", "parts"))
+    train(pool, whole, plans[0])
+    train(pool, parts, plans[0], max_steps=1)
+    change(parts, plans[1])
+    train(pool, parts, plans[1])
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
 
 
