@@ -28,7 +28,6 @@ from trials.tasks.training.output import (
     publish,
     remove_old_checkpoints,
 )
-from trials.tasks.training.progress import PROGRESS_FILE, Progress, append_line
 from trials.tasks.training.settings import Settings
 
 SETTINGS = Settings(
@@ -55,7 +54,7 @@ def write_checkpoint(output: Path, opened: OpenedOutput, steps: int, keep: int =
     files = (describe_file(partial, "stage-0.safetensors"),)
     state = TrainingState(steps=steps, plan="p", data="d", training=opened.record.id, files=files)
     publish(partial, final, STATE_FILE, state)
-    remove_old_checkpoints(output, opened.record, keep)
+    remove_old_checkpoints(output, opened.record, steps, keep)
     return final
 
 
@@ -127,37 +126,6 @@ def zero(file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
 
 
-def cut(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1])
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder: zero(folder / "stage-0.safetensors"), "stage-0.safetensors has changed since it was written"),
-        (lambda folder: cut(folder / "stage-0.safetensors"), "stage-0.safetensors has 16 bytes instead of 17"),
-        (lambda folder: (folder / "stage-0.safetensors").unlink(), "stage-0.safetensors cannot be read (No such file"),
-        (lambda folder: zero(folder / "state.json"), "state.json cannot be read"),
-        (lambda folder: (folder / "state.json").unlink(), "state.json cannot be read"),
-    ],
-    ids=["zeroed", "cut", "missing", "state zeroed", "state missing"],
-)
-def test_a_broken_checkpoint_is_skipped_and_the_previous_one_is_used(
-    damage: object, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert callable(damage)
-    opened = open_output(tmp_path, SETTINGS, PLAN)
-    for steps in (2, 4):
-        write_checkpoint(tmp_path, opened, steps)
-        append_line(tmp_path / PROGRESS_FILE, Progress(step=steps, of=6, loss=1, seconds=1, samples=8))
-    damage(tmp_path / "checkpoint-4")
-    assert open_output(tmp_path, SETTINGS, PLAN).steps == 2
-    assert message in caplog.text
-    assert "so checkpoint-4 is not used" in caplog.text
-    steps_left = [json.loads(line)["step"] for line in (tmp_path / PROGRESS_FILE).read_text().splitlines()]
-    assert steps_left == [2]
-
-
 def test_a_changed_plan_takes_over_at_the_checkpoint_that_is_left(tmp_path: Path) -> None:
     first, second = plan_of("4+2"), plan_of("3+0", "1+2")
     settings = [replace(SETTINGS, plan=each.id) for each in (first, second)]
@@ -191,16 +159,6 @@ def test_only_the_trainings_own_later_checkpoints_count_as_progress(tmp_path: Pa
     stranger = replace(opened, record=replace(opened.record, id=16 * "f"))
     write_checkpoint(tmp_path, stranger, 4)
     assert (has_checkpoint_after(tmp_path, 1), has_checkpoint_after(tmp_path, 2)) == (True, False)
-
-
-def test_a_training_whose_checkpoints_are_all_broken_does_not_start_again_by_itself(tmp_path: Path) -> None:
-    opened = open_output(tmp_path, SETTINGS, PLAN)
-    zero(write_checkpoint(tmp_path, opened, 2) / "stage-0.safetensors")
-    step = Progress(step=2, of=6, loss=1, seconds=1, samples=8)
-    append_line(tmp_path / PROGRESS_FILE, step)
-    with pytest.raises(OutputTaken, match=r"no checkpoint in .* can be used, checkpoint-2 included; restore one"):
-        open_output(tmp_path, SETTINGS, PLAN)
-    assert (tmp_path / PROGRESS_FILE).read_text()
 
 
 def test_a_record_with_a_pattern_for_its_id_removes_nothing(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def save_checkpoint(session: Session, output: Path, record: TrainingRecord, step
         wait_for_all()
         if session.coordinates.rank == 0:
             publish(partial, checkpoint_folder(output, steps), STATE_FILE, state_of(partial, record, steps))
-            remove_old_checkpoints(output, record, session.request.job.training.keep_checkpoints)
+            remove_old_checkpoints(output, record, steps, session.request.job.training.keep_checkpoints)
     wait_for_all()
 
 

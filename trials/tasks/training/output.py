@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
@@ -22,8 +22,9 @@ from pydantic import Field
 from trials import wire
 from trials.errors import OutputTaken, WireError
 from trials.plan import Padded, Plan
-from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after
+from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after, read_lines
 from trials.tasks.training.settings import MAY_CHANGE, Settings
+from trials.units import number_of
 from trials.whole_file import sync, whole_file
 
 _log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Pla
     new = TrainingRecord(id=uuid4().hex[:16], settings=settings, plan=plan)
     record = replace(read_record(folder / RECORD_FILE) or new, settings=settings, plan=plan)
     steps, changes = _resumed_steps(folder, record), record.changes
+    _set_later_aside(folder, record, steps)
     if instead_of:
         changes += (PlanChange(plan=instead_of, steps=steps),)
     record = replace(record, changes=_until(steps, changes, plan))
@@ -150,14 +152,34 @@ def check_fixed_settings(folder: Path, settings: Settings) -> None:
 
 
 def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
-    """Return the steps of the newest intact checkpoint, 0 without any. Raise OutputTaken when all are broken."""
-    steps = next(_whole_checkpoints(folder, record), 0)
-    if not steps and (broken := _checkpoints(folder)):
+    """Return the steps of the newest intact checkpoint, 0 without any.
+
+    Raise OutputTaken when all are broken, or gone although the training has ended.
+    """
+    if steps := next(_whole_checkpoints(folder, record), 0):
+        return steps
+    if broken := _checkpoints(folder):
         raise OutputTaken(
             f"no checkpoint in training.output {folder} can be used, {broken[0].name} included; restore one, or name "
             "another folder to start from the first step"
         )
-    return steps
+    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
+    if model is not None and model.training == record.id:
+        raise OutputTaken(
+            f"training.output {folder} holds the model of step {model.steps}, but no checkpoint; restore "
+            "one, or name another folder to start from the first step"
+        )
+    if done := max((line.step for line in read_lines(folder / PROGRESS_FILE)), default=0):
+        _log.warning("%s holds no checkpoint, so its %s are trained again", folder, number_of(done, "step"))
+    return 0
+
+
+def _set_later_aside(folder: Path, record: TrainingRecord, steps: int) -> None:
+    """Rename the training's checkpoints after the one of `steps`, so that none of them ever counts as its newest."""
+    for later in takewhile(lambda each: each != checkpoint_folder(folder, steps), _checkpoints(folder)):
+        state = _read(TrainingState, later / STATE_FILE)
+        if state is None or state.training == record.id:
+            _log.warning("%s is of a step that is trained again; it was renamed to %s", later, _set_aside(later))
 
 
 def note_failed_plan(folder: Path, plan_id: str) -> None:
@@ -282,12 +304,8 @@ def checkpoint_folder(output: Path, steps: int) -> Path:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return the folders that are named like checkpoints, the one with the most steps first."""
-    numbers = {
-        int(match[1]): each
-        for each in folder.iterdir()
-        if (match := _CHECKPOINT.fullmatch(each.name)) and not each.is_symlink()
-    }
+    """Return what is named like a checkpoint, also links to folders, that of the most steps first."""
+    numbers = {int(match[1]): each for each in folder.iterdir() if (match := _CHECKPOINT.fullmatch(each.name))}
     return [numbers[steps] for steps in sorted(numbers, reverse=True)]
 
 
@@ -341,14 +359,13 @@ def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -
     """
     with whole_file(partial / state_file) as stream:
         stream.write(wire.encode(state).encode())
-    names = (final.with_name(f"{final.name}.old-{number}") for number in count(1))
-    aside = next(name for name in names if not os.path.lexists(name))
-    if os.path.lexists(final):  # also a symbolic link that leads nowhere
-        final.rename(aside)
+    aside = _set_aside(final) if os.path.lexists(final) else None  # also a symbolic link that leads nowhere
     # A rename is atomic: a process that dies leaves the whole folder or none under this name.
     partial.replace(final)
     # The rename itself survives a power cut once the parent folder is on the disk.
     sync(final.parent)
+    if aside is None:
+        return
     before = None if aside.is_symlink() else _read(TrainingState, aside / state_file)
     if before is not None and before.training == state.training and before.steps < state.steps:
         _remove_own(aside, before, state_file)
@@ -356,10 +373,17 @@ def publish(partial: Path, final: Path, state_file: str, state: TrainingState) -
         _log.warning("%s was in the place of a file of this training; it was renamed to %s", final, aside)
 
 
-def remove_old_checkpoints(output: Path, record: TrainingRecord, keep: int) -> None:
-    """Remove the training's own checkpoints except the last `keep`: only the files that their states list."""
-    states = ((each, _read(TrainingState, each / STATE_FILE)) for each in _checkpoints(output))
-    own = [(each, state) for each, state in states if state and state.training == record.id]
+def _set_aside(path: Path) -> Path:
+    """Rename what is there to the first name NAME.old-1, NAME.old-2, ... that is free, and return that."""
+    names = (path.with_name(f"{path.name}.old-{number}") for number in count(1))
+    aside = next(name for name in names if not os.path.lexists(name))
+    return path.rename(aside)
+
+
+def remove_old_checkpoints(output: Path, record: TrainingRecord, steps: int, keep: int) -> None:
+    """Remove the training's checkpoints before the last `keep` up to `steps`: only the files that their states list."""
+    states = ((each, _read(TrainingState, each / STATE_FILE)) for each in _checkpoints(output) if not each.is_symlink())
+    own = [(each, state) for each, state in states if state and state.training == record.id and state.steps <= steps]
     for old, state in own[keep:]:
         _remove_own(old, state, STATE_FILE)
 
