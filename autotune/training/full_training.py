@@ -126,7 +126,7 @@ def launch(
         # another plan have other batches.
         lines = list(read_lines(output / PROGRESS_FILE))
         earlier = [] if instead_of else lines
-        opened = open_output(output, training_settings(request, prepared.index.digest), plan, instead_of=instead_of)
+        opened = open_output(output, training_settings(request, prepared.index), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
         elif instead_of is not None:

@@ -67,7 +67,7 @@ def check_begun(prepared: Prepared) -> None:
     output = prepared.job.training.output
     if (record := read_record(output / RECORD_FILE)) is not None:
         request = prepared.request(record.plan, Training(output=output))
-        check_fixed_settings(output, training_settings(request, prepared.index.digest))
+        check_fixed_settings(output, training_settings(request, prepared.index))
 
 
 def untried_change(output: Path) -> PlanChange | None:

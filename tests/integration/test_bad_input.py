@@ -321,7 +321,7 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
     code, reported = refusal("launch", job.path, "--dry-run")
     assert code == 3
     assert f"or train with the nearest by `--plan {plan.id}`, which was not measured here: memory_limit" in reported
-    settings = training_settings(prepared.request(packed_plan(), Training(output=job.output)), prepared.index.digest)
+    settings = training_settings(prepared.request(packed_plan(), Training(output=job.output)), prepared.index)
     open_output(job.output, settings, packed_plan())
     code, reported = refusal("launch", job.path)
     assert code == 3
@@ -334,7 +334,7 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
 def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job: JobFile, tmp_path: Path) -> None:
     read = load_job(job.path)
     prepared, plan = read_data(read, look_at(read), tmp_path), plan_of("12+4", "0+4")
-    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index)
     open_output(job.output, settings, plan)
     code, reported = refusal("run", job.path)
     assert code == 2
@@ -353,7 +353,7 @@ def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_of
     read = load_job(job.path)
     prepared = read_data(read, look_at(read), tmp_path)
     here, old, near = prepared.workload, packed_plan(), plan_of("12+4", "0+4")
-    settings = training_settings(prepared.request(old, Training(output=job.output)), prepared.index.digest)
+    settings = training_settings(prepared.request(old, Training(output=job.output)), prepared.index)
     open_output(job.output, settings, old)
     code, reported = refusal("run", job.path)
     assert code == 2

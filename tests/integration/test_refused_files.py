@@ -147,11 +147,11 @@ def test_no_plan_is_offered_for_a_training_that_has_other_fixed_settings(
         other = replace(here, memory_limit_bytes=2 * here.memory_limit_bytes)
         study = store.create_study(store.add_workload(other), {}, seed=0)
         concluded(store, best_of(study.id, workload=other, plan=plan))
-    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index)
     open_output(job.output, replace(settings, data="0" * 16, learning_rate=0.5), plan)
     code, reported = refusal(command, job.path)
     assert code == 2
     assert reported == (
-        f"training.output {job.output} belongs to a training with data {'0' * 16}, not {prepared.index.digest}; name "
+        f"training.output {job.output} belongs to a training with data {'0' * 16}, not {settings.data}; name "
         "another folder, or go back to those settings"
     )

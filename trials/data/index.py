@@ -78,6 +78,12 @@ class DatasetIndex:
         table = np.stack([*(column.astype("<f8") for column in lengths), self.repeats.astype("<f8")])
         return hashlib.sha256(table.tobytes()).hexdigest()[:16]
 
+    @property
+    def steps_digest(self) -> str:
+        """Digest of what the steps of a training depend on: lengths, repeats, and which samples are of one file."""
+        files = self.file.astype("<i4").tobytes()  # of which each repeats a part of its samples, and is a source
+        return hashlib.sha256(self.digest.encode() + files).hexdigest()[:16]
+
     def lengths(self, row: int) -> Lengths:
         return Lengths(
             vision_units=int(self.vision_units[row]),

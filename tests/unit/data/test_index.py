@@ -74,6 +74,15 @@ def test_the_digest_changes_with_every_length_and_repeat() -> None:
         index_of([(1, 10), (2, 20)], repeats=(2.0,)),
     ]
     assert len({index.digest for index in indexes}) == 5
+    assert len({index.steps_digest for index in indexes}) == 5
+
+
+def test_the_digest_of_steps_changes_with_the_file_of_a_sample() -> None:
+    one, two = (index_of([(1, 10), (2, 20)], repeats) for repeats in ((1.0,), (1.0, 1.0)))
+    assert one.digest == two.digest
+    assert one.steps_digest != two.steps_digest
+    elsewhere = replace(one, files=(replace(one.files[0], path=Path("/moved/there.jsonl")),))
+    assert one.steps_digest == elsewhere.steps_digest
 
 
 def test_the_profile_counts_what_an_epoch_shows() -> None:

@@ -1,6 +1,7 @@
 """Steps of any packer next to steps in random order: their samples, and the variance of what these hold."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from trials.certification import Mixed, Neutrality
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.neutral import neutrality
+from trials.data.steps.traits import Traits
 from trials.plan import Packed, Padded
 
 COUNT = 20_000
@@ -79,6 +81,17 @@ def test_pairs_of_samples_hardly_share_a_pack_again() -> None:
     together = [np.unique(each, return_counts=True)[1] for each in (packs[0], packs[0] * COUNT + packs[1])]
     first, both = (float((counts * (counts - 1)).sum()) for counts in together)
     assert both / first < 0.01
+
+
+def test_files_of_one_name_in_different_folders_are_different_sources() -> None:
+    index = index_of([(0, 10)] * 12, repeats=(1.0, 1.0, 1.0))
+    named = replace(
+        index, files=tuple(replace(each, path=Path(f"/{place}/a.jsonl")) for place, each in enumerate(index.files))
+    )
+    every = np.arange(12)
+    traits = Traits.of(named, every)
+    assert traits.names == ("source a.jsonl", "source a.jsonl (2)", "source a.jsonl (3)")
+    assert np.array_equal(traits.values, Traits.of(index, every).values)
 
 
 def test_random_order_varies_as_random_order() -> None:

@@ -36,7 +36,9 @@ class Traits:
         file, samples = index.file[shown], np.bincount(index.file[shown], minlength=len(index.files))
         largest = np.argsort(-samples, kind="stable")
         for number in largest[: _SOURCES - 1].tolist():
-            columns[f"source {index.files[number].path.name}"] = (file == number).astype(np.int64)
+            name = f"source {index.files[number].path.name}"
+            # Files in different folders often have one name.
+            columns[f"{name} ({number + 1})" if name in columns else name] = (file == number).astype(np.int64)
         if len(largest) >= _SOURCES:
             columns["other sources"] = np.isin(file, largest[_SOURCES - 1 :]).astype(np.int64)
         different = {name: column for name, column in columns.items() if len(column) and np.ptp(column)}

@@ -107,7 +107,7 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
         stage, training = session.engine.stage, request.job.training
         dropouts = active_dropouts(stage.model)
         without_dropout(stage)
-        record = _record(request, session.index.digest)
+        record = _record(request, session.index)
         course, schedule = courses_of(session, record)
         total = min(course.steps, training.max_steps or course.steps)
         numbers = _numbers(schedule, total) if task.follows else (0,)
@@ -170,16 +170,16 @@ def first_unclipped(request: Request, rank: int, device: torch.device) -> tuple[
     request = replace(request, job=request.job.model_copy(update={"training": training}))
     with open_session(request, rank, device) as session:
         without_dropout(session.engine.stage)
-        record = _record(request, session.index.digest)
+        record = _record(request, session.index)
         course, schedule = courses_of(session, record)
         with closing(run_steps(session, course, range(1), schedule)) as run:
             ((progress, _, _),) = run
         return progress.loss, GradientReader(session).read()
 
 
-def _record(request: Request, data_digest: str) -> TrainingRecord:
+def _record(request: Request, index: DatasetIndex) -> TrainingRecord:
     """Return the record of the training that the steps are of."""
-    return TrainingRecord(id="0" * 16, settings=training_settings(request, data_digest), plan=request.plan)
+    return TrainingRecord(id="0" * 16, settings=training_settings(request, index), plan=request.plan)
 
 
 def _numbers(schedule: Schedule, total: int) -> tuple[int, ...]:

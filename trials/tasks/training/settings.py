@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trials.data.index import DatasetIndex
 from trials.data.steps.arrangement import ARRANGEMENT_VERSION
 from trials.model.identity import config_digest
 from trials.model.skeleton import load_config
@@ -18,7 +19,7 @@ class Settings:
     plan: str
     """Id of the plan: another plan packs the samples into other steps."""
     data: str
-    """Digest of the dataset's lengths."""
+    """Digest of what the steps depend on of the dataset: lengths, repeats and files of its samples."""
     model: str
     """Digest of the configuration."""
     weights: str
@@ -68,13 +69,13 @@ MAY_CHANGE = (
 """Settings that a resumed training takes from its job: they change neither the samples of a step nor their order."""
 
 
-def training_settings(request: Request, data_digest: str) -> Settings:
-    """Return the settings of the requested training. `data_digest` is the digest of the dataset's lengths."""
+def training_settings(request: Request, index: DatasetIndex) -> Settings:
+    """Return the settings of the requested training on the samples of an index."""
     job, model = request.job, request.job.model
     config = load_config(model.path, trust_remote_code=model.trust_remote_code)
     return Settings(
         plan=request.plan.id,
-        data=data_digest,
+        data=index.steps_digest,
         model=config_digest(config),
         weights="random" if model.weights == "random" else weights_fingerprint(Path(model.path)),
         dtype=model.dtype,

@@ -136,7 +136,7 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     found = torch.zeros(3, dtype=torch.int64, device=session.device)
     if session.coordinates.rank == 0:
         plan = session.request.plan
-        opened = open_output(output, training_settings(session.request, session.index.digest), plan)
+        opened = open_output(output, training_settings(session.request, session.index), plan)
         found += torch.tensor((opened.steps, opened.has_model, record_digest(opened.record)), device=found.device)
     comm.broadcast(found, src=0)
     steps, has_model, digest = found.tolist()

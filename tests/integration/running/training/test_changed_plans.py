@@ -52,7 +52,7 @@ def prepared(example: Path, folder: Path, **training: Any) -> Prepared:
 def change(prepared: Prepared, plan: Plan) -> None:
     """Let the training continue with the plan, as `launch --resume-with` does before its ranks start."""
     output = prepared.job.training.output
-    settings = training_settings(prepared.request(plan, Training(output=output)), prepared.index.digest)
+    settings = training_settings(prepared.request(plan, Training(output=output)), prepared.index)
     open_output(output, settings, plan, instead_of=plan_to_replace(prepared, plan))
 
 
@@ -204,9 +204,7 @@ def test_a_change_that_cannot_be_made_is_refused_and_changes_nothing(shallow: Pa
     with pytest.raises(PlanNotValid, match=r"holds no training that plan [0-9a-f]{16} could continue; start one with"):
         change(begun, ZERO)
     output = begun.job.training.output
-    open_output(
-        output, training_settings(begun.request(PIPELINE, Training(output=output)), begun.index.digest), PIPELINE
-    )
+    open_output(output, training_settings(begun.request(PIPELINE, Training(output=output)), begun.index), PIPELINE)
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     with pytest.raises(PlanNotValid, match=r"cannot continue the training in .*: stages hold 3 vision layers"):
         change(begun, plan_of("3+2"))

@@ -20,7 +20,7 @@ def test_fewer_epochs_than_are_trained_are_refused_before_ranks_start_and_are_no
     job.spoil(training__epochs=8)
     read = load_job(job.path)
     prepared, plan = read_data(read, look_at(read), tmp_path), plan_of("12+4", "0+4")
-    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index.digest)
+    settings = training_settings(prepared.request(plan, Training(output=job.output)), prepared.index)
     opened = open_output(job.output, settings, plan)
     steps = 3 * prepared.epoch(plan.packing, plan.layout.data).steps
     checkpoint = job.output / f"checkpoint-{steps}"

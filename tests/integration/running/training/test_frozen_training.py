@@ -50,10 +50,8 @@ def test_a_frozen_part_keeps_its_bits_and_is_in_no_checkpoint(shallow: Path, poo
     }
     other = parts.job.training.model_copy(update={"freeze": ("vision", "projector")})
     request = parts.request(plan, Training(output=parts.job.training.output))
-    settings = training_settings(request, parts.index.digest)
+    settings = training_settings(request, parts.index)
     changed = parts.job.model_copy(update={"training": other})
     assert settings.freeze == ("vision",)
     with pytest.raises(OutputTaken, match="freeze"):
-        open_output(
-            parts.job.training.output, training_settings(replace(request, job=changed), parts.index.digest), plan
-        )
+        open_output(parts.job.training.output, training_settings(replace(request, job=changed), parts.index), plan)

@@ -237,9 +237,9 @@ def slow_down(halted: threading.Event) -> None:
 def test_a_training_that_was_tuned_again_keeps_its_plan(shallow: Path, tmp_path: Path) -> None:
     old, new, other = (KnownPlan(plan=plan_of(*stages), speed=None) for stages in (SPLIT, OTHER_SPLIT, ("4+2",)))
     with opened(shallow, tmp_path) as bench:
-        output, digest = bench.prepared.job.training.output, bench.prepared.index.digest
+        output, index = bench.prepared.job.training.output, bench.prepared.index
         assert plan_to_continue(bench, old, unheard) == (old, False)
-        settings = training_settings(bench.prepared.request(new.plan, Training(output=output)), digest)
+        settings = training_settings(bench.prepared.request(new.plan, Training(output=output)), index)
         record = TrainingRecord(
             id=16 * "0", settings=settings, plan=new.plan, changes=(PlanChange(plan=old.plan, steps=4),)
         )
