@@ -94,7 +94,15 @@ def micro_batches(
     dataset = PackDataset(index, packs, encoder, pixels=pixels, padded=epoch.packs.padded, weighting=weighting)
     # Faults come as values: raised in a worker, one would come back with the worker's traceback as its message.
     passed = _InSharedMemory(dataset) if workers else dataset
-    loader = DataLoader(passed, batch_size=None, num_workers=workers, worker_init_fn=_end_with_rank, pin_memory=pin)
+    loader = DataLoader(
+        passed,
+        batch_size=None,
+        num_workers=workers,
+        worker_init_fn=_end_with_rank,
+        pin_memory=pin,
+        # The usual one would advance by a seed of the workers, and with it the dropout of the first step of a launch.
+        generator=torch.Generator(),
+    )
     for batch in _received_ahead(loader) if workers else loader:
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])

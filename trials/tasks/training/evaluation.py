@@ -101,11 +101,9 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> flo
 
 @contextmanager
 def _set_aside(session: Session) -> Iterator[None]:
-    """Restore the random state, which a loader advances, the number of blank samples, and the stopwatch."""
-    devices = [session.device] if session.device.type == "cuda" else []
+    """Restore the number of blank samples, and the stopwatch."""
     blank_samples = session.blank_samples
-    with torch.random.fork_rng(devices=devices):
-        yield
+    yield
     session.blank_samples = blank_samples
     session.engine.stopwatch.read()
 

@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from deepspeed import comm
 
 from trials import wire
 from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.errors import OutputTaken, TrialsError
+from trials.grid import RankCoordinates
 from trials.job import TrainingSection
 from trials.plan import Layout
 from trials.tasks.answer import TrainingReport
@@ -197,6 +199,7 @@ def run_steps(
                 step = epoch.step(index)
                 factor = schedule.factor(before + index + 1)
                 session.engine.scale_learning_rates(factor)
+                torch.manual_seed(random_seed(session.request.job.training.seed, before + index, session.coordinates))
                 start = time.perf_counter()
                 with explained(session, schedule, before + index + 1):
                     loss = session.step(batches, step)
@@ -219,6 +222,16 @@ def run_steps(
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
+
+
+def random_seed(seed: int, step: int, where: RankCoordinates) -> int:
+    """Return the seed of a rank's random numbers in a step, counted from 0: those of dropout, 64 bits.
+
+    Each stage and data rank has its own, so that no two masks are alike. The tensor ranks of one have equal states
+    between their slices, and drop the same of them.
+    """
+    words = np.random.SeedSequence((seed, step, where.stage, where.data_rank))
+    return int(words.generate_state(1, np.uint64)[0])
 
 
 # Microseconds: the clocks of ranks tell no more, and the lines of a log stay short.

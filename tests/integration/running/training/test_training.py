@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from autotune.workload import Prepared
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
-from tests.values.training import plan_of, prepared_of, train
+from tests.values.training import plan_of, prepared_of, train, variant_of
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -67,6 +67,28 @@ def test_a_training_that_was_interrupted_goes_on_exactly(
     assert sorted(expected) == list(range(1, done.steps + 1))
     assert losses(parts) == pytest.approx(expected, rel=1e-5)
     assert expected[done.steps] < expected[1] - 0.5
+
+
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("ZeRO 1",)))
+def test_an_interrupted_training_draws_the_same_dropout(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    def drop(config: dict[str, Any]) -> None:
+        config["text_config"]["attention_dropout"] = 0.3
+
+    dropping = variant_of(shallow, tmp_path / "dropping", drop)
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    cases = {"whole": dropping, "parts": dropping, "without": shallow}
+    whole, parts, without = (
+        prepared_of(each, tmp_path / name, data=data, training={**EPOCHS, "max_steps": 3})
+        for name, each in cases.items()
+    )
+    train(pool, whole, plan)
+    train(pool, parts, plan, max_steps=1)
+    train(pool, parts, plan)
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
+    train(pool, without, plan, max_steps=1)
+    assert losses(without)[1] != pytest.approx(losses(whole)[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("plan", parameters(PLANS, short=("ZeRO 1",)))
