@@ -5,7 +5,8 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
     |-- InvalidPlan        the plan does not fit the model or itself
     |-- UnknownName        no module of that name: a model family, dataset format, packer or sampler
     |-- DataError          a dataset that cannot be read, or a bad line when the job says `on_error: fail`
-    |   `-- PassingFault   this machine cannot read an image or a video now
+    |   |-- PassingFault   this machine cannot read an image or a video now
+    |   `-- AllSkipped     no sample fits into a pack, and the job skips such samples
     |-- ModelError         a model folder that cannot be used
     |-- NoCompiler         a tool without which layers cannot be compiled is missing
     |-- OutputTaken        a training's output folder holds results of something else
@@ -84,6 +85,10 @@ class DataError(TrialsError):
 
 class PassingFault(DataError):
     """An image or a video cannot be read here and now, for lack of rights, of a package, or by a fault of the disk."""
+
+
+class AllSkipped(DataError):
+    """No sample fits into a pack, and `data.oversize: skip` leaves them all out."""
 
 
 class ModelError(TrialsError):

@@ -12,7 +12,7 @@ from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.data.levels import lowest_levels
 from trials.data.packers import PACKERS
-from trials.errors import DataError
+from trials.errors import AllSkipped, DataError
 from trials.plan import Levelled, Packed, Packing, Padded
 from trials.units import number_of
 
@@ -103,7 +103,7 @@ def _packed(index: DatasetIndex, order: Ints, packing: Packed | Levelled, seed: 
     if oversize == "fail" and not fits.all():
         raise _above(index, order[~fits], last)
     if oversize == "skip" and not fits.any():
-        raise DataError(f"every sample is above qv={last.qv} qt={last.qt} and skipped; raise them")
+        raise AllSkipped(f"every sample is above qv={last.qv} qt={last.qt} and skipped; raise them")
     members, counts = [order[:0]] * len(levels), [order[:0]] * len(levels)
     # From the longest on: each level takes samples of those before it into what is free in its packs.
     for number, capacity in reversed([*enumerate(levels)]):

@@ -1,6 +1,7 @@
 """A training whose plan changes: every sample of each epoch once, and equal steps where nothing is packed anew."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +15,10 @@ from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
+from trials.data.packs import Oversize
 from trials.plan import Layout, Levelled, Packed, Packing, Padded, Plan, ZeroStage
 from trials.stage import Recomputed, Stage
-from trials.tasks.training.course import Curriculum, follow_pace, set_course
+from trials.tasks.training.course import Curriculum, Stretch, follow_pace, set_course
 from trials.tasks.training.output import PlanChange
 from trials.tasks.training.schedule import Schedule
 
@@ -48,6 +50,7 @@ class Source:
     """Epochs of an index in steps of about 4 samples."""
 
     index: DatasetIndex
+    oversize: Oversize = "own-pack"
 
     def order(self, number: int) -> Ints:
         return epoch_order(self.index, 0, number)
@@ -56,11 +59,25 @@ class Source:
         return build_epoch(
             self.index,
             plan.packing,
-            EpochSettings(global_batch_samples=4, weights=CostWeights(unit=100.0, token=1.0, square=0.01)),
+            EpochSettings(
+                global_batch_samples=4,
+                weights=CostWeights(unit=100.0, token=1.0, square=0.01),
+                oversize=self.oversize,
+            ),
             data_parallel=plan.layout.data,
             order=order,
             number=number,
         )
+
+
+def rows_of(data: Source, stretches: Sequence[Stretch]) -> list[int]:
+    """Return the samples in the steps of the stretches."""
+    rows: list[int] = []
+    for stretch in stretches:
+        epoch = data.build(stretch.epoch, stretch.plan, stretch.order)
+        steps = map(epoch.step, range(stretch.steps))
+        rows += [int(row) for step in steps for packs in step.packs for pack in packs for row in pack]
+    return rows
 
 
 def source(samples: int, *repeats: float) -> Source:
@@ -107,6 +124,20 @@ def test_every_epoch_has_each_sample_once_and_short_ones_first_whatever_the_plan
     assert course.steps == step
     assert shown == [Counter(data.order(0).tolist()), Counter(data.order(1).tolist())]
     assert [stretch.epoch for stretch in course.stretches if stretch.ends_epoch] == [0, 1]
+
+
+@pytest.mark.parametrize("skipped", ["the rest", "short ones"])
+def test_an_epoch_ends_when_all_that_is_left_is_skipped(skipped: str) -> None:
+    """What is above the plan's Qt of 400, or its Qv of 20, is left out."""
+    over = (0, 500) if skipped == "the rest" else (50, 90)
+    sizes = [(1, 100)] * 12 + [over] * 3 + [(1, 300)] * (0 if skipped == "the rest" else 6)
+    data = Source(index_of(sizes), "skip")
+    course = set_course([], PACKS, 2, data, Curriculum(steps=9, samples=data.index.text_tokens <= 150))
+    assert [stretch.epoch for stretch in course.stretches if stretch.ends_epoch] == [0, 1]
+    of_first = [each for each in course.stretches if each.epoch == 0]
+    assert len(of_first) == (1 if skipped == "the rest" else 2)
+    assert not set(rows_of(data, of_first)) & {12, 13, 14}
+    assert sorted(rows_of(data, of_first)) == sorted(rows_of(data, [course.stretches[-1]]))
 
 
 @pytest.mark.parametrize("plan", CURRICULUM_PLANS.values(), ids=CURRICULUM_PLANS)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from trials.arrays import Ints
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex
+from trials.errors import AllSkipped
 from trials.job import TrainingSection
 from trials.plan import Packed, Packing, Plan
 from trials.tasks.training.output import PlanChange
@@ -87,6 +88,8 @@ def set_course(
     After a change, and after the curriculum, the rest of the epoch is packed: the samples that no step has trained on,
     each once, in the order of the epoch. Plans with equal packing and equally many packs in a row have equal steps, so
     a change between them is ignored.
+
+    Raise AllSkipped where an epoch begins with samples that are all skipped as over-size.
     """
     parts = _parts(changes, plan)
     stretches: list[Stretch] = []
@@ -102,7 +105,17 @@ def set_course(
                 # A curriculum of no samples, or of all, changes nothing.
                 if 0 < len(chosen) < len(every):
                     order, end = chosen, curriculum.steps if end is None else min(curriculum.steps, end)
-            epoch = source.build(number, current, order)
+            try:
+                epoch = source.build(number, current, order)
+            except AllSkipped:
+                if left is None:
+                    raise
+                # Nothing that is left fits: the curriculum is over, or, without one, the epoch.
+                if order is left:
+                    stretches[-1] = replace(stretches[-1], ends_epoch=True)
+                    break
+                curriculum = None
+                continue
             steps = epoch.steps if end is None else min(epoch.steps, end - before)
             # A curriculum never ends its epoch: the other samples are left.
             ends = steps == epoch.steps and order is left

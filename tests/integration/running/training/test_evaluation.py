@@ -126,9 +126,7 @@ def test_an_evaluation_has_transformers_own_loss_and_leaves_the_training_alone(
     kept = progress.read_text().splitlines()[:3]  # as after a launch that ended between checkpoint and evaluation
     progress.write_text("\n".join(kept) + "\n")
     train(pool, parts, plan)
-    assert losses(parts, "evaluation_loss")[3] == pytest.approx(evaluations[3], rel=1e-6)
-    # A resumed training draws its dropout anew.
-    assert losses(parts, "evaluation_loss") == pytest.approx(evaluations, rel=1e-2)
+    assert losses(parts, "evaluation_loss") == pytest.approx(evaluations, rel=1e-5)
     assert [line["step"] for line in lines(parts)] == [1, 2, 3, 3, 4, 4]
 
 
