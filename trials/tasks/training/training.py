@@ -42,6 +42,10 @@ from trials.tasks.training.trained_model import check_writing, write_model
 from trials.units import number_of
 
 _URGENCY = (None, Stop.AT_CHECKPOINT, Stop.NOW)
+_PATIENCE_SECONDS = 60.0
+"""As long as NFS may show a folder as it was (`acdirmax`)."""
+_PAUSE_SECONDS = 0.5
+"""Between two looks."""
 
 
 def run_training(session: Session, task: Training, asked_to_stop: Callable[[], Stop | None]) -> TrainingReport:
@@ -145,12 +149,17 @@ def _open(session: Session, output: Path) -> OpenedOutput:
     return OpenedOutput(record=shared_record(output, digest), steps=steps, has_model=bool(has_model))
 
 
-def shared_record(output: Path, digest: int) -> TrainingRecord:
-    """Return the record in `output`. Raise OutputTaken where it has not the `digest` of the one that rank 0 wrote.
+def shared_record(output: Path, digest: int, patience_seconds: float = _PATIENCE_SECONDS) -> TrainingRecord:
+    """Return the record in `output` once it has the `digest` of the one that rank 0 wrote.
 
-    With the record of another folder, such as a copy on this node, this rank would set another course than rank 0.
+    Raise OutputTaken where it has not after the patience. With the record of another folder, such as a copy on this
+    node, this rank would set another course than rank 0.
     """
+    end = time.monotonic() + patience_seconds
     record = read_record(output / RECORD_FILE)
+    while (record is None or record_digest(record) != digest) and time.monotonic() < end:
+        time.sleep(_PAUSE_SECONDS)
+        record = read_record(output / RECORD_FILE)
     if record is None or record_digest(record) != digest:
         other = "no" if record is None else "another"
         raise OutputTaken(
