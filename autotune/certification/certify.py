@@ -107,8 +107,9 @@ def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certifica
 def warn_of(certificate: Certificate) -> None:
     """Log a warning unless the certificate holds."""
     if not certificate.holds:
-        reasons = "; ".join(certificate.reasons)
-        _log.warning("the certificate of plan %s: %s: %s", certificate.subject.plan, certificate.verdict, reasons)
+        plan, reasons = certificate.subject.plan, "; ".join(certificate.reasons)
+        text = "the certificate of plan %s: %s: %s; `autotune show %s` prints it; report it, or take another plan"
+        _log.warning(text, plan, certificate.verdict, reasons, plan)
 
 
 def require(certificate: Certificate) -> None:

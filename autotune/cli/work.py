@@ -12,7 +12,6 @@ import click
 from autotune import output_file
 from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
-from autotune.certification.certify import require
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.cli.visible import visible
 from autotune.errors import JobError
@@ -22,8 +21,8 @@ from autotune.folders import work_folder
 from autotune.forecast.profile_file import stored_costs
 from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
-from autotune.library.launch import bench_with_plan
-from autotune.library.tune import certified_winner, tuned
+from autotune.library.launch import bench_with_plan, certificate_to_train
+from autotune.library.tune import tuned
 from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
@@ -32,6 +31,7 @@ from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan
 from autotune.results.rival import Rival
 from autotune.search.execution.profiling import layer_costs
+from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_document, launched_text
 from autotune.training.plan_change import check_begun, plan_of_training
@@ -140,10 +140,10 @@ def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
         retunes=wanted.retune_on_drift,
         starts_ranks=not wanted.dry_run,
     ) as (bench, chosen):
+        certificate = certificate_to_train(bench, chosen.plan, options.display, certifies=wanted.certify)
         if wanted.dry_run:
             _give_commands(options, bench, chosen.plan, wanted.steps)
             return
-        certificate = certified(bench, chosen.plan, options.display) if wanted.certify else None
         how = TrainingOptions(
             max_steps=wanted.steps, changes_plan=wanted.resume_with is not None, retunes=wanted.retune_on_drift
         )
@@ -165,22 +165,19 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
         _submit(options, job)
         return
     with training_bench(job, options.database_url(job.database), options.display) as bench:
-        best, certificate = bench.store.last_winner(bench.prepared.workload.fingerprint), None
+        check_begun(bench.prepared)
+        best, keeps = bench.store.last_winner(bench.prepared.workload.fingerprint), asking(options)
         if best is None:
-            check_begun(bench.prepared)
             check_new(bench.store, bench.prepared.workload, job.training.output)
-            best, certificate = certified_winner(bench, options.display, fresh=False)
+            best = Tuner(bench, options.display).tune(fresh=False)
+            keeps = unasked  # the user may have left during the search
         ran = trials_behind(best, bench.store)
         options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
-        if certificate is not None:
-            require(certificate)
         how = TrainingOptions(retunes=retune_on_drift)
-        keeps = asking(options) if certificate is None else unasked  # the user may have left during the search
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if not retune_on_drift:
             chosen = plan_of_training(bench, chosen, options.display)
-        if certificate is not None and chosen.plan != best.plan:
-            certificate = certified(bench, chosen.plan, options.display)
+        certificate = certified(bench, chosen.plan, options.display, takes_known=True)
         chosen, launched = _launch(options, bench, chosen, certificate, how)
         cores = _cores(bench)
     options.give(

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
+from autotune.certification.certificate import Certificate
+from autotune.certification.certify import known_certificate, warn_of
 from autotune.database_setting import chosen_database
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Listener, unheard
@@ -40,11 +42,12 @@ def launch(
     its place if the search space has it; a note says which of the two it is.
 
     A plan is given as a value, by a plan file, or by its id if it was tried. `resume_with` continues a training of
-    another plan with this one. The training stops after `steps` in all. With `certify` it starts only if the gradients
-    of one step agree with a reference. With `retune_on_drift` a training that has become slower than promised is tuned
-    again at a checkpoint, and goes on with the winner. `launcher` overrides that of the job. `stops` is called many
-    times a second: once it returns True, the ranks finish their step and write a checkpoint; a search in between is not
-    stopped by it. Without it, Ctrl-C ends them at once, and the next launch continues from the last checkpoint.
+    another plan with this one. The training stops after `steps` in all. With `certify` it starts only with a new
+    certificate that holds; without it, a stored one that does not hold is logged as a warning. With `retune_on_drift` a
+    training that has become slower than promised is tuned again at a checkpoint, and goes on with the winner.
+    `launcher` overrides that of the job. `stops` is called many times a second: once it returns True, the ranks finish
+    their step and write a checkpoint; a search in between is not stopped by it. Without it, Ctrl-C ends them at once,
+    and the next launch continues from the last checkpoint.
 
     Raise PlanNotValid, NotCertified, OutputTaken, DeviceBusy and LaunchFailed.
     """
@@ -61,11 +64,23 @@ def launch(
         return WatchedTraining(
             bench=bench,
             chosen=chosen,
-            certificate=certified(bench, chosen.plan, listener) if certify else None,
+            certificate=certificate_to_train(bench, chosen.plan, listener, certifies=certify),
             options=TrainingOptions(max_steps=steps, changes_plan=resume_with is not None, retunes=retune_on_drift),
             listener=listener,
             stopping=lambda: nullcontext(stops),
         ).run()
+
+
+def certificate_to_train(bench: Workbench, plan: Plan, listener: Listener, *, certifies: bool) -> Certificate | None:
+    """Return a new certificate of the plan where a training `certifies`; else warn of a stored one that does not hold.
+
+    Raise what `certified` raises.
+    """
+    if certifies:
+        return certified(bench, plan, listener)
+    if known := known_certificate(bench.prepared, plan, bench.folder):
+        warn_of(known)
+    return None
 
 
 @contextmanager

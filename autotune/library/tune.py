@@ -16,7 +16,6 @@ from autotune.model_shape import model_shape
 from autotune.results.evidence import trials_behind
 from autotune.search.space.abilities import Target
 from autotune.search.tuner import Tuner
-from autotune.workbench import Workbench
 from storage.records import BestPlan, TrialSummary
 from trials.job import Job
 
@@ -63,7 +62,10 @@ def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool
     """Search as `tune` does, and return what is known of the winner, too."""
     target = None if trainer is None else _target(trainer, job)
     with search_bench(job, database_url, listener) as bench:
-        best, certificate = certified_winner(bench, listener, fresh=fresh, target=target)
+        best = Tuner(bench, listener, target).tune(fresh=fresh)
+        certificate = known_certificate(bench.prepared, best.plan, bench.folder)
+        if certificate is None:
+            certificate = certify(bench.prepared, best.plan, bench.folder, bench.site, listener)
         found = Tuned(best=best, certificate=certificate, trials=trials_behind(best, bench.store))
     warn_of(certificate)
     return found
@@ -73,15 +75,3 @@ def _target(trainer: str, job: Job) -> Target:
     """Return the limits of a trainer. Raise ExportError for an unknown one, and where it cannot train the job."""
     check_trainer("--for", text_of(ExportError, "trainer", trainer))
     return target_of(trainer, job, model_shape(job.model, job.training).family)
-
-
-def certified_winner(
-    bench: Workbench, listener: Listener, *, fresh: bool, target: Target | None = None
-) -> tuple[BestPlan, Certificate]:
-    """Search, for a trainer if there is a `target`, and certify the winner unless that was done before.
-
-    The certificate may not hold.
-    """
-    best = Tuner(bench, listener, target).tune(fresh=fresh)
-    known = known_certificate(bench.prepared, best.plan, bench.folder)
-    return best, known or certify(bench.prepared, best.plan, bench.folder, bench.site, listener)

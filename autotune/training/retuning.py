@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.certification.certificate import Certificate
-from autotune.certification.certify import certify, require
+from autotune.certification.certify import certify, known_certificate, require
 from autotune.errors import DeviceBusy, JobError
 from autotune.events import Listener, start_events
 from autotune.search.execution.profiling import layer_costs
@@ -140,9 +140,13 @@ def tune_again(
     return best, certificate
 
 
-def certified(bench: Workbench, plan: Plan, listener: Listener) -> Certificate:
-    """Make a certificate of the plan, with its saved weights. Raise NotCertified if it does not hold."""
-    certificate = certify(bench.prepared, plan, bench.folder, bench.site, listener, whole=True)
+def certified(bench: Workbench, plan: Plan, listener: Listener, *, takes_known: bool = False) -> Certificate:
+    """Make a certificate of the plan, with its saved weights, unless one is stored and that is enough.
+
+    Raise NotCertified if it does not hold.
+    """
+    known = known_certificate(bench.prepared, plan, bench.folder) if takes_known else None
+    certificate = known or certify(bench.prepared, plan, bench.folder, bench.site, listener, whole=True)
     require(certificate)
     return certificate
 

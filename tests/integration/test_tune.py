@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from click.testing import CliRunner
 
 from autotune import tune
 from autotune.certification import certify
-from autotune.certification.certificate import stored_certificates
+from autotune.certification.certificate import certificate_path, stored_certificates, write_certificate
 from autotune.cli import main
 from autotune.events import Event, TrialBegan, TrialEnded
 from autotune.folders import certificates_folder, work_folder
@@ -203,6 +204,31 @@ def test_a_tuning_ends_with_a_certificate(user: User) -> None:
     assert certificate in shown["certificates"]
 
 
+def test_a_stored_certificate_that_does_not_hold_is_heeded(user: User, caplog: pytest.LogCaptureFixture) -> None:
+    reasons = ("the gradient of vision differs by 0.5",)
+    with user.environment():
+        folder = certificates_folder(work_folder(None))
+    (held,) = stored_certificates(folder, user.first["id"])
+    subject = held.subject
+    # A faster baseline may be trained in place of the winner.
+    subjects = [replace(subject, plan=plan) for plan in {plan for _, plan, _, _ in user.rows(FINISHED)}]
+    paths = [certificate_path(folder, each.plan, each.workload) for each in subjects]
+    for path, each in zip(paths, subjects, strict=True):
+        write_certificate(path, replace(held, subject=each, verdict="does not hold", reasons=reasons))
+    try:
+        with user.environment():
+            refused = CliRunner().invoke(main, ["run", str(user.job)])
+        user.run("launch", str(user.job), "--dry-run")
+    finally:
+        for path in paths:
+            path.unlink()
+        write_certificate(certificate_path(folder, subject.plan, subject.workload), held)
+    assert refused.exit_code == 3
+    assert f"does not hold, so nothing was trained: {reasons[0]}" in refused.stderr
+    assert not user.output.exists()
+    assert f"does not hold: {reasons[0]}; `autotune show" in caplog.text
+
+
 @pytest.mark.long
 def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     user: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -217,6 +243,9 @@ def test_a_plan_whose_certificate_does_not_hold_is_not_trained(
     with user.environment():
         stored = stored_certificates(certificates_folder(work_folder(None)), plan)
     assert stored[0].verdict == "does not hold"
+    with user.environment():
+        answer = CliRunner().invoke(main, ["run", str(user.job)])
+    assert (answer.exit_code, user.output.exists()) == (3, False)
     # Another plan may win, whose own one holds.
     monkeypatch.setattr("autotune.library.tune.known_certificate", lambda *_: stored[0])
     again, _ = user.run("tune", str(user.job))
