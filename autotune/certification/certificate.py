@@ -151,7 +151,9 @@ class CertifiedJob:
     seed: int
     global_batch_samples: int
     training: str
-    """Settings of the optimizer, the schedule, the loss and the adapters."""
+    """Settings of the optimizer, the schedule, the loss, the adapters and the steps."""
+    origin: str
+    """Digest of the code, the libraries, and the files of the model and the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

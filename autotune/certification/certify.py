@@ -17,6 +17,7 @@ from autotune.certification.certificate import (
     read_certificate,
     write_certificate,
 )
+from autotune.certification.origin import has_known_files, origin_digest
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
@@ -38,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 _COMPARED = {
     "learning_rate", "learning_rates", "freeze", "lora", "max_steps", "schedule", "warmup", "weight_decay", "betas",
-    "clip_norm", "loss_weighting", "curriculum", "epochs",
+    "clip_norm", "loss_weighting", "curriculum", "epochs", "compile", "batch_tolerance", "step_variance",
 }  # fmt: skip
-"""Settings of the training on which the compared steps depend."""
+"""Settings of the training on which the compared steps and the verdict depend."""
 _MODES = {"frozen": "frozen", "adapters": "with adapters"}
 _EQUAL: dict[LossWeighting, str] = {
     "token": "target tokens equally",
@@ -71,11 +72,10 @@ def certify(
     """
     check_plan(prepared, plan)
     check_samples(prepared, plan)
-    start = time.monotonic()
+    start, subject = time.monotonic(), _subject(prepared, plan)
     text = f"Certifying plan {plan.id}: its first steps, inputs and saved weights, compared with a reference"
     listener(PhaseBegan(phase=Phase.CERTIFICATE, text=text))
     answer = _compared(prepared, plan, folder, site, listener, whole=whole)
-    subject, training = _subject(prepared, plan), prepared.job.training
     comparison, reasons = (
         answer if isinstance(answer, tuple) else (None, (f"{answer}; logs are in {_logs(folder, plan)}",))
     )
@@ -84,24 +84,28 @@ def certify(
         verdict="not made" if comparison is None else "does not hold" if reasons else "holds",
         reasons=reasons,
         comparison=comparison,
-        changes_learning=(*_of_data(prepared, comparison), _of_settings(training)),
+        changes_learning=(*_of_data(prepared, comparison), _of_settings(prepared.job.training)),
         created=datetime.now(UTC),
         seconds=time.monotonic() - start,
     )
     try:
         # A full disk must not cost what took minutes to compute.
-        write_certificate(_place(folder, subject), certificate)
+        write_certificate(_place(folder, plan, prepared), certificate)
     except OSError as error:
         _log.warning("the certificate of plan %s is not stored: %s", plan.id, error.strerror)
     return certificate
 
 
 def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certificate | None:
-    """Return the stored certificate of the plan on exactly this job, whether it holds or not; None if none was made."""
-    subject = _subject(prepared, plan)
-    found = read_certificate(_place(folder, subject))
+    """Return the stored certificate of the plan on exactly this job, whether it holds or not; None if none was made.
+
+    None as well where the model has code of its own, or is not a folder: what it is now cannot be told from before.
+    """
+    if not has_known_files(prepared):
+        return None
+    found = read_certificate(_place(folder, plan, prepared))
     # The file is named by plan and workload, but seed, weights and adapters decide as well.
-    return found if found and found.comparison and found.subject == subject else None
+    return found if found and found.comparison and found.subject == _subject(prepared, plan) else None
 
 
 def warn_of(certificate: Certificate) -> None:
@@ -205,6 +209,7 @@ def _subject(prepared: Prepared, plan: Plan) -> CertifiedJob:
         seed=job.training.seed,
         global_batch_samples=job.training.global_batch_samples,
         training=job.training.model_dump_json(include=_COMPARED),
+        origin=origin_digest(prepared),
     )
 
 
@@ -255,8 +260,8 @@ def _of_settings(training: TrainingSection) -> str:
     )
 
 
-def _place(folder: Path, subject: CertifiedJob) -> Path:
-    return certificate_path(certificates_folder(folder), subject.plan, subject.workload)
+def _place(folder: Path, plan: Plan, prepared: Prepared) -> Path:
+    return certificate_path(certificates_folder(folder), plan.id, prepared.workload.fingerprint)
 
 
 def _logs(folder: Path, plan: Plan) -> Path:

@@ -26,6 +26,7 @@ from trials.tasks.request import Certification, write_request
 pytestmark = pytest.mark.ranks
 
 BATCH = {"global_batch_samples": 9}
+LENIENT = {"batch_tolerance": 0.9, "step_variance": 9.0}
 PIPELINE = plan_of("3+0r1,0", "1+2")
 BFLOAT16 = plan_of("3+0r1,0", "1+2", zero=1)
 SHARDED = plan_of("4+2r0,1", data=2, zero=3)
@@ -89,10 +90,13 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     told = [text for text in certificate.changes_learning if "the first 2 steps of the training have only" in text]
     assert len(told) == bool(prepared.job.training.curriculum.steps)
     assert certify.known_certificate(prepared, plan, tmp_path) == certificate
-    for change in ({"loss_weighting": "token"}, {"loss_weighting": "sample"}, {"schedule": "linear"}):
+    for change in ({"loss_weighting": "token"}, {"loss_weighting": "sample"}, {"schedule": "linear"}, LENIENT):
         changed = with_training(prepared, **change)
         known = certify.known_certificate(changed, plan, tmp_path)
         assert (known == certificate) == (changed.job == prepared.job)
+    own_code = prepared.job.model.model_copy(update={"trust_remote_code": True})
+    trusting = replace(prepared, job=prepared.job.model_copy(update={"model": own_code}))
+    assert certify.known_certificate(trusting, plan, tmp_path) is None
     assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
 
 

@@ -180,6 +180,7 @@ def certificate(comparison: Comparison | None, *reasons: str) -> Certificate:
         seed=0,
         global_batch_samples=10,
         training="{}",
+        origin="digest",
     )
     return Certificate(
         subject=subject,
