@@ -33,14 +33,20 @@ _EXPECTED = {"float32": 1e-4, "bfloat16": 2e-2}
 """Relative error of gradients by rounding, where it is not measured."""
 # A choice, as `_EXPECTED` is: the loss is a mean over all targets, so its rounding errors average out.
 _EXPECTED_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
-_LEAST_ERROR, _LEAST_ERROR_OF_PARAMETER = 1.5e-2, 0.25
-"""Least errors of bfloat16 where they are measured on single samples. Kernels that sum over the tokens of a pack in
-bfloat16, such as those of a CPU for biases and embeddings, have larger ones there."""
+_LEAST_ERROR = 1.5e-2
+"""Least error of a part in bfloat16 where errors are measured on single samples. Kernels that sum over the tokens of a
+pack in bfloat16, such as those of a CPU for biases and embeddings, have larger ones there."""
+_MOST_ALLOWED = 0.5
+"""Most difference of a part, and the allowed one of a parameter, where rounding is measured: a gradient that is lost
+differs by 1, and one of the wrong sign by 2."""
+# Choices: plans without a fault differ by 0.2 of four rounding errors at most, and a lost gradient has to stand out.
+_ROUNDINGS, _KNOWN = 4.0, 2.0
+"""A parameter of fewer rounding errors than the first counts as that many, and of fewer than the second as noise."""
 # A choice: the expected error is an estimate itself, and a larger factor would hide small faults.
 _ALLOWED = 2.0
 """A difference may be this many times the expected error."""
 _FLOOR = 1e-2
-"""A parameter whose norm is a smaller share of its part's, such as the bias of keys, has mostly rounding errors."""
+"""A noisy parameter whose norm is a smaller share of its part's, such as the bias of keys, counts as this share."""
 _UPDATE_ERROR = 1e-5
 """Relative error of the change of a weight: torch's own update gets the gradients of the plan, which are known to some
 units in the last place of their largest. Weight decay is lost in it below some 1e-5 of the change."""
@@ -57,7 +63,7 @@ class PartComparison:
     """Norm of the difference, relative to the norm of the reference."""
     allowed_difference: float
     largest_difference: float
-    """Largest relative difference of a single parameter; a norm below 1 % of the part's counts as 1 % of it."""
+    """Largest difference of a single parameter, relative to its norm, or to more where that is mostly rounding."""
     largest_parameter: str
     allowed_largest: float
 
@@ -242,27 +248,29 @@ def _compare_part(part: Part, dtype: str, parameters: Sequence[ParameterComparis
     )
     # Products have both signs, and sums of them would lose digits where they nearly cancel.
     product = math.fsum(each.product for each in parameters)
-    worst = max(parameters, key=lambda each: _share(each.difference, each.expected, expected))
+    worst = max(parameters, key=lambda each: _share(each, expected))
     roundings = [each.rounding for each in parameters if each.rounding is not None]
-    error = largest = _EXPECTED[dtype]
+    allowed = allowed_largest = _ALLOWED * _EXPECTED[dtype]
     if roundings:
         error = max(_LEAST_ERROR, _ratio(math.hypot(*roundings), expected))
-        largest = max(
-            _LEAST_ERROR_OF_PARAMETER, *(_share(each.rounding or 0.0, each.expected, expected) for each in parameters)
-        )
+        allowed, allowed_largest = min(_ALLOWED * error, _MOST_ALLOWED), _MOST_ALLOWED
     return PartComparison(
         part=part,
         cosine=product / (found * expected) if found * expected else float(found == expected),
         difference=_ratio(difference, expected),
-        allowed_difference=_ALLOWED * error,
-        largest_difference=_share(worst.difference, worst.expected, expected),
+        allowed_difference=allowed,
+        largest_difference=_share(worst, expected),
         largest_parameter=worst.name,
-        allowed_largest=_ALLOWED * largest,
+        allowed_largest=allowed_largest,
     )
 
 
-def _share(difference: float, expected: float, of_part: float) -> float:
-    return _ratio(difference, max(expected, _FLOOR * of_part))
+def _share(each: ParameterComparison, of_part: float) -> float:
+    """Return the difference of a parameter relative to its norm, or to what it has to be known to."""
+    rounding = each.rounding or 0.0
+    size = max(each.expected, _ROUNDINGS * rounding)
+    is_known = each.rounding is not None and each.expected > _KNOWN * rounding
+    return _ratio(each.difference, size if is_known else max(size, _FLOOR * of_part))
 
 
 def _ratio(difference: float, expected: float) -> float:

@@ -9,7 +9,14 @@ import pytest
 from autotune.certification.certificate import compare, faults
 from autotune.workload import Prepared
 from tests.machines.own_ranks import on_ranks
-from tests.machines.planted.faults import DATA_FAULTS, RATE_FAULTS, UPDATE_FAULTS, serve_with_planted_faults
+from tests.machines.planted.faults import (
+    ADAPTER_FAULTS,
+    DATA_FAULTS,
+    KEY_FAULTS,
+    RATE_FAULTS,
+    UPDATE_FAULTS,
+    serve_with_planted_faults,
+)
 from tests.machines.planted.writing import SAVING_FAULTS
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
@@ -47,6 +54,9 @@ NAMED: Mapping[str, str] = {
     "gradients summed": "the gradient of language in step 1, before clipping, differs by 1",
     "clipped before the average": "the gradient of language in step 1 differs",
     "a frozen part updated": "model.vision_tower.embeddings.cls_token has changed, although the job does not train it",
+    "gradients of keys lost": "and that of model.vision_tower.encoder.layer.",
+    "gradients of A lost": "lora_A.default.weight by 1 (0.5)",
+    "gradients of A negated": "lora_A.default.weight by 2 (0.5)",
     "a frozen part trained": "model.vision_tower.embeddings.cls_token has changed, although the job does not train it",
 }
 
@@ -68,6 +78,19 @@ def test_a_fault_between_data_ranks_is_named(shallow: Path, tmp_path: Path) -> N
     check(prepared_of(shallow, tmp_path, training=training), REPLICAS, DATA_FAULTS, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("planted", "lora"),
+    [(KEY_FAULTS, {}), (ADAPTER_FAULTS, {"rank": 4, "parts": ["vision", "language"]})],
+    ids=["keys", "adapters"],
+)
+def test_a_lost_gradient_shows_in_bfloat16(
+    planted: Mapping[str, Any], lora: dict[str, Any], shallow: Path, tmp_path: Path
+) -> None:
+    training = {"global_batch_samples": 16, "learning_rate": 1e-5, "lora": lora}
+    prepared = prepared_of(shallow, tmp_path, training=training, model={"dtype": "bfloat16"})
+    check(prepared, plan_of("3+0r1,0", "1+2", zero=1), planted, tmp_path)
+
+
 def check(prepared: Prepared, plan: Plan, planted: Mapping[str, Any], folder: Path) -> None:
     scratch = folder / "scratch"
     task = Certification(reference="transformers", scratch=scratch)
@@ -85,4 +108,4 @@ def faults_in(folder: Path, prepared: Prepared) -> Sequence[str]:
     answers = [read_report(FolderChannel(folder), rank) for rank in (0, 1)]
     reports = [answer.report for answer in answers if answer and isinstance(answer.report, CertificationReport)]
     assert len(reports) == 2, answers
-    return faults(compare("float32", reports), Mixed.of_job(prepared.job.training), reports)
+    return faults(compare(prepared.job.model.dtype, reports), Mixed.of_job(prepared.job.training), reports)

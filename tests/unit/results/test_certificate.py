@@ -118,6 +118,21 @@ def test_with_bfloat16_the_measured_rounding_is_the_expected_error() -> None:
     assert faults_of(parameter("a", difference=0.041, rounding=0.02), dtype="bfloat16")
 
 
+def test_a_small_parameter_without_its_gradient_shows_unless_that_is_rounding() -> None:
+    large = parameter("large", difference=0.01, expected=1.0, rounding=0.01)
+    for found in (0.0, -1e-3):
+        lost = parameter("small", difference=1e-3 - found, expected=1e-3, rounding=1e-5)
+        (fault,) = faults_of(large, lost, dtype="bfloat16")
+        assert f"that of small by {1 - 1e3 * found:g} (0.5)" in fault
+    noisy = parameter("noisy", difference=1e-3, expected=1e-3, rounding=1e-3)
+    assert faults_of(large, noisy, dtype="bfloat16") == ()
+    # A parameter of rounding alone does not allow more to others, and is allowed its own rounding.
+    noise = parameter("noise", difference=0.1, expected=1e-9, rounding=0.1)
+    assert faults_of(replace(large, rounding=0.3), noise, dtype="bfloat16") == ()
+    (fault,) = faults_of(parameter("large", difference=1.0, rounding=1.0), dtype="bfloat16")
+    assert "differs by 1 (0.5 is allowed)" in fault
+
+
 def test_a_single_parameter_that_differs_shows() -> None:
     large, small = parameter("large", difference=1e-5, expected=10.0), parameter("small", difference=1e-3)
     (fault,) = faults_of(large, small)
