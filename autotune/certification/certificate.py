@@ -52,6 +52,19 @@ _UPDATE_ERROR = 1e-5
 units in the last place of their largest. Weight decay is lost in it below some 1e-5 of the change."""
 
 
+_OF_STAGES = (
+    "what is the same for every plan of these stages: the model's own code, the weights as they are read, the split "
+    "into stages, and gradients on their way from the backward pass to the optimizer, such as averages over ranks and "
+    "the shards of ZeRO"
+)
+_NOT_BY: dict[Reference, tuple[str, ...]] = {
+    "transformers": (),
+    "stages": (_OF_STAGES,),
+    "recomputed-stages": (_OF_STAGES, "the recomputation of layers, which the reference has as well"),
+}
+"""What a reference shares with the plan."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartComparison:
     """The gradient of a part of the model under the plan, next to that of the reference."""
@@ -196,7 +209,7 @@ def compare(dtype: str, reports: "Sequence[CertificationReport]", left_out: tupl
             uncompared=sum(each.inputs.uncompared for each in reports),
         ),
         saved=first.saved,
-        left_out=left_out,
+        left_out=(*_NOT_BY[first.reference], *left_out),
     )
 
 

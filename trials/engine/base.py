@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -87,7 +86,7 @@ class OneStage(EngineBase):
         """Implement `TrainingEngine.evaluate`."""
         found = torch.zeros(2, dtype=torch.float64, device=self._device)
         with without_dropout(self.stage), torch.no_grad():
-            for inputs, targets in self._copied(unweighted(islice(batches, count)), 1.0):
+            for inputs, targets in self._copied(islice(batches, count), 1.0):
                 found[0] += self._loss(inputs, targets)
                 found[1] += len(targets.labels)
         comm.all_reduce(found)
@@ -104,10 +103,6 @@ def without_dropout(stage: StageModule) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def unweighted(batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
-    return (replace(batch, weights=None) for batch in batches)
 
 
 def tensors(batch: MicroBatch, scale: float, device: torch.device) -> Inputs:

@@ -15,7 +15,7 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch import nn
 
 from trials.data.loader import MicroBatch
-from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, unweighted, without_dropout
+from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, without_dropout
 from trials.engine.configuration import configuration
 from trials.engine.copying import States
 from trials.engine.frozen_stages import Instructions, instructions_of
@@ -64,9 +64,10 @@ class TrainingEngine(Protocol):
 
     @abstractmethod
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
-        """Run `count` packs of this rank forward, without dropout and weights; all ranks must call it together.
+        """Run `count` packs of this rank forward, without dropout; all ranks must call it together.
 
-        Return (cross-entropy summed over the target tokens of all ranks, number of these tokens), on every rank.
+        Return (cross-entropy times weight, summed over the target tokens of all ranks; number of these tokens), on
+        every rank.
         """
 
     @property
@@ -237,7 +238,7 @@ class PipelineEngine(_DeepSpeedEngine):
         count_of_targets = torch.zeros((), dtype=torch.int64, device=self._device)
 
         def loaded() -> Iterator[Any]:
-            for inputs, targets in self._copied(unweighted(batches), 1.0):
+            for inputs, targets in self._copied(batches, 1.0):
                 # The first stage loads the same packs.
                 count_of_targets.add_(len(targets.labels) if self.stage.cut.heads else 0)
                 yield inputs, targets

@@ -9,18 +9,12 @@ import pytest
 from autotune.certification.certificate import compare, faults
 from autotune.workload import Prepared
 from tests.machines.own_ranks import on_ranks
-from tests.machines.planted.faults import (
-    ADAPTER_FAULTS,
-    DATA_FAULTS,
-    KEY_FAULTS,
-    RATE_FAULTS,
-    UPDATE_FAULTS,
-    serve_with_planted_faults,
-)
+from tests.machines.planted.faults import DATA_FAULTS, RATE_FAULTS, UPDATE_FAULTS, serve_with_planted_faults
+from tests.machines.planted.gradients import ADAPTER_FAULTS, KEY_FAULTS, STAGE_FAULTS
 from tests.machines.planted.writing import SAVING_FAULTS
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
-from trials.certification import Mixed
+from trials.certification import Mixed, Reference
 from trials.channels.folder import FolderChannel
 from trials.plan import Plan
 from trials.tasks.answer import CertificationReport, read_report
@@ -57,6 +51,10 @@ NAMED: Mapping[str, str] = {
     "gradients of keys lost": "and that of model.vision_tower.encoder.layer.",
     "gradients of A lost": "lora_A.default.weight by 1 (0.5)",
     "gradients of A negated": "lora_A.default.weight by 2 (0.5)",
+    "another alpha written": "the saved adapter scales its output by 8 instead of 4, which is training.lora.alpha: 16",
+    "another scale": "the loss in step 1 is ",
+    "samples not weighted": "the loss in step 1 is ",
+    "another weighting": "the loss in step 1 is ",
     "a frozen part trained": "model.vision_tower.embeddings.cls_token has changed, although the job does not train it",
 }
 
@@ -91,9 +89,16 @@ def test_a_lost_gradient_shows_in_bfloat16(
     check(prepared, plan_of("3+0r1,0", "1+2", zero=1), planted, tmp_path)
 
 
-def check(prepared: Prepared, plan: Plan, planted: Mapping[str, Any], folder: Path) -> None:
+def test_a_wrong_weight_of_the_loss_shows_also_next_to_the_plans_own_stages(shallow: Path, tmp_path: Path) -> None:
+    training = {"global_batch_samples": 12, "loss_weighting": "square"}
+    check(prepared_of(shallow, tmp_path, training=training), REPLICAS, STAGE_FAULTS, tmp_path, "stages")
+
+
+def check(
+    prepared: Prepared, plan: Plan, planted: Mapping[str, Any], folder: Path, reference: Reference = "transformers"
+) -> None:
     scratch = folder / "scratch"
-    task = Certification(reference="transformers", scratch=scratch)
+    task = Certification(reference=reference, scratch=scratch)
     for name in planted:
         write_request(FolderChannel(folder / name), prepared.request(plan, task))
     assert on_ranks(serve_with_planted_faults, folder) == [[], []]

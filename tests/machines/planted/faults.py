@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from tests.machines.planted.gradients import ADAPTER_FAULTS, KEY_FAULTS, STAGE_FAULTS
 from tests.machines.planted.writing import SAVING_FAULTS
 from trials.channels.folder import FolderChannel
 from trials.data.records.sample import IGNORED, Encoded, Encoder, Sample
@@ -308,20 +308,6 @@ def dropout_on() -> AbstractContextManager[Any]:
     return patch.object(session, "build_stage", built)
 
 
-def _scaled_gradients(names: str, factor: float) -> AbstractContextManager[Any]:
-    """Multiply the gradients of the parameters whose names have this."""
-    build = session.build_stage
-
-    def built(*arguments: Any, **how: Any) -> StageModule:
-        stage = build(*arguments, **how)
-        for name, each in stage.model.named_parameters():
-            if each.requires_grad and names in name:
-                each.register_hook(lambda gradient: gradient * factor)
-        return stage
-
-    return patch.object(session, "build_stage", built)
-
-
 RATE_FAULTS: Mapping[str, Fault] = {
     "none": nullcontext,
     "weight decay of norms and biases": decayed_norms,
@@ -353,20 +339,8 @@ DATA_FAULTS: Mapping[str, Fault] = {
 """With two data ranks, clipping, and a frozen vision tower."""
 
 
-KEY_FAULTS: Mapping[str, Fault] = {
-    "none": nullcontext,
-    "gradients of keys lost": partial(_scaled_gradients, "k_proj", 0.0),
-}
-ADAPTER_FAULTS: Mapping[str, Fault] = {
-    "none": nullcontext,
-    "gradients of A lost": partial(_scaled_gradients, ".lora_A.", 0.0),
-    "gradients of A negated": partial(_scaled_gradients, ".lora_A.", -1.0),
-}
-"""These and those of keys in bfloat16, where the gradient of a parameter is small next to the rounding of its part."""
-
-
 FAULTS: Mapping[str, Fault] = {
-    **RATE_FAULTS, **UPDATE_FAULTS, **SAVING_FAULTS, **DATA_FAULTS, **KEY_FAULTS, **ADAPTER_FAULTS,
+    **RATE_FAULTS, **UPDATE_FAULTS, **SAVING_FAULTS, **DATA_FAULTS, **KEY_FAULTS, **ADAPTER_FAULTS, **STAGE_FAULTS,
 }  # fmt: skip
 
 

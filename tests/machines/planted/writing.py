@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from peft import LoraConfig
 
 from trials.tasks import session
-from trials.tasks.training import checkpoint
+from trials.tasks.training import adapter, checkpoint
 
 
 def _writing(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> AbstractContextManager[Any]:
@@ -63,6 +65,18 @@ def lost_tensor() -> AbstractContextManager[Any]:
 def other_type() -> AbstractContextManager[Any]:
     """Write the weights in half precision."""
     return _writing(lambda found: {name: each.half() for name, each in found.items()})
+
+
+def other_alpha() -> AbstractContextManager[Any]:
+    """Write twice the alpha into the configuration of adapters."""
+    configuration = adapter._configuration
+
+    def doubled(found: session.Session) -> LoraConfig:
+        config = copy(configuration(found))
+        config.lora_alpha *= 2
+        return config
+
+    return patch.object(adapter, "_configuration", doubled)
 
 
 SAVING_FAULTS: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {

@@ -228,6 +228,7 @@ def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
     assert "token ids of 10 records and labels of 8 compared" in text
     assert "2 could not be" in text
     assert "Saved weights: 7 tensors, as transformers loads them" in text
+    assert "Not compared: what is the same for every plan of these stages: the model's own code," in text
     assert "Not compared: a part, since it is large" in text
     assert "the plan's own stages, one sample per micro-batch" in text
     assert "language  1.0000000  1.0e-07" in text

@@ -15,12 +15,11 @@ from trials.arrays import Ints
 from trials.certification import GradientComparison, ParameterComparison, SavedCount, StepReport
 from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
-from trials.data.loader import PackDataset, encode
-from trials.data.loss_weights import sample_weights
+from trials.data.loader import MicroBatch, PackDataset, encode
 from trials.data.records.sample import IGNORED, Encoded
 from trials.engine.state import WEIGHT
 from trials.errors import DataError
-from trials.job import LoraSection
+from trials.job import LoraSection, LossWeighting
 from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.plan import Padded
 from trials.stage import Stage
@@ -175,16 +174,27 @@ def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
 
 
 def _sample_by_sample(session: Session, each: PlanStep, total_weight: float) -> float:
+    """Run a step with one sample in each micro-batch; return its loss, computed without the engine's own scale."""
     request, rows = session.request, _rows(each)
     data, share = request.plan.layout.data, session.engine.stage.tensor.share
-    mine = [row[None] for row in rows[session.coordinates.data_rank :: data]]
+    mine = rows[session.coordinates.data_rank :: data]
     count = -(-len(rows) // data)
     # Every rank runs the same number of micro-batches, so the last one of some is empty.
-    packs = [PackPart(rows=pack, share=share) for pack in (*mine, *(rows[:0],) * (count - len(mine)))]
-    pixels, weighting = session.engine.stage.cut.embeds, request.job.training.loss_weighting
-    dataset = PackDataset(each.index, packs, session.encoder, pixels=pixels, padded=True, weighting=weighting)
+    packs = [PackPart(rows=mine[number : number + 1], share=share) for number in range(count)]
+    dataset = PackDataset(each.index, packs, session.encoder, pixels=session.engine.stage.cut.embeds, padded=True)
+    # The weights of the plan's packs are the loader's, which are not asked here.
+    targets = each.index.target_tokens[mine].tolist() + [0] * (count - len(mine))
+    weights = [_weight_of_target(held, request.job.training.loss_weighting) for held in targets]
+
+    def weighted() -> Iterator[MicroBatch]:
+        for number, weight in enumerate(weights):
+            batch = dataset[number]
+            yield replace(batch, weights=torch.full(batch.labels.shape, weight))
+
     with session.meter.watch():
-        return session.engine.step((dataset[number] for number in range(count)), count, total_weight)
+        summed, _ = session.engine.evaluate(weighted(), count)
+        session.engine.step(weighted(), count, total_weight)
+    return summed / total_weight
 
 
 def _set_stage(session: Session, weights: SharedWeights) -> None:
@@ -262,8 +272,9 @@ def _share_of(this: _Certifying, each: PlanStep) -> _Share:
         except DataError:  # the ranks have logged it
             unreadable.append(row)
     # A training divides its loss by the weights of blank samples too.
-    targets = np.array([*map(_targets, samples), *each.index.target_tokens[unreadable]], dtype=np.int64)
-    weights = sample_weights(targets, this.request.job.training.loss_weighting)
+    targets = [*map(_targets, samples), *map(int, each.index.target_tokens[unreadable])]
+    weighting = this.request.job.training.loss_weighting
+    weights = np.array([held * _weight_of_target(held, weighting) for held in targets])
     total, blank = _summed(this.device, weights.sum(), len(unreadable))
     return _Share(
         samples=samples,
@@ -283,6 +294,16 @@ def _has_video(index: DatasetIndex, row: int) -> bool:
 
 def _targets(sample: Encoded) -> int:
     return int(np.count_nonzero(sample.labels[1:] != IGNORED))
+
+
+def _weight_of_target(targets: int, weighting: LossWeighting) -> float:
+    """Return the weight of each target of a sample with so many.
+
+    Written anew, and not taken from the code of the training, so that a wrong weight there shows.
+    """
+    if weighting == "token" or not targets:
+        return 1.0
+    return 1 / targets if weighting == "sample" else 1 / math.sqrt(targets)
 
 
 def _summed(device: torch.device, *values: float) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from trials.certification import SavedCount
 from trials.engine.group import wait_for_all
+from trials.job import LoraSection
 from trials.model.family import load_family
 from trials.model.skeleton import load_config
 from trials.tasks.request import Request
@@ -42,7 +43,7 @@ class SavedWeights:
         self._of_adapters = bool(request.job.training.lora.rank)
         self.faults: list[str] = []
         self.tensors: dict[str, torch.Tensor] = {}
-        model = self._with_adapters(base()) if self._of_adapters else self._whole(request)
+        model = self._with_adapters(base(), request.job.training.lora) if self._of_adapters else self._whole(request)
         # A tied weight is there under each of its names.
         for name, tensor in (*model.named_parameters(remove_duplicate=False), *model.named_buffers()):
             self.tensors[plain_name(name) if self._of_adapters else name] = tensor.detach()
@@ -94,14 +95,23 @@ class SavedWeights:
                 self.faults.append(f"the saved weights {text} {found[0]}")
         return model
 
-    def _with_adapters(self, base: nn.Module) -> nn.Module:
+    def _with_adapters(self, base: nn.Module, lora: LoraSection) -> nn.Module:
         from peft import PeftModel  # noqa: PLC0415  # it takes a second to import
+        from peft.tuners.lora import LoraLayer  # noqa: PLC0415
 
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             loaded: nn.Module = PeftModel.from_pretrained(base, self._folder, autocast_adapter_dtype=False)
         if missing := [str(each.message) for each in told if "missing" in str(each.message)]:
             self.faults.append(f"the saved adapter is not whole: {missing[0][:200]}")
+        assert lora.rank is not None  # else there are no adapters
+        found = {scale for each in loaded.modules() if isinstance(each, LoraLayer) for scale in each.scaling.values()}
+        if found != {lora.alpha / lora.rank}:
+            scales = ", ".join(f"{scale:g}" for scale in sorted(found)) or "nothing"
+            self.faults.append(
+                f"the saved adapter scales its output by {scales} instead of {lora.alpha / lora.rank:g}, which is "
+                f"training.lora.alpha: {lora.alpha} by rank: {lora.rank}"
+            )
         return loaded
 
 

@@ -90,7 +90,8 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> flo
         for step in steps:
             if stops():
                 return None
-            found = session.engine.evaluate(batches, len(epoch.rows(step)))
+            unweighted = (replace(batch, weights=None) for batch in batches)
+            found = session.engine.evaluate(unweighted, len(epoch.rows(step)))
             total, targets = total + found[0], targets + found[1]
     if not targets:
         raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
