@@ -134,7 +134,7 @@ class PackSampler(Sampler[list[int]]):
         """Return the values that decide the packs, such as the seed and the packing."""
         training = self._samples.job.training
         return {
-            "data": self._samples.index.digest,
+            "data": self._samples.index.steps_digest,
             "packing": packing_document(self._packing),
             "ranks": self._ranks,
             "seed": training.seed,

@@ -1,6 +1,7 @@
 """The samples of a job as a PyTorch dataset."""
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,11 @@ class SampleDataset(Dataset[Encoded]):
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def __iter__(self) -> Iterator[Encoded]:
+        """Yield each sample once, in the order of the records."""
+        # Without it Python would count from 0 to the first record that is not trained on.
+        return map(self.__getitem__, self.index.record.tolist())
 
     def __getitem__(self, number: int) -> Encoded:
         """Encode a sample. One that can no longer be read is blank, with a warning, as in a launch.

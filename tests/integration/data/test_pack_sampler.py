@@ -82,6 +82,12 @@ def test_numbers_count_the_records_of_the_data_as_packs_in_a_file_do(samples: Sa
             samples[number]
 
 
+def test_all_samples_are_iterated_over_where_some_records_are_not_trained_on(samples: SampleDataset) -> None:
+    found = [sample.input_ids.tolist() for sample in samples]
+    assert found == [samples[int(number)].input_ids.tolist() for number in samples.index.record]
+    assert len(found) == len(samples) == samples.records - 2
+
+
 def test_held_out_samples_are_in_no_pack(folder: Path, prepared: Prepared) -> None:
     job = job_of(folder, folder / "output", evaluation={"samples": 8})
     numbers = [number for pack in PackSampler(SampleDataset(job), PACKED) for number in pack]
@@ -158,6 +164,13 @@ def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folde
     fewer = SampleDataset(job_of(folder, folder / "output", data={"sources": [source]}))
     with pytest.raises(PackError, match=r"the state is not of these packs: data was '.*' and is '.*'"):
         PackSampler(fewer, PLAN, ranks=2).load_state_dict(state)
+    first, rest = (
+        {"path": str(folder / "data" / "train.jsonl"), "sampling": sampling} for sampling in ("first:24", "end:24")
+    )
+    apart = SampleDataset(job_of(folder, folder / "output", data={"sources": [first, rest]}))
+    assert apart.index.digest == samples.index.digest  # the same lengths, but each source is spread over the steps
+    with pytest.raises(PackError, match=r"the state is not of these packs: data was '.*' and is '.*'"):
+        PackSampler(apart, PLAN, ranks=2).load_state_dict(state)
     with pytest.raises(PackError, match="data was None"):
         PackSampler(samples, PLAN, ranks=2).load_state_dict({})
 
