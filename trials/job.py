@@ -213,7 +213,7 @@ class TrainingSection(Section):
     output: Path = Path("output")
     """Folder for checkpoints and the final model, relative to the job file."""
     checkpoint_every: Annotated[int, Field(gt=0)] | None = None
-    """Steps between checkpoints; only at the end of each epoch when absent."""
+    """Steps between checkpoints, in place of one at the end of each epoch."""
     keep_checkpoints: Annotated[int, Field(gt=0)] = 2
     """Newest checkpoints to keep; older ones of the same training are removed."""
     loggers: tuple[str, ...] = ()

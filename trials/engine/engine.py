@@ -12,6 +12,7 @@ from deepspeed import comm
 from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
+from deepspeed.runtime.utils import clip_grad_norm_
 from torch import nn
 
 from trials.data.loader import MicroBatch
@@ -108,7 +109,7 @@ class _DeepSpeedEngine(EngineBase):
 
     @property
     def gradient_norm(self) -> float | None:
-        # DeepSpeed computes it to clip, and for ZeRO. Without ZeRO it clips without keeping the norm.
+        # DeepSpeed computes it to clip, and for ZeRO.
         norm = self._engine.get_global_grad_norm()
         if norm is None:
             return None
@@ -123,6 +124,7 @@ class _DeepSpeedEngine(EngineBase):
     def _take_state(self) -> None:
         join_norms(self._engine.optimizer)
         self._engine.allreduce_no_retain = partial(_average, self._engine)
+        self._engine.clip_fp32_gradients = partial(_clip, self._engine)
         if self._plan.layout.reduce_within > 1:
             NodeReduction(self._plan.layout.grid, self._plan.layout.reduce_within).take_over(self._engine)
         self.state = OptimizerState(self._engine.optimizer, self._optimizer, self.stage)
@@ -256,6 +258,11 @@ class PipelineEngine(_DeepSpeedEngine):
         if self.stage.tensor.group is not None:
             comm.all_reduce(loss, group=self.stage.tensor.group)
         return loss
+
+
+def _clip(engine: Any) -> None:
+    """Clip the gradients of a training without ZeRO as DeepSpeed does, and keep their norm, which it would drop."""
+    engine._global_grad_norm = clip_grad_norm_(engine.module.parameters(), engine.gradient_clipping(), mpu=engine.mpu)
 
 
 def _average(

@@ -80,7 +80,8 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         for record, times, ends_epoch in steps:
             done = record.step
             asked = _agreed(session, asked_to_stop) if done < last else None
-            is_saved = ends_epoch or done == last or asked is Stop.NOW or bool(every and done % every == 0)
+            is_due = done % every == 0 if every else ends_epoch
+            is_saved = is_due or done == last or asked is Stop.NOW
             # AT_CHECKPOINT waits for the next save; NOW makes one.
             stopped = asked if is_saved else None
             window = clock.add(times, is_last=done == last or stopped is not None)

@@ -118,6 +118,32 @@ def test_an_interrupted_training_continues_its_schedule(
     assert learning_rates(parts) == pytest.approx(expected)
 
 
+def test_the_norm_that_clips_is_logged_with_and_without_zero(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    # Each step has all samples, so that it is the same one under every plan.
+    training = {"epochs": 3, "global_batch_samples": 24, "learning_rate": 5e-3, "clip_norm": 0.5}
+    norms = []
+    for name, plan in {"ZeRO 1": ZERO, "pipeline": PIPELINE, "tensor": plan_of("4+2r0,1", tensor=2)}.items():
+        prepared = prepared_of(shallow, tmp_path / name, data=data, training=training)
+        train(pool, prepared, plan)
+        lines = (prepared.job.training.output / PROGRESS_FILE).read_text().splitlines()
+        norms.append([json.loads(line)["gradient_norm"] for line in lines])
+    assert all(norm > 0.5 for norm in norms[0])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-4)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-4)
+
+
+def test_checkpoints_after_some_steps_come_in_place_of_those_after_epochs(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    data = {"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:24"}]}
+    training = {"epochs": 4, "global_batch_samples": 24, "checkpoint_every": 3, "keep_checkpoints": 4}
+    prepared = prepared_of(shallow, tmp_path, data=data, training=training)
+    assert train(pool, prepared, ZERO).steps == 4
+    saved = sorted(each.name for each in prepared.job.training.output.glob("checkpoint-*"))
+    assert saved == ["checkpoint-3", "checkpoint-4"]  # the last one is that of the end
+
+
 @pytest.mark.long
 def test_a_training_ends_after_max_steps_and_continues_when_they_are_raised(
     shallow: Path, pool: WarmPool, tmp_path: Path
