@@ -162,9 +162,7 @@ def _read(
     if held_out is not None and not held_out.target_tokens.any():
         raise DataError(f"evaluation: none of the {len(held_out)} samples has a target token; choose others")
     data = profile(index)
-    # Plans keep the global batch within 10 %, so none makes more steps than this.
-    most_steps = math.ceil(data.samples / (0.9 * job.training.global_batch_samples))
-    check_warmup(job.training, [most_steps] * job.training.epochs)
+    _check_lengths_in_steps(job.training, data.samples)
     _check_curriculum_of_data(job.training, index)
     if data.samples < job.training.global_batch_samples:
         _log.warning(
@@ -242,6 +240,22 @@ def _saved(index: DatasetIndex, folder: Path) -> Path:
     path = folder / f"index-{index.content_digest}.npz"
     index.save(path)
     return path.absolute()
+
+
+def _check_lengths_in_steps(training: TrainingSection, samples: int) -> None:
+    """Raise JobError for a warm-up longer than the training of any plan; warn of `max_steps` that none makes."""
+    least = (1 - training.batch_tolerance) * training.global_batch_samples
+    # The last step of a curriculum is a short one, as that of an epoch is.
+    most_steps = math.ceil(samples / least) + (training.curriculum.max_tokens is not None)
+    check_warmup(training, [most_steps] * training.epochs)
+    if training.max_steps is not None and training.max_steps > most_steps * training.epochs:
+        _log.warning(
+            "training.max_steps: %d are more than the %s that training.epochs: %d makes at most, after which the "
+            "training ends; raise training.epochs",
+            training.max_steps,
+            number_of(most_steps * training.epochs, "step"),
+            training.epochs,
+        )
 
 
 def check_warmup(training: TrainingSection, epochs: Sequence[int]) -> None:

@@ -103,35 +103,6 @@ def test_an_adapter_to_random_weights_is_refused_before_anything_is_measured(
     assert not databases(home)
 
 
-def test_a_warmup_longer_than_the_training_is_refused_before_anything_is_measured(job: JobFile) -> None:
-    code, reported = refusal("run", job.spoil(training__warmup=30, training__epochs=2))
-    assert code == 2
-    assert reported == (
-        "training.warmup: 30 steps are more than the 14 steps of the training; lower it, give a share below 1, or "
-        "train longer"
-    )
-
-
-def test_a_warmup_longer_than_the_training_with_this_plan_is_refused(example: Path, tmp_path: Path) -> None:
-    prepared = prepared_of(example, tmp_path, training={"global_batch_samples": 8})
-    plan = plan_of("12+8", data=2)
-    steps = prepared.epoch(plan.packing, plan.layout.data).steps
-    training = prepared.job.training.model_copy(update={"warmup": steps + 1.0})
-    prepared = replace(prepared, job=prepared.job.model_copy(update={"training": training}))
-    unused: Any = None
-    with pytest.raises(JobError, match=rf"{steps + 1} steps are more than the {steps} steps of the training; lower it"):
-        launch(
-            prepared,
-            plan,
-            unused,
-            unused,
-            tmp_path,
-            site=unused,
-            promised_samples_per_second=None,
-            max_steps=None,
-        )
-
-
 @pytest.mark.parametrize(
     ("curriculum", "message"),
     [
