@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import PIL
 
 import trials
 from autotune import certification
@@ -16,8 +17,9 @@ from trials.data.source_code import code_digest
 from trials.errors import DataError
 from trials.model.weights import weights_fingerprint
 
-_LIBRARIES = ("numpy", "peft", "pillow", "safetensors", "tokenizers")
-"""Those that make samples, adapters and files of weights; `Software` has the others."""
+_LIBRARIES = ("numpy", "peft", "safetensors", "tokenizers")
+"""Those that make samples, adapters and files of weights, besides Pillow, which has several packages; `Software` has
+the others."""
 _READ = {".jinja", ".json", ".model", ".tiktoken", ".txt"}
 """Ends of the files from which transformers makes a configuration, a tokenizer, a processor and a template."""
 # A choice: to look at more takes seconds on a file system of a network, and who changes images changes most of them.
@@ -39,7 +41,7 @@ def origin_digest(prepared: Prepared) -> str:
     settings = prepared.job.model
     model = Path(settings.path)
     digest = hashlib.sha256(code_digest(trials, certification).encode())
-    digest.update(" ".join(map(version, _LIBRARIES)).encode())
+    digest.update(" ".join((PIL.__version__, *map(version, _LIBRARIES))).encode())
     for file in sorted((*model.glob("*"), *model.glob("*/*.jinja"))):
         if file.suffix in _READ and file.is_file():
             digest.update(f"{file.relative_to(model)}\n".encode() + file.read_bytes())
