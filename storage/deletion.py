@@ -56,6 +56,8 @@ class Deletion:
         if self.heirs:
             lines.append(
                 f"Later studies of the same workload: {', '.join(self.heirs)}. They may have used these results; "
-                "their winners stay, but plans that only a deleted study tried cannot be shown any more."
+                "their winners stay, but are judged without these runs, so that doubts about them may no longer be "
+                "named; plans that only a deleted study tried can no longer be shown, and `launch` no longer takes "
+                "one that was faster."
             )
         return "\n".join(lines)

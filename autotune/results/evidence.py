@@ -122,25 +122,28 @@ def trials_behind_each(several: Sequence[BestPlan], store: Store) -> list[Sequen
     studies = {study.id: study for study in store.studies(archived=True)}
     # Raises for a study that cannot be read.
     of_winners = [studies.get(best.study_id) or store.study(best.study_id) for best in several]
-    workloads = {study.workload_fingerprint for study in of_winners}
-    counting = {
-        study.id: study.workload_fingerprint
-        for study in studies.values()
-        if study.workload_fingerprint in workloads and study.archived is None and study.imported_from is None
-    }
+    places = set(map(_place, of_winners))
+    counting = {study.id for study in studies.values() if _place(study) in places}
     own, known = defaultdict(list), defaultdict(list)
-    for trial in store.summaries(*counting.keys() | {study.id for study in of_winners}):
+    for trial in store.summaries(*counting | {study.id for study in of_winners}):
         own[trial.study_id].append(trial)
         if trial.study_id in counting:
-            known[counting[trial.study_id]].append(trial)
+            known[_place(studies[trial.study_id])].append(trial)
 
     def before(best: BestPlan, study: StudyRecord) -> Iterator[TrialSummary]:
-        for trial in () if study.settings.get("fresh") else known[study.workload_fingerprint]:
-            is_earlier = trial.study_id != study.id and trial.finished <= best.created
-            if is_earlier and answers(studies[trial.study_id], study):
+        for trial in () if study.settings.get("fresh") else known[_place(study)]:
+            earlier = studies[trial.study_id]
+            # A search has used the trials of a study that was archived after its start.
+            is_used = earlier.archived is None or earlier.archived > study.started
+            if is_used and earlier.id != study.id and trial.finished <= best.created and answers(earlier, study):
                 yield trial
 
     return [[*before(best, study), *own[study.id]] for best, study in zip(several, of_winners, strict=True)]
+
+
+def _place(study: StudyRecord) -> tuple[str, str | None]:
+    """Return the workload, and the database of the search: searches use the trials of their own database alone."""
+    return study.workload_fingerprint, study.imported_from
 
 
 def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:

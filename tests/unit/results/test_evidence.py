@@ -112,16 +112,29 @@ def test_the_trials_behind_winners_are_of_their_studies_and_before_them_on_the_s
         assert studies_of(trials_behind(early, store)) == {first.study_id}
 
 
-def test_archived_and_imported_trials_are_behind_no_later_winner(tmp_path: Path) -> None:
-    bundle = tmp_path / "bundle.jsonl"
-    with open_store(f"sqlite:///{tmp_path}/other.db") as store:
-        bundle.write_text("".join(store.export_studies([tried(store, WORKLOAD).study_id], "other")))
+def test_a_study_that_is_archived_stays_behind_the_winners_whose_search_used_it(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
-        store.import_bundle(bundle)
         archived, kept, best = (tried(store, WORKLOAD) for _ in range(3))
         store.archive_studies([archived.study_id])
-        assert studies_of(trials_behind(best, store)) == {kept.study_id, best.study_id}
-        assert studies_of(trials_behind(archived, store)) == {archived.study_id, kept.study_id, best.study_id}
+        every = {archived.study_id, kept.study_id, best.study_id}
+        assert [studies_of(each) for each in trials_behind_each([archived, best], store)] == [every, every]
+        later = tried(store, WORKLOAD)
+        assert studies_of(trials_behind(later, store)) == {kept.study_id, best.study_id, later.study_id}
+
+
+def test_behind_a_winner_are_trials_of_the_database_that_searched_for_it(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle.jsonl"
+    with open_store(f"sqlite:///{tmp_path}/other.db") as store:
+        earlier, imported = tried(store, WORKLOAD), tried(store, WORKLOAD)
+        bundle.write_text("".join(store.export_studies([earlier.study_id, imported.study_id], "other")))
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        local = tried(store, WORKLOAD)
+        store.import_bundle(bundle)
+        best = tried(store, WORKLOAD)
+        assert [studies_of(each) for each in trials_behind_each([best, imported], store)] == [
+            {local.study_id, best.study_id},
+            {earlier.study_id, imported.study_id},
+        ]
 
 
 def test_a_study_that_another_agent_begins_meanwhile_is_behind_no_winner(

@@ -117,6 +117,16 @@ def test_without_a_terminal_the_rival_trains_where_the_space_has_it_and_the_log_
     assert ("search.space leaves it out" in said) is not may_win
 
 
+def test_archiving_an_earlier_study_does_not_change_which_plan_trains(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        earlier = searched(store)
+        study = store.create_study(earlier.workload.fingerprint, {}, seed=0)
+        best = concluded(store, replace(earlier, study_id=study.id))
+        assert trusted(store, best, lambda _: None).plan == PADDED_PLAN
+        store.archive_studies([earlier.study_id])
+        assert trusted(store, best, lambda _: None).plan == PADDED_PLAN
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_answer_decides_whatever_the_space_has(tmp_path: Path, kept: bool) -> None:
     asked: list[Rival] = []
