@@ -88,7 +88,7 @@ def trusted(
         listener(Note(text=f"Training with plan {best.plan.id}, not {rival.plan_id}; {rival}"))
         return of_winner(best)
     listener(Note(text=f"Training with plan {rival.plan_id}, not {best.plan.id}; {rival}"))
-    return of_tried(store.find_plan(rival.plan_id, best.workload))
+    return of_tried(store.find_plan(rival.plan_id, lambda _: best.workload))
 
 
 def choose_plan(
@@ -115,7 +115,7 @@ def choose_plan(
     given = _given(wanted)
     try:
         # By its id, so that a file of a plan that was tried gets what its trials say.
-        tried = store.find_plan(given.id if isinstance(given, Plan) else given, now)
+        tried = store.find_plan(given.id if isinstance(given, Plan) else given, lambda _: now)
     except UnknownRecord:
         own = given if isinstance(given, Plan) else _trained(given, output)
         if own is None:
@@ -163,7 +163,7 @@ def _obstacle(store: Store, now: Workload, plan: Plan) -> str:
     if (needed := plan.layout.world_size) > now.hardware.devices:
         return f"it needs {needed} devices, and the job has {now.hardware.devices}"
     with suppress(UnknownRecord):
-        tried = store.find_plan(plan.id, now)
+        tried = store.find_plan(plan.id, lambda _: now)
         return _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
     return ""
 

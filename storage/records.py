@@ -365,6 +365,8 @@ class LaunchRecord:
     """The agent that runs it."""
     windows: tuple[LaunchWindow, ...] = ()
     """Its speed, in order of steps."""
+    imported_from: str | None = None
+    """Name of the database that it was imported from; None for a local training."""
 
 
 def _check_speed(estimated_samples_per_second: float) -> None:

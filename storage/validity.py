@@ -17,13 +17,16 @@
 Fields that are not listed mean `re-measure`, so that a new field cannot make a stale plan look valid.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from trials.units import size_setting
 from trials.workload import Workload
+
+Now: TypeAlias = Callable[[Workload], Workload]
+"""Returns the workload for which a plan that was measured on the given one should hold."""
 
 
 class Verdict(StrEnum):

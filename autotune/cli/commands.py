@@ -199,7 +199,11 @@ def tag(options: Options, name: str, tags: tuple[str, ...], remove: tuple[str, .
 @click.argument("plan")
 @common
 def show(options: Options, plan: str) -> None:
-    """Show a tried PLAN: its measurements, how certain they are, and whether it is valid here."""
+    """Show a tried PLAN: its measurements, how certain they are, and whether it is valid here.
+
+    Of several studies that tried it, the one that is most valid here counts; PLAN@STUDY chooses one, and a STUDY
+    alone means its winner.
+    """
     from autotune.cli.stored.query import show_plan
 
     show_plan(options, plan)

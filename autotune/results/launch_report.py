@@ -1,29 +1,53 @@
 """Full trainings as text: how they ended, and their speed next to the promised one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from autotune.results.text_table import table
 from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord
+from storage.validity import Change
 from trials.units import number_of, speed_text
+from trials.workload import Workload
 
 # A choice: smaller losses come and go with other load, and each line should be worth a look.
 _SLOW = 0.1
 """Share of the promised speed that a slow window lacks, at least."""
 # A choice: the stretches that lost most time, on part of a screen.
 _MOST_LINES = 8
+# A choice: a line has room for these.
+_MOST_CHANGES = 3
 
 
-def launch_text(launch: LaunchRecord) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training with a plan, next to the search that the plan is shown of."""
+
+    launch: LaunchRecord
+    workload: Workload
+    """What it trained, and on which machine."""
+    changes: tuple[Change, ...]
+    """What differs from the workload of the search."""
+    place: str | None
+    """The process, while it runs."""
+
+
+def launch_text(training: Training) -> str:
     """Show one training. Of its windows, neighbours that are all slow, all not, or all unpromised, are one line."""
-    return "\n".join((_end_text(launch), *filter(None, (_windows_text(launch.windows),))))
+    return "\n".join((_end_text(training), *filter(None, (_windows_text(training.launch.windows),))))
 
 
-def _end_text(launch: LaunchRecord) -> str:
+def _end_text(training: Training) -> str:
+    launch, work = training.launch, training.workload
     started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
+    if launch.imported_from is not None:
+        started += f" elsewhere, imported from {launch.imported_from}"
+    if training.changes:
+        changes = "; ".join(map(str, training.changes[:_MOST_CHANGES]))
+        started += f", on another workload: {work.model.name} on {work.hardware} ({changes})"
     if launch.result is None:
-        return f"{started}: not finished"
+        return f"{started}: {f'running, {training.place}' if training.place else 'not finished'}"
     speed = launch.result.training_samples_per_second
     measured = f", {speed_text(speed)} samples/s" if speed is not None else ""
     expected = ""

@@ -10,7 +10,7 @@ from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
 from autotune.results.headline import headline_of, is_sure
-from autotune.results.launch_report import launch_text
+from autotune.results.launch_report import Training, launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import table, terminal_width
 from autotune.search.study_settings import TRAINER
@@ -21,7 +21,6 @@ from storage.records import (
     Baseline,
     BestPlan,
     FinishedTrial,
-    LaunchRecord,
     StudyRecord,
     TrialRecord,
     TrialSummary,
@@ -317,7 +316,7 @@ def show_text(
     tried: TriedPlan,
     known: str,
     validity: Validity,
-    launches: Sequence[LaunchRecord],
+    trainings: Sequence[Training],
     *,
     ran: Sequence[TrialSummary],
     used_by: Sequence[str],
@@ -349,7 +348,7 @@ def show_text(
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")
-    sections += [launch_text(launch) for launch in launches]
+    sections += map(launch_text, trainings)
     if used_by:
         sections.append(f"In use: {', '.join(used_by)}")
     return "\n\n".join(sections)

@@ -156,12 +156,12 @@ class WatchedTraining:
 
     def _promise(self, study_id: str | None) -> Promise | None:
         """Return the promise of the chosen plan, as a study found it; None for a plan of unknown speed."""
-        speed, workload = self.chosen.speed, self.bench.prepared.workload
+        speed, now = self.chosen.speed, self.bench.prepared.workload
         if speed is None:
             return None
-        step_times = None
+        step_times, workload = None, now
         with suppress(UnknownRecord):  # deleted since it was chosen
-            tried = self.bench.store.find_plan(self.chosen.plan.id, workload, study_id=study_id)
+            tried = self.bench.store.find_plan(self.chosen.plan.id, lambda _: now, study_id=study_id)
             workload = tried.workload
             for outcome in (trial.result.outcome for trial in counted_runs(tried)):
                 if isinstance(outcome, Completed):  # the last one is the longest: a winner is measured over more steps

@@ -240,7 +240,7 @@ def best_plan(row: Row) -> BestPlan:
 def launch(row: Row) -> LaunchRecord:
     """Return the launch of a row, without its windows."""
     ended = None if row[LAUNCH.c.status] == RUNNING else launch_result(row)
-    return _value(LaunchRecord, LAUNCH, row, result=ended, windows=())
+    return _value(LaunchRecord, LAUNCH, row, result=ended, windows=(), imported_from=row.get(BUNDLE.c.source))
 
 
 def launch_result(row: Row) -> LaunchResult:

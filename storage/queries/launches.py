@@ -12,7 +12,7 @@ from storage.database import rows
 from storage.database.tables import LAUNCH, LAUNCH_WINDOW, PLAN, RUNNING, WORKLOAD
 from storage.errors import AlreadyFinished
 from storage.launch_speed import LaunchWindow
-from storage.queries import agents, codec
+from storage.queries import agents, codec, provenance
 from storage.records import LaunchRecord, LaunchResult
 from trials.plan import Plan
 
@@ -83,7 +83,8 @@ def of_plan(connection: Connection, plan_id: str) -> tuple[LaunchRecord, ...]:
 def _whole(connection: Connection, condition: ColumnElement[bool]) -> tuple[LaunchRecord, ...]:
     """Return the launches that meet a condition, with their windows, oldest first."""
     query = select(LAUNCH).where(condition).order_by(LAUNCH.c.started, LAUNCH.c.id)
-    found = tuple(rows.readable(LAUNCH, connection.execute(query).mappings(), codec.launch))
+    sourced = provenance.with_source(query, LAUNCH.c.id, LAUNCH)
+    found = tuple(rows.readable(LAUNCH, connection.execute(sourced).mappings(), codec.launch))
     speeds = select(LAUNCH_WINDOW).join(LAUNCH).where(condition).order_by(LAUNCH_WINDOW.c.first_step)
     windows = defaultdict[str, list[LaunchWindow]](list)
     for window in rows.readable(LAUNCH_WINDOW, connection.execute(speeds).mappings(), codec.window):

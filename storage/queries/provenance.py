@@ -26,10 +26,10 @@ def is_foreign(study_id: Column[Any]) -> ColumnElement[bool]:
     return exists(select(of_study.c.key).where(of_study.c.kind == STUDY.name, of_study.c.key == study_id))
 
 
-def with_source(query: Select[Any], study_id: Column[Any]) -> Select[Any]:
-    """Add a column to the query: the database that the study was imported from, or NULL."""
+def with_source(query: Select[Any], row_id: Column[Any], table: Table = STUDY) -> Select[Any]:
+    """Add a column to the query: the database that the row of the table was imported from, or NULL."""
     return (
         query.add_columns(BUNDLE.c.source)
-        .outerjoin(PROVENANCE, and_(PROVENANCE.c.kind == STUDY.name, PROVENANCE.c.key == study_id))
+        .outerjoin(PROVENANCE, and_(PROVENANCE.c.kind == table.name, PROVENANCE.c.key == row_id))
         .outerjoin(BUNDLE, BUNDLE.c.digest == PROVENANCE.c.bundle_digest)
     )

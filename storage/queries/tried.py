@@ -14,8 +14,7 @@ from storage.database.tables import BEST_PLAN, BUNDLE, PLAN, STUDY, TRIAL
 from storage.errors import AmbiguousId, UnknownPlan, UnknownRecord
 from storage.queries import codec, plans, provenance, studies, workloads
 from storage.records import TriedPlan
-from storage.validity import Verdict, validity
-from trials.workload import Workload
+from storage.validity import Now, Verdict, validity
 
 # A choice: ids of a message, which stays one line.
 _SHOWN = 5
@@ -25,12 +24,10 @@ _ALIKE = 0.7
 """Least similarity of a text to the beginning of an id that may be meant, as difflib measures it."""
 
 
-def find(
-    connection: Connection, id_prefix: str, now: Workload | None = None, *, study_id: str | None = None
-) -> TriedPlan:
+def find(connection: Connection, id_prefix: str, now: Now | None = None, *, study_id: str | None = None) -> TriedPlan:
     """Return the tried plan whose id begins with `id_prefix`, with its record in one study: `study_id` if given.
 
-    Of several studies, prefer the most valid one for the workload `now`, then one that the plan won, then local
+    Of several studies, prefer the one whose workload is most valid `now`, then one that the plan won, then local
     studies to imported ones, then the newest. Raise UnknownPlan, with the nearest ids, and AmbiguousId.
     """
     plan = rows.get(connection, PLAN, _id(connection, id_prefix))
@@ -118,12 +115,12 @@ def _studies(plan_id: str) -> Select[Any]:
     return provenance.with_source(query, STUDY.c.id).order_by(*order)
 
 
-def _by_validity(connection: Connection, found: Sequence[Row], now: Workload) -> Sequence[Row]:
-    """Sort the studies by their validity for the workload, the best first, and keep the order otherwise."""
+def _by_validity(connection: Connection, found: Sequence[Row], now: Now) -> Sequence[Row]:
+    """Sort the studies by the validity of their workloads now, the best first, and keep the order otherwise."""
 
     def ranked(row: Row) -> tuple[int, Row]:
         then = workloads.get(connection, row[STUDY.c.workload_fingerprint])
-        return list(Verdict).index(validity(then, now, imported_from=row[BUNDLE.c.source]).verdict), row
+        return list(Verdict).index(validity(then, now(then), imported_from=row[BUNDLE.c.source]).verdict), row
 
     in_order = [row for _, row in sorted(rows.readable(STUDY, found, ranked), key=itemgetter(0))]
     return in_order or found

@@ -8,6 +8,7 @@ import pytest
 from storage.errors import AmbiguousId, UnknownPlan
 from storage.records import BestPlan
 from storage.store import Store
+from storage.validity import Now
 from tests.contracts.conftest import on_both_databases
 from tests.values.storage import (
     NOON,
@@ -21,9 +22,14 @@ from tests.values.storage import (
     result_of,
 )
 from trials.plan import Plan
+from trials.workload import Workload
 
 OTHER = replace(WORKLOAD, model=replace(WORKLOAD.model, name="my_other-model"))
 """Of another folder, with the same fingerprint."""
+
+
+def always(workload: Workload) -> Now:
+    return lambda _: workload
 
 
 def test_a_plan_is_found_by_the_beginning_of_its_id(store: Store) -> None:
@@ -40,8 +46,8 @@ def test_of_a_plan_that_won_several_studies_the_one_that_holds_best_is_found(sto
     for day, workload in enumerate((WORKLOAD, drifted, elsewhere)):
         concluded(store, best_of(new_study(store, workload), workload=workload, created=NOON + timedelta(days=day)))
     for workload in (WORKLOAD, drifted, elsewhere):
-        assert store.find_plan(packed_plan().id, workload).workload == workload
-    assert store.find_plan(packed_plan().id, changed("model.family", "other")).workload == elsewhere
+        assert store.find_plan(packed_plan().id, always(workload)).workload == workload
+    assert store.find_plan(packed_plan().id, lambda then: changed("model.family", "other", then)).workload == elsewhere
 
 
 def test_a_plan_that_did_not_win_is_found_with_its_trials_and_the_winner(store: Store) -> None:
@@ -65,8 +71,8 @@ def test_of_a_plan_that_won_elsewhere_and_was_tried_here_the_study_of_here_is_fo
     tried_here = new_study(store)
     store.finish_trial(result_of(store.start_trial(tried_here, packed_plan(), "sampled").id))
     won = concluded(store, best_of(new_study(store, elsewhere), workload=elsewhere))
-    assert store.find_plan(packed_plan().id, WORKLOAD).study.id == tried_here
-    assert store.find_plan(packed_plan().id, elsewhere).won == store.find_plan(packed_plan().id).won == won
+    assert store.find_plan(packed_plan().id, always(WORKLOAD)).study.id == tried_here
+    assert store.find_plan(packed_plan().id, always(elsewhere)).won == store.find_plan(packed_plan().id).won == won
 
 
 def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
@@ -90,7 +96,7 @@ def test_a_plan_is_found_in_the_study_that_is_asked_for(store: Store) -> None:
     first = concluded(store, best_of(new_study(store), created=NOON))
     concluded(store, best_of(new_study(store, elsewhere), workload=elsewhere))
     other = new_study(store)
-    assert store.find_plan(packed_plan().id, elsewhere, study_id=first.study_id).won == first
+    assert store.find_plan(packed_plan().id, always(elsewhere), study_id=first.study_id).won == first
     with pytest.raises(UnknownPlan, match=f"study {other} did not try plan {packed_plan().id}"):
         store.find_plan(packed_plan().id, study_id=other)
 

@@ -24,10 +24,9 @@ _ARGUMENTS = {
     "first": "Id of a plan, or its beginning; PLAN@STUDY chooses a study, and a STUDY alone means its winner.",
     "job": "Path of a job file; for `pack`, a file of lengths as well.",
     "model": "Folder of a model, or its id in the hub.",
-    "plan": "Id of a plan, or its beginning.",
     "study": "Name or id of a study, or its beginning.",
 }
-_ARGUMENTS["second"] = _ARGUMENTS["first"]
+_ARGUMENTS["second"] = _ARGUMENTS["plan"] = _ARGUMENTS["first"]
 
 
 class Heard(Display):

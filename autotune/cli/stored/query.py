@@ -12,15 +12,16 @@ from autotune.machine.agent import living, place
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind, trials_behind_each
+from autotune.results.launch_report import Training
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from autotune.results.study_report import Known
 from storage.annotation import Annotation
 from storage.errors import UnknownPlan, UnknownRecord
 from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.reading import read_store
-from storage.records import BestPlan, TriedPlan
+from storage.records import BestPlan, LaunchRecord, TriedPlan
 from storage.store import Store
-from storage.validity import Validity, Verdict, validity
+from storage.validity import Now, Validity, Verdict, validity
 from trials import wire
 from trials.units import number_of
 from trials.workload import Hardware, Workload
@@ -64,7 +65,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
         else:
             used, hardware = _uses(store), cache(_hardware_here)  # a probe for each number of devices, not each plan
             found = [
-                Known(best=best, validity=holds_here(best, hardware), used_by=used.get(best.plan.id, ()))
+                Known(best=best, validity=holds_here(best, hardware), used_by=_users(used, best))
                 for best in store.best_plans(**_conditions(wanted))
             ]
         found = _annotated(store, wanted, found)
@@ -115,7 +116,7 @@ def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> li
         Known(
             best=near.best,
             validity=_validity(near.best, now) if now else holds_here(near.best, lambda _: here),
-            used_by=used.get(near.best.plan.id, ()),
+            used_by=_users(used, near.best),
             differences=near.differences,
             distance=near.distance,
         )
@@ -155,20 +156,25 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.results.known_plan import known_text
 
     with read_store(options.database_url()) as store:
-        tried = store.find_plan(plan)
-        launches = store.launches(tried.plan.id)
+        hardware = cache(_hardware_here)
+        tried = _found(store, plan, lambda then: _here(then, hardware))
+        uses = _uses(store)
+        places = {use.launch.id: use.place for use in uses}
+        trainings = [_training(store, each, tried, places.get(each.id)) for each in store.launches(tried.plan.id)]
         ran = trials_behind(tried.won, store) if tried.won else ()
-        used = _uses(store).get(tried.plan.id, ())
+        used = _users(uses, tried)
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
     folder = certificates_folder(work_folder(options.database_url()))
     certificates = stored_certificates(folder, tried.plan.id)
-    holds, known = holds_here(tried, _hardware_here), known_text(tried)
+    holds, known = holds_here(tried, hardware), known_text(tried)
     options.give(
         lambda: {
             **study_report.tried_document(tried, ran),
             "known": known,
             **_state(holds, used),
-            "launches": [wire.to_document(launch) for launch in launches],
+            "launches": [
+                {**wire.to_document(each.launch), "changes": wire.to_document(each.changes)} for each in trainings
+            ],
             **wire.to_document(annotation),
             "certificates": [wire.to_document(each) for each in certificates],
         },
@@ -178,7 +184,7 @@ def show_plan(options: Options, plan: str) -> None:
                     tried,
                     known,
                     holds,
-                    launches,
+                    trainings,
                     ran=ran,
                     used_by=used,
                     annotation=annotation,
@@ -191,8 +197,11 @@ def show_plan(options: Options, plan: str) -> None:
 
 def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
     """Compare the hardware and software of the workload with this machine; model and data are taken as they were."""
-    then = best.workload
-    return _validity(best, replace(then, hardware=hardware(then.hardware.devices), software=software()))
+    return _validity(best, _here(best.workload, hardware))
+
+
+def _here(then: Workload, hardware: Callable[[int], Hardware]) -> Workload:
+    return replace(then, hardware=hardware(then.hardware.devices), software=software())
 
 
 def _hardware_here(devices: int) -> Hardware:
@@ -207,15 +216,40 @@ def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def _uses(store: Store) -> dict[str, tuple[str, ...]]:
-    """Return the processes that train now, by plan id."""
-    found: dict[str, tuple[str, ...]] = {}
+def _training(store: Store, launch: LaunchRecord, tried: TriedPlan, place: str | None) -> Training:
+    workload = store.workload(launch.workload_fingerprint)
+    changes = validity(tried.workload, workload).changes
+    # Another folder of the same model, or order of the data, is no other workload.
+    differing = tuple(change for change in changes if change.verdict is not Verdict.VALID)
+    return Training(launch=launch, workload=workload, changes=differing, place=place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Use:
+    """A process that trains now."""
+
+    launch: LaunchRecord
+    workload: Workload
+    place: str
+
+
+def _uses(store: Store) -> Sequence[_Use]:
     launches = store.running_launches()
     agents = store.agents() if launches else {}
-    for launch in launches:
-        if (agent := living(launch, agents)) is not None:
-            found[launch.plan_id] = (*found.get(launch.plan_id, ()), place(agent))
-    return found
+    return [
+        _Use(launch=launch, workload=store.workload(launch.workload_fingerprint), place=place(agent))
+        for launch in launches
+        if (agent := living(launch, agents)) is not None
+    ]
+
+
+def _users(uses: Sequence[_Use], of: BestPlan | TriedPlan) -> tuple[str, ...]:
+    """Return the processes that train with the plan, where what was measured of it does not say nothing."""
+    return tuple(
+        use.place
+        for use in uses
+        if use.launch.plan_id == of.plan.id and validity(of.workload, use.workload).verdict is not Verdict.INVALID
+    )
 
 
 def _document(known: Known) -> dict[str, Any]:
@@ -257,13 +291,16 @@ def _is_of_a_study(tried: TriedPlan, name: str) -> bool:
     return not tried.plan.id.startswith(name.lower())
 
 
-def _found(store: Store, name: str) -> TriedPlan:
-    """Return a plan by `PLAN`, `PLAN@STUDY`, or `STUDY` for its winner; the names may be shortened."""
+def _found(store: Store, name: str, now: Now | None = None) -> TriedPlan:
+    """Return a plan by `PLAN`, `PLAN@STUDY`, or `STUDY` for its winner; the names may be shortened.
+
+    Of the studies that tried a `PLAN`, take the one that is most valid `now`.
+    """
     plan, _, study = name.partition("@")
     if study:
         return store.find_plan(plan, study_id=store.find_study(study).id)
     try:
-        return store.find_plan(name)
+        return store.find_plan(name, now)
     except UnknownPlan:
         with suppress(UnknownRecord):
             found = store.find_study(name)

@@ -2,13 +2,22 @@
 
 from dataclasses import replace
 
-from autotune.results.launch_report import launch_text
+from autotune.results.launch_report import Training, launch_text
 from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord, LaunchResult
-from tests.values.storage import NOON, slow_window, window_of
+from storage.validity import Change, Verdict
+from tests.values.storage import NOON, WORKLOAD, slow_window, window_of
 
 
-def launch(*windows: LaunchWindow) -> LaunchRecord:
+def launch(*windows: LaunchWindow) -> Training:
+    return training_of(record_of(*windows))
+
+
+def training_of(record: LaunchRecord, *changes: Change) -> Training:
+    return Training(launch=record, workload=WORKLOAD, changes=changes, place=None)
+
+
+def record_of(*windows: LaunchWindow) -> LaunchRecord:
     return LaunchRecord(
         id="a launch",
         plan_id="a plan",
@@ -79,6 +88,15 @@ def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
     shown = [f"{first}-{first + 9}" for first in (442, 462, 482, 502, 522, 542, 562, 582)]
     assert [line.split()[0] for line in lines[3:-1]] == shown
     assert lines[-1] == "52 stretches that lost less are left out; --json has every window"
+
+
+def test_a_training_of_another_database_and_workload_is_shown_as_one() -> None:
+    change = Change(field="model.family", then="one", now="another", verdict=Verdict.INVALID)
+    line = launch_text(training_of(replace(record_of(), imported_from="host: their.db"), change))
+    assert line.startswith(
+        "Launched 2026-11-20 12:00 UTC elsewhere, imported from host: their.db, on another workload: "
+        f"{WORKLOAD.model.name} on {WORKLOAD.hardware} (model.family was one, now another): finished after 61 steps"
+    )
 
 
 def test_a_launch_without_windows_is_one_line() -> None:
