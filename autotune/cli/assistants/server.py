@@ -29,7 +29,7 @@ from mcp.types import (
 import autotune
 from autotune.cli import os_errors
 from autotune.cli.assistants.provenance import SCHEMA, answer
-from autotune.cli.assistants.tools import CommandTool
+from autotune.cli.assistants.tools import CommandTool, check_settings
 from autotune.cli.context import document_text
 from autotune.cli.parameters import DefaultGroup
 from autotune.cli.visible import visible
@@ -58,6 +58,7 @@ class ToolServer:
 
     def __init__(self, commands: Mapping[str, click.Command], database: str | None, *, allows_runs: bool) -> None:
         self._tools = {name: CommandTool(name=name, command=_leaf(commands[name])) for name in (*LOOKS, *RUNS)}
+        self._allows_runs = allows_runs
         self._offered = (*LOOKS, *RUNS) if allows_runs else LOOKS
         self._database = database
         self._one_at_a_time = anyio.CapacityLimiter(1)  # commands expect a process of their own
@@ -95,6 +96,8 @@ class ToolServer:
         line = tool.command_line(arguments)
         if name not in self._offered:
             raise AutotuneError(_refusal(tool, line))
+        if not self._allows_runs:
+            check_settings(arguments.get("set") or ())
         if name in RUNS and not arguments.get("dry_run"):
             return await self._run(tool, line, report)
         loop = asyncio.get_running_loop()

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 _COMMON = ("as_json", "db", "verbose", "quiet")
 _WRITE = ("out", "plot")
 """Parameters that name files to write."""
+_REFUSED_SETTINGS = {
+    "model.trust_remote_code": "would run code of a model's folder",
+    "model": "may run code of a model's folder",
+    "database": "would open another database, and may upgrade its tables",
+}
+"""Keys of a job that an assistant may not set where runs are not allowed, and what each would do."""
 _ARGUMENTS = {
     "data": "Annotation files or folders.",
     "first": "Id of a plan, or its beginning; PLAN@STUDY chooses a study, and a STUDY alone means its winner.",
@@ -27,6 +33,18 @@ _ARGUMENTS = {
     "study": "Name or id of a study, or its beginning.",
 }
 _ARGUMENTS["second"] = _ARGUMENTS["plan"] = _ARGUMENTS["first"]
+
+
+def check_settings(changes: Iterable[str]) -> None:
+    """Raise AutotuneError for a value of `set` that makes a look-up run code or open another database."""
+    # Only these spellings reach the keys: a change has plain words with dots.
+    for key in (change.partition("=")[0] for change in changes):
+        if key in _REFUSED_SETTINGS:
+            raise AutotuneError(
+                f"set {key} {_REFUSED_SETTINGS[key]}, and this server was started without --allow-runs; "
+                f"{'set model.path and other keys one by one, or ' if key == 'model' else ''}ask the user to write it "
+                "into the job file, or to start the server as `autotune mcp --allow-runs`"
+            )
 
 
 class Heard(Display):
