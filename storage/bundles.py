@@ -13,14 +13,15 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from sqlalchemy import JSON, Column, Connection, Table, delete, exists, insert, select, tuple_
+from sqlalchemy import JSON, Column, Connection, Table, delete, exists, select, tuple_
 from sqlalchemy.exc import DataError, IntegrityError
 
 from storage.database import rows
@@ -52,6 +53,8 @@ FORMAT, VERSION = "autotune-bundle", 6
 _MOST_OF_A_LINE = 32 << 20
 # A choice: keys have up to six columns, so 3,000 values, of the 32,766 that SQLite allows in a statement.
 _ROWS_AT_ONCE = 500
+_SUBJECTS = STUDY, PLAN
+"""What notes and tags are on."""
 _HALF = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which JSON can write but no database can store."""
 
@@ -143,8 +146,9 @@ def take_in(connection: Connection, text: Iterable[str], digest: str) -> Importe
         "exported": _time(header["exported"]),
         "imported": datetime.now(UTC),
     }
+    is_again = connection.scalar(select(exists().where(BUNDLE.c.digest == digest))) is True
     rows.ensure(connection, BUNDLE, bundle)
-    count, fresh = _stored(connection, numbered, digest)
+    count, fresh = _stored(connection, numbered, digest, is_again=is_again)
     for table, keys in fresh.items():
         # As the database returns them, since it may convert what it stores.
         for row in _read(connection, table, keys):
@@ -164,61 +168,119 @@ def _read(connection: Connection, table: Table, keys: Sequence[tuple[Any, ...]])
         yield from read(connection, table, rows.whole(table).where(tuple_(*table.primary_key).in_(some)))
 
 
+class _Line(NamedTuple):
+    number: int
+    key: tuple[Any, ...]
+    """Primary key of the row."""
+    row: dict[str, Any]
+
+
 def _stored(
-    connection: Connection, numbered: Iterable[tuple[int, str]], digest: str
+    connection: Connection, numbered: Iterable[tuple[int, str]], digest: str, *, is_again: bool
 ) -> tuple[int, dict[Table, list[tuple[Any, ...]]]]:
     """Store the rows, and return (number of rows in the bundle, primary keys of the new ones)."""
-    tables = {table.name: table for table in exported.TABLES}
     count, fresh = 0, {table: list[tuple[Any, ...]]() for table in exported.TABLES}
-    for number, line in numbered:
-        document = _parsed(line, number)
+    for table, lines in _batches(numbered):
+        count += len(lines)
+        new = _merged(connection, table, _unremoved(table, lines, fresh) if is_again else lines)
+        keys = [line.key for line in new]
+        texts = list(map(rows.text_of, keys))
+        provenance.forget(connection, table, keys)  # of rows that were lost
+        connection.execute(delete(DELETED).where(DELETED.c.kind == table.name, DELETED.c.key.in_(texts)))
+        origins = [{"kind": table.name, "key": text, "bundle_digest": digest} for text in texts]
+        rows.add(connection, PROVENANCE, origins)
+        fresh[table] += keys
+    return count, fresh
+
+
+def _unremoved(
+    table: Table, lines: Sequence[_Line], fresh: Mapping[Table, Sequence[tuple[Any, ...]]]
+) -> Sequence[_Line]:
+    """Return the rows of a bundle that was imported before, without notes and tags of studies and plans that stayed.
+
+    Those that are missing were removed here.
+    """
+    if table not in (NOTE, TAG):
+        return lines
+    restored = {(subject.name, key) for subject in _SUBJECTS for (key,) in fresh[subject]}
+    return [line for line in lines if _subject(line) in restored]
+
+
+def _batches(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[Table, list[_Line]]]:
+    """Yield the rows of the bundle in its order, so many of one table that a few statements store them."""
+    for table, lines in itertools.groupby(_decoded(numbered), key=itemgetter(0)):
+        while some := [line for _, line in itertools.islice(lines, _ROWS_AT_ONCE)]:
+            yield table, some
+
+
+def _decoded(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[Table, _Line]]:
+    tables = {table.name: table for table in exported.TABLES}
+    for number, text in numbered:
+        document = _parsed(text, number)
         if "sha256" in document:
             break
         table = tables.get(str(document.get("table")))
         if table is None:
             raise BadBundle(f"line {number} of the bundle names no table that can be imported; export it again")
-        count += 1
         row = _row(table, document.get("row"), number)
-        key = tuple(row[column.name] for column in table.primary_key)
-        if _merged(connection, table, key, row, number):
-            provenance.forget(connection, table, [key])  # of a row that was lost
-            connection.execute(delete(DELETED).where(rows.has_key(DELETED, (table.name, rows.text_of(key)))))
-            origin = {"kind": table.name, "key": rows.text_of(key), "bundle_digest": digest}
-            connection.execute(insert(PROVENANCE).values(origin))
-            fresh[table].append(key)
-    return count, fresh
+        yield table, _Line(number, tuple(row[column.name] for column in table.primary_key), row)
 
 
-def _merged(connection: Connection, table: Table, key: tuple[Any, ...], row: Row, number: int) -> bool:
-    """Add the row if it is new. A stored row stays, except a trial whose end only the bundle knows."""
-    stored = connection.execute(select(table).where(rows.has_key(table, key))).mappings().one_or_none()
-    if stored is None:
-        if table in (NOTE, TAG) and not _has_subject(connection, row):
-            raise BadBundle(f"line {number} of the bundle annotates a row that is missing; export it again")
-        try:
-            connection.execute(insert(table).values(row))
-        except (IntegrityError, DataError) as error:
-            raise BadBundle(
-                f"line {number} of the bundle, of {table.name}, refers to a row that is missing, contradicts "
-                "one that is stored, or holds a value that cannot be stored; export it again"
-            ) from error
-        return True
-    if table is TRIAL and stored["status"] != row["status"]:
-        if row["status"] == FINISHED:
-            end = {name: row.get(name) for name in ("status", "finished", "given_up")}
-            rows.change(connection, TRIAL, row["id"], **end)
-    elif _differs(table, stored, row):
+def _merged(connection: Connection, table: Table, lines: Sequence[_Line]) -> list[_Line]:
+    """Add the new rows, and return them. A stored row stays, except a trial whose end only the bundle knows."""
+    known = select(table).where(tuple_(*table.primary_key).in_([line.key for line in lines]))
+    stored: dict[tuple[Any, ...], Row] = {rows.key_of(table, row): row for row in connection.execute(known).mappings()}
+    new = [line for line in lines if line.key not in stored]
+    if table in (NOTE, TAG):
+        _check_subjects(connection, new)
+    # Versions that lack a column leave it out, and a statement adds rows with the same columns.
+    for _, alike in itertools.groupby(new, key=lambda line: line.row.keys()):
+        _add(connection, table, list(alike))
+    for line in lines:
+        if line.key in stored:
+            _compare(connection, table, stored[line.key], line)
+    return new
+
+
+def _add(connection: Connection, table: Table, lines: Sequence[_Line]) -> None:
+    try:
+        rows.add(connection, table, [line.row for line in lines])
+    except (IntegrityError, DataError) as error:
         raise BadBundle(
-            f"line {number} of the bundle contradicts the {table.name} {rows.text_of(key)} that is stored; what is "
-            "stored stays"
+            f"one of lines {lines[0].number} to {lines[-1].number} of the bundle, of {table.name}, refers to a row "
+            "that is missing, contradicts one that is stored, or holds a value that cannot be stored; export it again"
+        ) from error
+
+
+def _compare(connection: Connection, table: Table, stored: Row, line: _Line) -> None:
+    """Take the end of a trial over. Raise BadBundle for a row that contradicts the one that is stored."""
+    if table is TRIAL and stored["status"] != line.row["status"]:
+        if line.row["status"] == FINISHED:
+            end = {name: line.row.get(name) for name in ("status", "finished", "given_up")}
+            rows.change(connection, TRIAL, line.row["id"], **end)
+    elif _differs(table, stored, line.row):
+        raise BadBundle(
+            f"line {line.number} of the bundle contradicts the {table.name} {rows.text_of(line.key)} that is stored; "
+            "what is stored stays"
         )
-    return False
 
 
-def _has_subject(connection: Connection, row: Row) -> bool:
-    """Return whether a note or tag is on a stored study or plan."""
-    table = next((table for table in (STUDY, PLAN) if table.name == row["kind"]), None)
-    return table is not None and connection.scalar(select(exists().where(table.c.id == row["key"]))) is True
+def _subject(line: _Line) -> tuple[str, str]:
+    """Return (table, key) of what a note or tag is on."""
+    return line.row["kind"], line.row["key"]
+
+
+def _check_subjects(connection: Connection, lines: Sequence[_Line]) -> None:
+    """Raise BadBundle unless notes and tags are on stored studies and plans."""
+    keys = [line.row["key"] for line in lines]
+    found = {
+        (table.name, key)
+        for table in _SUBJECTS
+        for key in connection.scalars(select(table.c.id).where(table.c.id.in_(keys)))
+    }
+    for line in lines:
+        if _subject(line) not in found:
+            raise BadBundle(f"line {line.number} of the bundle annotates a row that is missing; export it again")
 
 
 def _differs(table: Table, stored: Row, row: Row) -> bool:

@@ -198,6 +198,11 @@ def test_notes_and_tags_travel_and_what_is_written_here_stays(store: Store, tmp_
         here.change_tags(subject, ["here"])
         assert here.import_bundle(bundle).new == 0
         assert here.annotations("plan") == {SHARED.id: Annotation(note="here", tags=("here", "there"))}
+        for removed in (subject, here.find_subject(study)):
+            here.set_note(removed, None)
+            here.change_tags(removed, (), ["there"])
+        assert here.import_bundle(bundle).new == 0
+        assert (here.annotations("study"), here.annotations("plan")) == ({}, {SHARED.id: Annotation(tags=("here",))})
         assert here.problems() == ()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from storage.errors import BadBundle, UnfinishedStudy, UnknownRecord
 from storage.records import LaunchResult
@@ -99,6 +100,25 @@ def test_an_import_is_done_once(there: Store, bundle: Path) -> None:
     first = there.import_bundle(bundle)
     second = there.import_bundle(bundle)
     assert (second.new, second.known) == (0, first.new)
+
+
+def test_many_rows_are_stored_by_as_many_statements_as_a_few(tmp_path: Path) -> None:
+    """So that an import is short, for which others wait."""
+
+    def statements(trials: int) -> int:
+        done = list[str]()
+        with open_store(f"sqlite:///{tmp_path / str(trials)}.db") as store:
+            study = store.create_study(store.add_workload(WORKLOAD), {}, seed=trials).id
+            for number in range(trials):
+                store.finish_trial(result_of(store.start_trial(study, packed_plan(9 + number), "sampled").id))
+            concluded(store, best_of(study))
+            bundle = exported(store, study, tmp_path / f"{trials}.jsonl")
+        with open_store(f"sqlite:///{tmp_path / str(trials)}-there.db") as store:
+            event.listen(store._database.engine, "before_cursor_execute", lambda *given: done.append(given[2]))
+            store.import_bundle(bundle)
+        return len(done)
+
+    assert statements(2) == statements(20)
 
 
 def test_what_comes_home_is_not_foreign(store: Store, bundle: Path) -> None:
