@@ -1,7 +1,7 @@
 """Winners of studies: stored, listed, and searched for the nearest to a workload."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -16,9 +16,9 @@ from storage.records import BestPlan
 from trials.workload import Hardware, ModelShape, Software
 
 _HISTOGRAM = "data.histogram"
-# A choice: the histogram of each is read and compared, and near workloads have like columns anyway.
+# A choice: enough for most queries, and histograms of a few MB.
 _COMPARED = 64
-"""Number of workloads whose histograms are compared, unless the caller wants more."""
+"""Number of workloads whose histograms are read and compared at once."""
 _Columns = dict[str, Column[Any]]
 _HARDWARE_COLUMNS: _Columns = {
     "fingerprint": HARDWARE.c.fingerprint,
@@ -143,20 +143,29 @@ def _distances(
 ) -> dict[str, tuple[Difference, ...]]:
     """Return the differences of the nearest workloads, by fingerprint.
 
-    Histograms are long, so only those of the nearest workloads by all other fields and mean lengths are read.
+    Histograms are long, so they are read of workloads alone that are near enough by all other fields.
     """
     coarse = {name: value for name, value in now.items() if name != _HISTOGRAM}
     ranked = _ranked(connection, coarse, wanted, _mean_lengths(now))
     if _HISTOGRAM in now:
-        near = ranked[: max(limit, _COMPARED)]
-        histograms = _histograms(connection, [each.fingerprint for each in near])
-        of_data = {_HISTOGRAM: now[_HISTOGRAM]}
-        whole = [(each, differences({_HISTOGRAM: histograms[each.fingerprint]}, of_data)) for each in near]
-        ranked = sorted(
-            _Ranked(each.distance + distance(data), each.lengths, each.fingerprint, each.found + data)
-            for each, data in whole
-        )
+        ranked = _nearest_of_data(connection, ranked, {_HISTOGRAM: now[_HISTOGRAM]}, limit)
     return {each.fingerprint: tuple(sorted(each.found, key=lambda one: -one.distance)) for each in ranked[:limit]}
+
+
+def _nearest_of_data(connection: Connection, ranked: "Sequence[_Ranked]", now: Fields, limit: int) -> "list[_Ranked]":
+    """Add the distances of histograms; only the first `limit` of the returned workloads are surely the nearest."""
+    whole: list[_Ranked] = []
+    for first in range(0, len(ranked), _COMPARED):
+        # No workload is nearer with its histogram than without.
+        if len(whole) >= limit and ranked[first].distance >= whole[limit - 1].distance:
+            break
+        some = ranked[first : first + _COMPARED]
+        histograms = _histograms(connection, [each.fingerprint for each in some])
+        for each in some:
+            data = differences({_HISTOGRAM: histograms[each.fingerprint]}, now)
+            whole.append(_Ranked(each.distance + distance(data), each.lengths, each.fingerprint, each.found + data))
+        whole.sort()
+    return whole
 
 
 class _Ranked(NamedTuple):

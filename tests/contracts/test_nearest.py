@@ -85,6 +85,15 @@ def test_a_long_histogram_cannot_hide_a_nearer_workload(store: Store) -> None:
     assert found.best.study_id == nearer
 
 
+def test_many_workloads_of_other_data_do_not_hide_a_nearer_one(store: Store) -> None:
+    for number in range(65):
+        known(store, changed("data.histogram", ((0, 64 * (number + 2), 1000),)))
+    nearer = known(store, changed("hardware.driver", "570.99"))
+    for limit in (1, 3, 50):
+        found = store.nearest_plans(fields_of(WORKLOAD), limit=limit)
+        assert (found[0].best.study_id, found[0].distance, len(found)) == (nearer, 1, limit)
+
+
 @pytest.mark.parametrize(("field", "value", "expected"), [("driver", None, 1.0), ("link", "NV18", 5.0)])
 def test_what_was_not_known_counts_as_another_text(field: str, value: object, expected: float) -> None:
     (found,) = differences(fields_of(WORKLOAD), fields_of(changed(f"hardware.{field}", value)))
