@@ -156,6 +156,7 @@ def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
         record.info[_FILE] = _identity(path)
         connection.isolation_level = None  # transactions are begun below, not by the sqlite3 module
         connection.execute("PRAGMA foreign_keys = ON")  # off by default, for each connection anew
+        connection.create_function("lower", 1, _lower, deterministic=True)  # SQLite's own one folds ASCII alone
         connection.execute("PRAGMA synchronous = FULL")  # a result is worth minutes of devices, an fsync milliseconds
 
     @event.listens_for(engine, "checkout")
@@ -171,6 +172,10 @@ def _sqlite(url: URL, path: Path, lock_timeout_seconds: float) -> Engine:
             raise OSError(errno.ESTALE, "it was replaced meanwhile", str(path))
 
     return engine
+
+
+def _lower(text: str | None) -> str | None:
+    return None if text is None else text.lower()
 
 
 def _identity(path: Path) -> tuple[int, int]:

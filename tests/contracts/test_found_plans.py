@@ -148,3 +148,14 @@ def test_the_last_winner_is_that_of_a_study_for_the_same_trainer_where_there_is_
     assert store.last_winner(WORKLOAD.fingerprint) == own
     assert store.last_winner(WORKLOAD.fingerprint, "ms-swift") == later
     assert store.last_winner(WORKLOAD.fingerprint, "qwen-vl") == later
+
+
+@on_both_databases
+def test_names_are_found_in_any_case_of_any_script(store: Store) -> None:
+    work = changed("hardware.device_name", "GRÜN Ж")
+    study = store.create_study(store.add_workload(work), {}, seed=0, model_name="Ünïcode-Я")
+    concluded(store, best_of(study.id, workload=work))
+    for name in ("ÜNÏ", "ünï", "я"):
+        assert [each.id for each in store.studies(model_name=name)] == [study.id]
+    assert store.find_study("ünï").id == store.find_study("ÜNÏCODE-я").id == study.id
+    assert len(store.best_plans(hardware_name="grün ж")) == 1
