@@ -27,7 +27,6 @@ from tests.values.storage import (
     best_of,
     changed,
     concluded,
-    launch_result,
     new_study,
     packed_plan,
     result_of,
@@ -116,45 +115,6 @@ def test_plans_like_a_job_are_compared_with_all_of_it(store: Store, job: JobFile
     fields = {difference["field"] for difference in plans[0]["differences"]}
     assert {"hardware.accelerator", "model.vision_layers", "data.histogram", "global_batch_samples"} <= fields
     assert not job.output.exists()
-
-
-def test_a_plan_that_a_training_uses_is_listed_with_its_process(store: Store) -> None:
-    ours = agents.process(os.getpid())
-    assert ours is not None
-    assert document("plans", "--in-use")["plans"] == []
-    dead = store.add_agent(agents.machine(), "1 1").id
-    store.start_launch(packed_plan(), WORKLOAD.fingerprint, None, dead)
-    assert document("plans", "--in-use")["plans"] == []
-    living = store.add_agent(agents.machine(), ours).id
-    store.start_launch(packed_plan(), WORKLOAD.fingerprint, None, living)
-    place = f"process {os.getpid()} on {agents.machine().partition(' ')[0]}"
-    plans = document("plans", "--in-use", "--hardware", "a100")["plans"]
-    assert [plan["used_by"] for plan in plans] == [[place]]
-    assert f": running, {place}" in text("show", PLAN)
-    assert f"In use: {place}" in text("show", f"{PLAN}@{plans[0]['study_id'][:8]}")
-    assert f"{PLAN} is in use: {place}" in text("plans")
-
-
-def test_of_a_plan_that_several_studies_tried_the_one_of_this_machine_is_shown_with_its_trainings(
-    store: Store,
-) -> None:
-    here = local(store)
-    concluded(store, best_of(new_study(store)))  # later, and elsewhere
-    ours = agents.process(os.getpid())
-    assert ours is not None
-    living = store.add_agent(agents.machine(), ours).id
-    store.start_launch(packed_plan(), here.fingerprint, None, living)
-    store.finish_launch(launch_result(store.start_launch(packed_plan(), WORKLOAD.fingerprint, None).id))
-    shown = document("show", PLAN)
-    assert (shown["validity"]["verdict"], len(shown["used_by"])) == ("valid", 1)
-    assert [bool(launch["changes"]) for launch in shown["launches"]] == [False, True]
-    used = {bool(plan["used_by"]): plan["validity"]["verdict"] for plan in document("plans")["plans"]}
-    assert used == {True: "valid", False: "invalid"}
-    (other,) = {line for line in text("show", PLAN).splitlines() if "on another workload" in line}
-    assert f"tiny-internvl on {WORKLOAD.hardware} (hardware.accelerator was cpu, now cuda" in other
-    elsewhere = next(study for study in document("studies")["studies"] if study["settings"].get("name") == "a100")
-    for name in (f"{PLAN}@{elsewhere['name']}", elsewhere["name"]):
-        assert document("show", name)["study_id"] == elsewhere["id"]
 
 
 def test_studies_are_listed_and_one_is_shown_with_its_trials(store: Store) -> None:
