@@ -21,7 +21,7 @@ _MOST_CHANGES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class ShownLaunch:
     """A training with a plan, next to the search that the plan is shown of."""
 
     launch: LaunchRecord
@@ -33,12 +33,12 @@ class Training:
     """The process, while it runs."""
 
 
-def launch_text(training: Training) -> str:
+def launch_text(training: ShownLaunch) -> str:
     """Show one training. Of its windows, neighbours that are all slow, all not, or all unpromised, are one line."""
     return "\n".join((_end_text(training), *filter(None, (_windows_text(training.launch.windows),))))
 
 
-def _end_text(training: Training) -> str:
+def _end_text(training: ShownLaunch) -> str:
     launch, work = training.launch, training.workload
     started = f"Launched {launch.started:%Y-%m-%d %H:%M} UTC"
     if launch.imported_from is not None:

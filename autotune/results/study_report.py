@@ -10,7 +10,7 @@ from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
 from autotune.results.headline import headline_of, is_sure
-from autotune.results.launch_report import Training, launch_text
+from autotune.results.launch_report import ShownLaunch, launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import table, terminal_width
 from autotune.search.study_settings import TRAINER
@@ -316,7 +316,7 @@ def show_text(
     tried: TriedPlan,
     known: str,
     validity: Validity,
-    trainings: Sequence[Training],
+    trainings: Sequence[ShownLaunch],
     *,
     ran: Sequence[TrialSummary],
     used_by: Sequence[str],

@@ -12,7 +12,7 @@ from autotune.machine.agent import living, place
 from autotune.machine.hardware import probe_hardware, software
 from autotune.results import study_report
 from autotune.results.evidence import trials_behind, trials_behind_each
-from autotune.results.launch_report import Training
+from autotune.results.launch_report import ShownLaunch
 from autotune.results.plan_comparison import PlanComparison, comparison_document, comparison_text
 from autotune.results.study_report import Known
 from storage.annotation import Annotation
@@ -216,12 +216,12 @@ def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:
     return validity(best.workload, now, imported_from=best.imported_from)
 
 
-def _training(store: Store, launch: LaunchRecord, tried: TriedPlan, place: str | None) -> Training:
+def _training(store: Store, launch: LaunchRecord, tried: TriedPlan, place: str | None) -> ShownLaunch:
     workload = store.workload(launch.workload_fingerprint)
     changes = validity(tried.workload, workload).changes
     # Another folder of the same model, or order of the data, is no other workload.
     differing = tuple(change for change in changes if change.verdict is not Verdict.VALID)
-    return Training(launch=launch, workload=workload, changes=differing, place=place)
+    return ShownLaunch(launch=launch, workload=workload, changes=differing, place=place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

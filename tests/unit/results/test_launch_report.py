@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from autotune.results.launch_report import Training, launch_text
+from autotune.results.launch_report import ShownLaunch, launch_text
 from storage.launch_speed import LaunchWindow
 from storage.records import LaunchRecord, LaunchResult
 from storage.validity import Change, Verdict
 from tests.values.storage import NOON, WORKLOAD, slow_window, window_of
 
 
-def launch(*windows: LaunchWindow) -> Training:
+def launch(*windows: LaunchWindow) -> ShownLaunch:
     return training_of(record_of(*windows))
 
 
-def training_of(record: LaunchRecord, *changes: Change) -> Training:
-    return Training(launch=record, workload=WORKLOAD, changes=changes, place=None)
+def training_of(record: LaunchRecord, *changes: Change) -> ShownLaunch:
+    return ShownLaunch(launch=record, workload=WORKLOAD, changes=changes, place=None)
 
 
 def record_of(*windows: LaunchWindow) -> LaunchRecord:
