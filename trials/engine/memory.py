@@ -59,6 +59,15 @@ def memory_meter(device: torch.device, stage: StageModule, layout: Layout, memor
     return meter
 
 
+class NoMeter:
+    """Counts nothing, for a step that no limit of the job bounds."""
+
+    peak_bytes = 0
+
+    def watch(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
 class SavedTensorMeter:
     """Model of device memory on a CPU: static bytes plus the tensors that autograd saves for the backward pass.
 

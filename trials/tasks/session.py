@@ -20,7 +20,7 @@ from trials.data.records.sample import Encoder
 from trials.engine.compiled import compile_layers
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.gathering import share_weights
-from trials.engine.memory import MemoryMeter, memory_meter
+from trials.engine.memory import MemoryMeter, NoMeter, memory_meter
 from trials.errors import DataError, NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import check_layers, cut
@@ -35,7 +35,7 @@ from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_weights
 from trials.plan import Plan
 from trials.sharing.group import SharingGroup, join_groups
-from trials.tasks.request import Request
+from trials.tasks.request import Request, Training
 
 _WHOLE = SharingGroup()
 # A choice: some dead links are usual in large data sets, and a lost disk shows within a few packs.
@@ -164,7 +164,7 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         coordinates=where,
         device=device,
         engine=engine,
-        meter=memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes),
+        meter=_meter(request, stage, device),
         index=DatasetIndex.load(request.index),
         encoder=load_encoder(request.job.model, request.job.data),
     )
@@ -172,6 +172,14 @@ def open_session(request: Request, rank: int, device: torch.device) -> Iterator[
         yield session
     finally:
         engine.close()
+
+
+def _meter(request: Request, stage: StageModule, device: torch.device) -> MemoryMeter:
+    """Return the meter of a rank: none for a training on a CPU whose job has no limit, as it slows the passes."""
+    is_bounded = request.job.hardware.memory_limit is not None or not isinstance(request.task, Training)
+    if device.type == "cpu" and not is_bounded:
+        return NoMeter()
+    return memory_meter(device, stage, request.plan.layout, request.memory_limit_bytes)
 
 
 def build_stage(request: Request, number: int, device: torch.device, tensor: SharingGroup = _WHOLE) -> StageModule:

@@ -19,12 +19,12 @@ from trials.engine.memory import MemoryExceeded, SavedTensorMeter
 from trials.launchers.local import LocalLauncher
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
-from trials.outcome import StageMeasurement
+from trials.outcome import OutOfMemory, StageMeasurement
 from trials.plan import Layout, Levelled, Padded, Plan
 from trials.run.pool import Answers, WarmPool
 from trials.stage import Recomputed
 from trials.tasks.answer import TrialReport
-from trials.tasks.request import Trial
+from trials.tasks.request import Training, Trial
 
 
 def by_level(packing: Levelled, plan: Plan, *further: tuple[int, int]) -> Plan:
@@ -107,6 +107,18 @@ def test_the_meter_ends_a_step_that_passes_the_limit() -> None:
         del raised
         gc.collect()
         assert meter.live_bytes == 0
+
+
+def test_a_training_on_a_cpu_is_bounded_by_the_limit_of_its_job_alone(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    plan = plan_of("4+2", data=2)
+    for limit, expected in ((None, Answers), ("400MiB", OutOfMemory)):
+        prepared = prepared_of(shallow, tmp_path / str(limit), hardware={"devices": 2, "memory_limit": limit})
+        task = Training(output=prepared.job.training.output, max_steps=1)
+        # Less than any step needs, as another machine may have.
+        request = replace(prepared.request(plan, task), memory_limit_bytes=1 << 20)
+        assert isinstance(pool.ask(request, 120), expected)
 
 
 @pytest.mark.parametrize(
