@@ -3,11 +3,11 @@
 One module for each value of `hardware.launcher`, found by its name.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trials.hardware_section import HardwareSection
 from trials.launchers import Launcher
@@ -15,6 +15,9 @@ from trials.launchers.commands import Command
 from trials.launchers.node_messages import NodeFacts
 from trials.plugins import Plugins
 from trials.workload import Hardware
+
+if TYPE_CHECKING:
+    from trials.launchers.nodes import Starter
 
 
 class Site(Protocol):
@@ -57,6 +60,24 @@ class Place:
     """Describes this machine."""
     show: Callable[[str], None]
     """Shows people what they have to do."""
+
+    @contextmanager
+    def nodes(self, address: str, starter: "Starter") -> Iterator[Site]:
+        """Serve the nodes that `starter` starts at an `address` of this machine; they end with the context."""
+        from trials.launchers.node_ranks import NodeSite  # noqa: PLC0415 - these import torch, and jobs are read first
+        from trials.launchers.nodes import Nodes  # noqa: PLC0415
+
+        hardware = self.hardware
+        with Nodes(
+            hardware.nodes,
+            hardware.of_node,
+            address,
+            self.facts(),
+            starter,
+            groups=self.groups,
+            patience_seconds=self.settings.start_timeout,
+        ) as nodes:
+            yield NodeSite(nodes, hardware.accelerator)
 
 
 class SiteModule(Protocol):

@@ -22,8 +22,6 @@ from trials.errors import SiteError
 from trials.hardware_section import HardwareSection, is_host
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent, check_first
-from trials.launchers.node_ranks import NodeSite
-from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -75,7 +73,7 @@ def read_hostfile(path: Path) -> dict[str, int]:
 
 @contextmanager
 def open_site(place: Place) -> Iterator[Site]:
-    settings, hardware = place.settings, place.hardware
+    settings = place.settings
     assert settings.hostfile is not None, "`shape` has refused its absence"
     slots = read_hostfile(settings.hostfile)
     hosts = tuple(slots)
@@ -85,16 +83,8 @@ def open_site(place: Place) -> Iterator[Site]:
     starter = CommandStarter(
         tool, tuple(slots.values()), address, place.folder, hosts=hosts, reach=OverSsh(), show=place.show
     )
-    with Nodes(
-        hardware.nodes,
-        hardware.of_node,
-        address,
-        place.facts(),
-        starter,
-        groups=place.groups,
-        patience_seconds=settings.start_timeout,
-    ) as nodes:
-        yield NodeSite(nodes, hardware.accelerator)
+    with place.nodes(address, starter) as site:
+        yield site
 
 
 @dataclass(frozen=True, slots=True)

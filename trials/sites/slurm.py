@@ -16,8 +16,6 @@ from trials.errors import AutotuneError, SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter
 from trials.launchers.network import address_of_agent
-from trials.launchers.node_ranks import NodeSite
-from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
 from trials.sites.torchrun import Torchrun
 from trials.whole_file import whole_file
@@ -54,30 +52,22 @@ def shape(settings: HardwareSection, environment: Mapping[str, str]) -> Shape:
 
 @contextmanager
 def open_site(place: Place) -> Iterator[Site]:
-    settings, hardware = place.settings, place.hardware
+    settings = place.settings
     hosts = this_first(
         allocated(os.environ["SLURM_JOB_NODELIST"]), os.environ.get("SLURMD_NODENAME", os.uname().nodename)
     )
     address = address_of_agent(settings.address, hosts)
     starter = CommandStarter(
         Torchrun(settings.rendezvous),
-        (1,) * hardware.nodes,
+        (1,) * place.hardware.nodes,
         address,
         place.folder,
         hosts=hosts,
         reach=OverSrun(),
         show=place.show,
     )
-    with Nodes(
-        hardware.nodes,
-        hardware.of_node,
-        address,
-        place.facts(),
-        starter,
-        groups=place.groups,
-        patience_seconds=settings.start_timeout,
-    ) as nodes:
-        yield NodeSite(nodes, hardware.accelerator)
+    with place.nodes(address, starter) as site:
+        yield site
 
 
 def allocated(nodelist: str) -> tuple[str, ...]:

@@ -15,8 +15,6 @@ from trials.errors import SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import CommandStarter, OverSsh, Spot
 from trials.launchers.network import address_of_agent, check_first
-from trials.launchers.node_ranks import NodeSite
-from trials.launchers.nodes import Nodes
 from trials.sites import Place, Shape, Site
 
 
@@ -30,29 +28,21 @@ def shape(settings: HardwareSection, _: Mapping[str, str]) -> Shape:
 
 @contextmanager
 def open_site(place: Place) -> Iterator[Site]:
-    settings, hardware = place.settings, place.hardware
+    settings = place.settings
     address = address_of_agent(settings.address, settings.hosts)
     if settings.hosts:
         check_first(settings.hosts, "hardware.hosts")
     starter = CommandStarter(
         Torchrun(settings.rendezvous),
-        (1,) * hardware.nodes,
+        (1,) * place.hardware.nodes,
         address,
         place.folder,
         hosts=settings.hosts,
         reach=OverSsh(),
         show=place.show,
     )
-    with Nodes(
-        hardware.nodes,
-        hardware.of_node,
-        address,
-        place.facts(),
-        starter,
-        groups=place.groups,
-        patience_seconds=settings.start_timeout,
-    ) as nodes:
-        yield NodeSite(nodes, hardware.accelerator)
+    with place.nodes(address, starter) as site:
+        yield site
 
 
 @dataclass(frozen=True, slots=True)
