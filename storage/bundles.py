@@ -207,7 +207,7 @@ def _unremoved(
 
 
 def _batches(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[Table, list[_Line]]]:
-    """Yield the rows of the bundle in its order, so many of one table that a few statements store them."""
+    """Yield the rows of the bundle in its order, in batches of one table that a few statements store."""
     for table, lines in itertools.groupby(_decoded(numbered), key=itemgetter(0)):
         while some := [line for _, line in itertools.islice(lines, _ROWS_AT_ONCE)]:
             yield table, some

@@ -99,7 +99,8 @@ def certify(
 def known_certificate(prepared: Prepared, plan: Plan, folder: Path) -> Certificate | None:
     """Return the stored certificate of the plan on exactly this job, whether it holds or not; None if none was made.
 
-    None as well where the model has code of its own, or is not a folder: what it is now cannot be told from before.
+    Return None as well for a model with code of its own or one that is no local folder, since changes of its files
+    cannot be detected.
     """
     if not has_known_files(prepared):
         return None

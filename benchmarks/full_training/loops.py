@@ -5,7 +5,7 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,13 +75,15 @@ def ratios(rounds: Sequence[Mapping[str, Timed]], equal_packs: Sequence[Mapping[
     def over(one: str, other: str, rounds: Sequence[Mapping[str, Timed]] = rounds) -> list[float] | None:
         if one not in rounds[0] or other not in rounds[0]:
             return None
-        found = sorted(sides[one].samples_per_second / sides[other].samples_per_second for sides in rounds)
-        return [statistics.median(found), found[0], found[-1]]
+        return _median_least_most(sides[one].samples_per_second / sides[other].samples_per_second for sides in rounds)
 
     return {
         "speeds": {side: statistics.median(sides[side].samples_per_second for sides in rounds) for side in rounds[0]},
         "engine": over("tuned", "loop with our packs", equal_packs),
-        "over_fastest": _over_fastest(rounds),
+        "over_fastest": _median_least_most(
+            sides["tuned"].samples_per_second / max(sides[each].samples_per_second for each in _RIVALS if each in sides)
+            for sides in rounds
+        ),
         "over_random": over("tuned", "loop, random"),
         "over_matched": over("tuned", "loop, matched"),
         "over_all_rows": over("tuned", "loop, all rows"),
@@ -90,11 +92,8 @@ def ratios(rounds: Sequence[Mapping[str, Timed]], equal_packs: Sequence[Mapping[
     }
 
 
-def _over_fastest(rounds: Sequence[Mapping[str, Timed]]) -> list[float]:
-    found = sorted(
-        sides["tuned"].samples_per_second / max(sides[rival].samples_per_second for rival in _RIVALS if rival in sides)
-        for sides in rounds
-    )
+def _median_least_most(values: Iterable[float]) -> list[float]:
+    found = sorted(values)
     return [statistics.median(found), found[0], found[-1]]
 
 

@@ -74,6 +74,7 @@ def test_a_deleted_study_leaves_nothing_and_another_one_is_untouched(store: Stor
     planned, done = store.deletion([first]), store.delete_studies([first])
     assert planned == done
     assert (done.studies, done.heirs, done.uses) == (names[:1], names[1:], ())
+    assert f"{names[1]}. They may have used these results; their winners stay, but are judged without" in str(done)
     assert (done.trials, done.best_plans, done.plans, done.launches) == (8, 1, 1, 1)
     assert (done.notes, done.tags, done.calibrations) == (1, 1, 1)
     assert (store.study(second), store.trials(second), store.winner(second), store.launches(SHARED.id)) == before

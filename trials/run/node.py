@@ -257,7 +257,7 @@ class _HeartBeat:
 
     def _give_up(self, why: str) -> None:
         try:
-            with suppress(OSError):  # whoever read it may have ended
+            with suppress(OSError):  # the process that reads this output may have ended
                 self._show(f"The agent at {self._access.address} {why}; this node ends its ranks")
             if self.ranks is not None:
                 self.ranks.end()

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import PIL
 import pytest
 
 import trials
@@ -43,6 +44,7 @@ def test_other_files_or_code_need_another_certificate(folder: Path, monkeypatch:
         "texts": appended("data/train.jsonl", b"\n"),
         "an image": lambda: os.utime(image, ns=(0, 0)),
         "code": appended("trials/engine/base.py"),
+        "Pillow": lambda: monkeypatch.setattr(PIL, "__version__", "1"),
         "a library": lambda: monkeypatch.setattr(origin, "version", lambda _: "1"),
     }
     found = [digest(), digest()]

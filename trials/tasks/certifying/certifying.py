@@ -297,7 +297,7 @@ def _targets(sample: Encoded) -> int:
 
 
 def _weight_of_target(targets: int, weighting: LossWeighting) -> float:
-    """Return the weight of each target of a sample with so many.
+    """Return the weight of each target token of a sample that has `targets` of them.
 
     Written anew, and not taken from the code of the training, so that a wrong weight there shows.
     """
