@@ -11,7 +11,7 @@ from autotune.plan_text import plan_parts
 from autotune.results.explanation_report import is_visible, share_text
 from autotune.results.known_plan import Speed, counted_runs, known_text, of_tried
 from autotune.results.study_report import tried_document
-from autotune.results.text_table import table
+from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.results.time_parts import NAMES
 from storage.nearness import Difference, differences, fields_of
 from storage.records import TrialSummary, TriedPlan
@@ -134,9 +134,10 @@ def comparison_document(compared: PlanComparison) -> dict[str, Any]:
 def comparison_text(compared: PlanComparison) -> str:
     """Show both plans in columns, then how they differ in speed and in what they were measured on."""
     header = ("", *(tried.plan.id for tried in compared.plans))
-    sections = [table(header, list(_rows(compared)))]
+    width = terminal_width() or PIPE_WIDTH
+    sections = [table(header, list(_rows(compared)), width)]
     if any(tried.time for tried in compared.plans):
-        sections.append(f"Where the time of an epoch goes:\n{table(header, list(_time_rows(compared)))}")
+        sections.append(f"Where the time of an epoch goes:\n{table(header, list(_time_rows(compared)), width)}")
     stages = [stage_means(tried) for tried in compared.plans]
     if any(stages):
         names = [f"{name} ms" for name in _SECONDS.values()]

@@ -12,7 +12,7 @@ from autotune.results.explanation_report import LEAST_SAVED, explanation_text, p
 from autotune.results.headline import headline_of, is_sure
 from autotune.results.launch_report import ShownLaunch, launch_text
 from autotune.results.rival import rival_of
-from autotune.results.text_table import table, terminal_width
+from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.search.study_settings import TRAINER
 from storage.annotation import Annotation
 from storage.nearness import Difference
@@ -34,8 +34,6 @@ from trials.units import number_of, probability_text, speed_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
-_PIPE_WIDTH = 120
-"""Most characters of a line of plans where no terminal says how many fit."""
 # Choices: of differences, those that weigh most; of a note, about what a column of a table holds.
 _SHOWN = 4
 _SHOWN_OF_A_NOTE = 40
@@ -205,7 +203,7 @@ def plans_text(found: Sequence[Known]) -> str:
         for known, job in zip(found, _jobs(known.best.workload for known in found), strict=True)
     ]
     header = ("plan", "model", "hardware", "samples/s", "gain", "found (UTC)", "distance", "here", *_OPTIONAL)
-    lines = [_table_of_used(header, rows, len(_OPTIONAL), terminal_width() or _PIPE_WIDTH)]
+    lines = [_table_of_used(header, rows, len(_OPTIONAL), terminal_width() or PIPE_WIDTH)]
     if any(row[header.index("doubts")] for row in rows):
         lines.append("`autotune show PLAN` explains the doubts about a plan")
     for known in found:

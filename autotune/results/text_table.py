@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
 
+PIPE_WIDTH = 120
+"""Most characters of a line of a wide table of plans where no terminal says how many fit."""
 _GAP = "  "
 
 
