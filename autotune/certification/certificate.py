@@ -70,6 +70,8 @@ class PartComparison:
     """The gradient of a part of the model under the plan, next to that of the reference."""
 
     part: Part
+    norm: float
+    """Norm of the reference."""
     cosine: float
     """Of the angle between both; 1 where both are 0."""
     difference: float
@@ -79,6 +81,11 @@ class PartComparison:
     """Largest difference of a single parameter, relative to its norm, or to more where that is mostly rounding."""
     largest_parameter: str
     allowed_largest: float
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether both gradients are 0, so that the comparison shows nothing of the part's layers."""
+        return self.norm == self.difference == 0
 
     @property
     def holds(self) -> bool:
@@ -199,9 +206,10 @@ class Certificate:
 def compare(dtype: str, reports: "Sequence[CertificationReport]", left_out: tuple[str, ...] = ()) -> Comparison:
     """Combine the reports of all ranks."""
     first = reports[0]
+    steps = tuple(_compare_step(dtype, of_ranks) for of_ranks in zip(*(each.steps for each in reports), strict=True))
     return Comparison(
         reference=first.reference,
-        steps=tuple(_compare_step(dtype, of_ranks) for of_ranks in zip(*(each.steps for each in reports), strict=True)),
+        steps=steps,
         epoch=first.epoch,
         inputs=InputCount(
             records=sum(each.inputs.records for each in reports),
@@ -209,8 +217,16 @@ def compare(dtype: str, reports: "Sequence[CertificationReport]", left_out: tupl
             uncompared=sum(each.inputs.uncompared for each in reports),
         ),
         saved=first.saved,
-        left_out=(*_NOT_BY[first.reference], *left_out),
+        left_out=(*_NOT_BY[first.reference], *_empty(steps), *left_out),
     )
+
+
+def _empty(steps: Sequence[StepComparison]) -> Iterator[str]:
+    """Yield the parts whose gradients are 0 in every step, such as those behind a projector whose weights are 0."""
+    compared = [{each.part: each.is_empty for each in step.parts} for step in steps if step.parts]
+    for part in dict.fromkeys(part for of_step in compared for part in of_step):
+        if all(of_step.get(part, True) for of_step in compared):
+            yield f"the gradient of {part}, which is 0 in the compared steps, under the plan and under the reference"
 
 
 def _compare_step(dtype: str, of_ranks: Sequence[StepReport]) -> StepComparison:
@@ -269,6 +285,7 @@ def _compare_part(part: Part, dtype: str, parameters: Sequence[ParameterComparis
         allowed, allowed_largest = min(_ALLOWED * error, _MOST_ALLOWED), _MOST_ALLOWED
     return PartComparison(
         part=part,
+        norm=expected,
         cosine=product / (found * expected) if found * expected else float(found == expected),
         difference=_ratio(difference, expected),
         allowed_difference=allowed,

@@ -59,7 +59,7 @@ def _parts_text(parts: Sequence[PartComparison]) -> str:
     rows = [
         (
             each.part,
-            f"{each.cosine:.7f}",
+            "both are 0" if each.is_empty else f"{each.cosine:.7f}",
             f"{each.difference:.1e}",
             f"{each.allowed_difference:.1e}",
             f"{each.largest_difference:.1e}",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
+from autotune.plan_text import plan_parts
 from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
@@ -166,6 +167,8 @@ def _changes(best: BestPlan, why: Explanation) -> str:
 
 def _change_name(effect: ChangeEffect, usual: Plan) -> str:
     """Name what differs from the baseline: layout and split go together, but may not both differ."""
+    if effect.change == "recompute":  # as far as the memory needs it without the other changes
+        return f"recompute alone ({plan_parts(effect.plan)['recompute']})"
     if effect.change != "split":
         return f"{effect.change} alone"
     names = {"layout": effect.plan.layout != usual.layout, "split": effect.plan.boundaries != usual.boundaries}

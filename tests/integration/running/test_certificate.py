@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
 from autotune.certification import certify
 from autotune.certification.certificate import compare, faults, stored_certificates
@@ -35,7 +37,15 @@ SHARDED = plan_of("4+2r0,1", data=2, zero=3)
 CASES: dict[str, tuple[Plan, dict[str, dict[str, Any]]]] = {
     "pipeline, clipped, tied, from files": (
         PIPELINE,
-        {"training": {**BATCH, "clip_norm": 0.1, "betas": (0.8, 0.9), "curriculum": {"steps": 2, "max_tokens": 150}}},
+        {
+            "training": {
+                **BATCH,
+                "clip_norm": 0.1,
+                "betas": (0.8, 0.9),
+                "curriculum": {"steps": 2, "max_tokens": 150},
+                "warmup": 2,
+            }
+        },
     ),
     "bfloat16, samples weighted": (
         BFLOAT16,
@@ -66,7 +76,7 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
         reference = "stages"
         monkeypatch.setattr(certify, "_REFERENCE_BYTES", 1 << 20)
     if "from files" in case:
-        saved_model(shallow, tmp_path / "saved", tied=True)
+        behind_nothing(saved_model(shallow, tmp_path / "saved", tied=True), tmp_path / "saved")
         changes = {**changes, "model": {"path": str(tmp_path / "saved"), "weights": "pretrained"}}
     source = {"path": str(shallow / "data" / "train.jsonl"), "repeat": 1.25}
     prepared = prepared_of(shallow, tmp_path, data={"sources": [source]}, **changes)
@@ -76,8 +86,11 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert compared is not None
     assert compared.reference == reference
     trained = ["projector", "language"] if "adapters" in case else ["vision", "projector", "language"]
-    parts = [part for step in compared.steps[:2] for part in step.parts]
-    assert [part.part for part in parts] == 2 * trained
+    first, *_, last = compared.steps
+    assert [part.part for step in (first, last) for part in step.parts] == 2 * trained
+    # After an update the tower has gradients also where the projector began as zeros.
+    assert [part.part for part in first.parts if part.is_empty] == (["vision"] if "from files" in case else [])
+    parts = [part for part in (*first.parts, *last.parts) if part in last.parts or not part.is_empty]
     assert all(part.cosine > 0.999 for part in parts)
     # The differences of two computations, not of a gradient with itself.
     assert all(0 < part.difference < part.allowed_difference for part in parts)
@@ -98,6 +111,14 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     trusting = replace(prepared, job=prepared.job.model_copy(update={"model": own_code}))
     assert certify.known_certificate(trusting, plan, tmp_path) is None
     assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
+
+
+def behind_nothing(model: PreTrainedModel, folder: Path) -> None:
+    """Save the model with zeros as the last weights of its projector."""
+    with torch.no_grad():
+        for each in model.model.multi_modal_projector.linear_2.parameters():
+            each.zero_()
+    model.save_pretrained(folder)
 
 
 @pytest.mark.long

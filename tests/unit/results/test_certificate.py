@@ -152,7 +152,12 @@ def test_a_single_parameter_that_differs_shows() -> None:
 def test_a_part_without_gradients_holds_only_without_them() -> None:
     nothing = parameter("a", difference=0.0, expected=0.0)
     assert faults_of(nothing) == ()
-    assert compare("float32", [report(nothing)]).steps[0].parts[0].cosine == 1
+    compared = compare("float32", [report(nothing)])
+    assert compared.steps[0].parts[0].is_empty
+    assert "language  both are 0" in certificate_text(certificate(compared))
+    assert "Not compared: the gradient of language, which is 0 in the compared steps" in (
+        certificate_text(certificate(compared))
+    )
     assert faults_of(replace(nothing, found=1e-9, difference=1e-9))
 
 

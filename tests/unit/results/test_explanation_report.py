@@ -83,7 +83,7 @@ def test_what_each_part_is_and_how_it_is_known_is_said_of_the_parts_that_there_a
 def test_each_change_alone_is_compared_with_all_together() -> None:
     text = text_of(EXPLANATION)
     assert cells(text, "packing alone")[1:] == ["140.0 +- 3.0", "1.43 +- 0.03", "62,464", "predicted"]
-    assert cells(text, "recompute alone")[1:] == ["-", "-", "92,160", "does not fit the memory"]
+    assert cells(text, "recompute alone (1v+0l | 0v+0l)")[1:] == ["-", "-", "92,160", "does not fit the memory"]
     assert cells(text, "all together")[1:] == ["100.0 +- 1.5", "2.00 +- 0.03", "62,464", "measured"]
 
 

@@ -2,7 +2,7 @@
 
 import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,9 +38,6 @@ from trials.tasks.certifying.saved import compare_saved, plain_name, remove_scra
 from trials.tasks.certifying.under_plan import GradientReader, PlanRun, PlanStep, first_unclipped, run_plan
 from trials.tasks.request import Certification, Request
 from trials.tasks.session import Session, open_session
-
-_COMPARED = 2
-"""Steps of which gradients are compared: errors that come with the first update show in the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,9 +78,16 @@ class _Certifying:
     device: torch.device
 
     @property
-    def compared(self) -> tuple[PlanStep, ...]:
-        """The steps of which gradients are compared."""
-        return self.run.steps[:_COMPARED]
+    def compared(self) -> tuple[int, ...]:
+        """Places among the steps that ran of those whose gradients are compared.
+
+        The first one has the first weights. Errors that come with an update show in the last one.
+        """
+        return tuple(dict.fromkeys((0, len(self.run.steps) - 1)))
+
+    @property
+    def compared_steps(self) -> tuple[PlanStep, ...]:
+        return tuple(self.run.steps[place] for place in self.compared)
 
 
 def run_certification(request: Request, task: Certification, rank: int, device: torch.device) -> CertificationReport:
@@ -105,21 +109,22 @@ def _certified(request: Request, task: Certification, rank: int, device: torch.d
     this = _Certifying(request=request, task=task, run=run, unclipped=unclipped, rank=rank, device=device)
     reference = task.reference
     if reference == "transformers" and any(
-        _has_video(each.index, row) for each in this.compared for row in _rows(each)
+        _has_video(each.index, row) for each in this.compared_steps for row in _rows(each)
     ):
         reference = "stages"  # the inputs of transformers' own model for a video come from its processor alone
     own_rows = _rows(first)[rank :: comm.get_world_size()]
     inputs, faults = compare_inputs(request.job.model, first.index, run.encoder, own_rows.tolist())
     model = build_model(request.job.model, request.job.training, device) if reference == "transformers" else None
     if model is None:
-        results = list(_by_stages(this, recomputes=reference == "recomputed-stages"))
+        references = list(_by_stages(this, recomputes=reference == "recomputed-stages"))
     else:
         faults += _dropout_faults(run.dropouts, active_dropouts(model))
-        results = list(_by_transformers(this, model))
+        references = list(_by_transformers(this, model))
+    results = dict(zip(this.compared, references, strict=True))
     saved, of_saved = _saved(this, model)
     return CertificationReport(
         reference=reference,
-        steps=tuple(_step_report(this, number, results) for number in range(len(run.steps))),
+        steps=tuple(_step_report(this, place, results) for place in range(len(run.steps))),
         epoch=run.epoch,
         inputs=inputs,
         saved=saved,
@@ -128,14 +133,13 @@ def _certified(request: Request, task: Certification, rank: int, device: torch.d
 
 
 def _by_transformers(this: _Certifying, model: PreTrainedModel) -> Iterator[_Reference]:
-    """Yield the results of the whole model, with the weights of torch's own updates behind the first step."""
+    """Yield the results of the whole model, behind the first step with the weights of torch's own updates."""
     without_dropout(model)
     own_types = {name: each.dtype for name, each in _tensors(model)}
-    for number, each in enumerate(this.compared):
-        if number:
-            set_weights(
-                model, SharedWeights(this.compared[number - 1].weights, dict(model.named_parameters()), this.device)
-            )
+    for place, each in zip(this.compared, this.compared_steps, strict=True):
+        if place:
+            weights = this.run.steps[place - 1].weights
+            set_weights(model, SharedWeights(weights, dict(model.named_parameters()), this.device))
         share = _share_of(this, each)
         wanted = {this.run.tied.get(name, name) for name in each.gradients} | set(each.gradients)
         rounded = None
@@ -161,9 +165,9 @@ def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
     with open_session(changed, this.rank, this.device) as session:
         without_dropout(session.engine.stage)
         reader = GradientReader(session)
-        for number, each in enumerate(this.compared):
-            if number:
-                _set_stage(session, SharedWeights(this.compared[number - 1].weights, like, this.device))
+        for place, each in zip(this.compared, this.compared_steps, strict=True):
+            if place:
+                _set_stage(session, SharedWeights(this.run.steps[place - 1].weights, like, this.device))
             share = _share_of(this, each)
             loss = _sample_by_sample(session, each, share.total_weight)
             gradients = reader.read()
@@ -313,12 +317,12 @@ def _summed(device: torch.device, *values: float) -> tuple[float, ...]:
     return tuple(total.tolist())
 
 
-def _step_report(this: _Certifying, number: int, results: Sequence[_Reference]) -> StepReport:
-    each, clip_norm = this.run.steps[number], this.request.job.training.clip_norm
+def _step_report(this: _Certifying, place: int, results: Mapping[int, _Reference]) -> StepReport:
+    each, clip_norm = this.run.steps[place], this.request.job.training.clip_norm
     gradients = before = None
-    if number < len(results):
-        gradients = _comparison(this.run, each, (each.loss, each.gradients), results[number], clip_norm)
-    if number == 0 and this.unclipped:
+    if place in results:
+        gradients = _comparison(this.run, each, (each.loss, each.gradients), results[place], clip_norm)
+    if place == 0 and this.unclipped:
         before = _comparison(this.run, each, this.unclipped, results[0], None)
     return StepReport(
         number=each.number, factor=each.factor, gradients=gradients, before_clipping=before, updates=each.updates

@@ -183,13 +183,14 @@ def _record(request: Request, index: DatasetIndex) -> TrainingRecord:
 
 
 def _numbers(schedule: Schedule, total: int) -> tuple[int, ...]:
-    """Return the steps that are run: the first two, and one where a schedule has lowered the rates of most steps.
+    """Return the steps that are run: the first two, and two more where a schedule has lowered the rates of most steps.
 
-    During a warm-up the rates of the first two may be too small to see more than rounding.
+    In a warm-up the first rate is 0 and those behind it are small: the second step has the first weights, and its
+    update may be rounding alone.
     """
-    late = schedule.warmup + 3 * (total - schedule.warmup) // 4
-    further = {late} if schedule.warmup or schedule.name != "constant" else set[int]()
-    return tuple(sorted({number for number in {0, 1} | further if number < total}))
+    late = min(schedule.warmup + 3 * (total - schedule.warmup) // 4, total - 2)
+    further = {late, late + 1} if schedule.warmup or schedule.name != "constant" else set[int]()
+    return tuple(sorted({number for number in {0, 1} | further if 0 <= number < total}))
 
 
 def parts_of(stage: StageModule) -> dict[str, Part]:
