@@ -1,7 +1,7 @@
 """LLaMA-Factory: `llamafactory-cli train sft.yaml`. Source: its src/llamafactory/hparams and data of 0.9."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,32 @@ def _configuration(export: Export) -> dict[str, Any]:
     found = decided(export)
     known = {name: value for name, value in export.present.items() if not isinstance(value, NoValue)}
     kept = kept_of(known, {*found, *ARGUMENTS, *DROPPED}, NAMES)
-    template = {} if "template" in kept else template_of(export.job.model, export.family)
-    return found | template | kept
+    return {**found, **_prompt(export, kept), **kept}
+
+
+def _prompt(export: Export, kept: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments for the prompt of the model's own chat template, also with a template that is kept.
+
+    Raise ExportError where that has other turns or another system prompt. One that is not known here is kept unread.
+    """
+    model, name = export.job.model, kept.get("template")
+    if name is None:
+        return template_of(model, export.family)
+    turns = next((known[name] for known in _TEMPLATES.values() if name in known), None)
+    if turns is None:
+        return {}
+    system = OwnTurns(model).system_of(turns)
+    if system is None:
+        raise ExportError(
+            f"template: {name} of the configuration writes other turns than the model's own chat template, which would "
+            "be another prompt; name one with the same turns, or export to ms-swift"
+        )
+    if (given := kept.get("default_system", system)) != system:
+        raise ExportError(
+            f"default_system: {given!r} of the configuration is not the system prompt of the model's own chat "
+            f"template, {system!r}; leave it out, or change one of the two"
+        )
+    return {"default_system": system}
 
 
 def template_of(model: ModelSection, family: str) -> dict[str, str]:

@@ -203,13 +203,21 @@ def test_llama_factory_trains_the_model_s_own_prompt(
     options = ("--device-profile", profile, "--out", tmp_path / "new")
     code, message = refusal("export", job.path, "--to", "llama-factory", *options)
     assert (code, "writes other turns than LLaMA-Factory's for internvl (intern_vl)" in message) == (2, True), message
-    own = tmp_path / "own.yaml"
-    own.write_text(
-        yaml.safe_dump({"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d", "template": "mine"})
-    )
+    own, present = tmp_path / "own.yaml", {"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d"}
+    own.write_text(yaml.safe_dump(present | {"template": "intern_vl"}))
+    code, message = refusal("export", job.path, "--to", "llama-factory", "--from", own, *options)
+    assert (code, "template: intern_vl of the configuration writes other turns than the" in message) == (2, True)
+    own.write_text(yaml.safe_dump(present | {"template": "mine"}))
     _, out = exported("llama-factory", HELD_BY_ALL, "--from", own)
     kept = yaml.safe_load((out / "sft.yaml").read_text())
     assert (kept["template"], "default_system" in kept) == ("mine", False)
+    (model / "chat_template.jinja").write_text(f"<|im_start|>system\nBe brief.<|im_end|>\n{chat}")
+    own.write_text(yaml.safe_dump(present | {"template": "intern_vl"}))
+    _, out = exported("llama-factory", HELD_BY_ALL, "--from", own)
+    assert yaml.safe_load((out / "sft.yaml").read_text())["default_system"] == "Be brief."
+    own.write_text(yaml.safe_dump(present | {"template": "intern_vl", "default_system": ""}))
+    code, message = refusal("export", job.path, "--to", "llama-factory", "--from", own, *options)
+    assert (code, "default_system: '' of the configuration is not the system prompt of the" in message) == (2, True)
 
 
 def test_internvl_trains_the_model_s_own_prompt(job: JobFile, model: Path, profile: Path, tmp_path: Path) -> None:
