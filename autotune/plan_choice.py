@@ -37,10 +37,16 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
-            "no plan is known for this job here; run `autotune tune JOB` or `autotune run JOB` first"
-            + _or_nearest(store, now, output)
+            f"no plan is known for this job here{_but_archived(store, now)}; run `autotune tune JOB` or "
+            f"`autotune run JOB` first{_or_nearest(store, now, output)}"
         )
     return winner
+
+
+def _but_archived(store: Store, now: Workload) -> str:
+    for best in store.best_plans(workload_fingerprint=now.fingerprint, archived=True, limit=1):
+        return f", except in an archived search (`autotune studies unarchive {store.study(best.study_id).name}`)"
+    return ""
 
 
 def note_faster(store: Store, best: BestPlan, listener: Listener) -> None:

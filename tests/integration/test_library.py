@@ -219,6 +219,14 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
 ) -> None:
     assert best_plan(job.path) == winner
     assert capfd.readouterr() == ("", "")
+    with open_store() as store:
+        name = store.study(winner.study_id).name
+        store.archive_studies([winner.study_id])
+        with pytest.raises(
+            PlanNotValid, match=rf"here, except in an archived search \(`autotune studies unarchive {name}`"
+        ):
+            best_plan(job.path)
+        store.unarchive_studies([winner.study_id])
     with pytest.raises(PlanNotValid, match=f"no plan is known for this job here; .*nearest by `--plan {PLAN.id}`"):
         best_plan(job.spoil(hardware__memory_limit="3GiB"))
     with pytest.raises(DatabaseUnavailable, match=r"empty.db does not exist; check --db"):

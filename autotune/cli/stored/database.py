@@ -11,11 +11,10 @@ from autotune import output_file
 from autotune.cli.context import Options
 from autotune.errors import DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent, place
-from storage.errors import DatabaseUnavailable
+from storage.errors import DatabaseUnavailable, UnknownRecord
 from storage.reading import read_store
 from storage.store import Store, open_store
 from trials import wire
-from trials.errors import AutotuneError
 from trials.units import number_of
 
 _SHOWN = 20
@@ -75,7 +74,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
             found = store.best_plans(hardware_name=hardware)
             ids |= dict.fromkeys(best.study_id for best in found if best.imported_from is None)
         if not ids:
-            raise AutotuneError(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
+            raise UnknownRecord(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
         if out is None:
             options.display.close()
             for line in store.export_studies(tuple(ids), _name(store)):

@@ -354,7 +354,7 @@ def test_a_bundle_goes_from_one_database_to_another(store: Store, tmp_path: Path
 
 def test_exports_and_imports_that_cannot_be_done_are_refused(store: Store, tmp_path: Path) -> None:
     for arguments, expected, output in (
-        (["db", "export", "--hardware", "no-such"], 1, "no finished study ran on 'no-such'"),
+        (["db", "export", "--hardware", "no-such"], 2, "no finished study ran on 'no-such'"),
         (["db", "export", "--study", "no-such"], 2, "begins with 'no-such'"),
         (["db", "export", "--study", "tiny"], 2, "several studies begin with 'tiny'"),
         (["db", "import", str(tmp_path)], 2, "autotune db export"),
