@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 from typing import Any
@@ -17,8 +17,8 @@ _MOST_BYTES = 1 << 20
 _SCRIPTS, _DOCUMENTS = (".sh", ".bash", ".slurm", ".sbatch", ".txt"), (".json", ".yaml", ".yml")
 _STARTERS = {"srun", "torchrun", "accelerate", "deepspeed", "python", "python3", "mpirun", "bash", "sh"}
 """Programs that start the program of a trainer."""
-_EACH_NODE, _ALL_NODES = ("nproc_per_node", "num_gpus"), ("num_processes", "ntasks")
-"""Options with which they say how many processes they start."""
+_ALL_NODES, _EACH_NODE, _TASKS = ("num_processes",), ("nproc_per_node", "num_gpus"), ("ntasks",)
+"""Options with which they say how many processes they start: a task may start several."""
 _NODES = ("nnodes", "num_nodes", "nodes")
 _OWN_STARTERS = {"swift": "1", "megatron": "1", "llamafactory-cli": None}
 """Programs that start NPROC_PER_NODE processes, with the number where that is not set; None for all devices."""
@@ -36,6 +36,12 @@ class Arguments:
     """Processes that the command starts, on all nodes."""
     environment: Mapping[str, str | NoValue] = field(default_factory=dict)
     """Variables that the script sets."""
+    place: str = ""
+    """File and line of the command in a script."""
+    remarks: tuple[str, ...] = ()
+    """What of the script is not followed, and what is assumed instead."""
+    others: tuple["Arguments", ...] = ()
+    """Those of the script's other commands."""
 
     def starts(self, *programs: str) -> bool:
         """Return whether one of these programs is among the words, perhaps as a file or with its folder."""
@@ -67,7 +73,7 @@ def _content(path: Path) -> bytes:
 
 def _mapping(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        document = strict_yaml.read(text)  # of which JSON is a part
+        document = document_of(path, text)
     except NotYaml as error:
         raise JobError(f"{path}, {error.mistake}") from error
     if document.mistakes:
@@ -77,25 +83,32 @@ def _mapping(path: Path, text: bytes) -> dict[str, Any]:
     return document.value
 
 
+def document_of(path: Path, content: bytes) -> strict_yaml.Document:
+    """Return the document in a file. Raise NotYaml."""
+    # JSON is a part of YAML but for tabs, which are blanks there: in its strings they are escaped.
+    return strict_yaml.read(content.replace(b"\t", b" ") if path.suffix == ".json" else content)
+
+
 def _of_script(path: Path, text: str) -> Arguments:
     """Return the arguments of the command with the most options. The script is read, never run."""
     try:
         commands = [command for command in commands_of(text) if command.words[0] != "echo"]
     except ValueError as error:
         raise JobError(f"{path}: {error}; write the arguments into a YAML file instead") from error
-    found = max(map(_of_command, commands), key=lambda each: len(each.values), default=None)
+    of_each = [_of_command(path, command) for command in commands]
+    found = max(of_each, key=lambda each: len(each.values), default=None)
     if found is None or not found.values:
         files = [word for command in commands for word in command.words if str(word).endswith(_DOCUMENTS)]
         named = f"; it names {', '.join(map(str, files))}: give that" if files else "; give a launch script"
         raise JobError(f"{path}: no command with options such as --learning_rate was found{named}")
-    return found
+    return replace(found, others=tuple(each for each in of_each if each is not found))
 
 
-def _of_command(command: ShellCommand) -> Arguments:
+def _of_command(path: Path, command: ShellCommand) -> Arguments:
     starting, own = _parts(command.words)
-    starter, values = dict(_options(starting)), dict(_options(own))
+    starter, values = dict(_options(starting)), dict(map(_negated, _options(own)))
     if not starting:  # then options of both are together, as in `torchrun --nproc_per_node 8 -m MODULE`
-        starter = {name: values.pop(name) for name in (*_EACH_NODE, *_ALL_NODES) if name in values}
+        starter = {name: values.pop(name) for name in (*_ALL_NODES, *_EACH_NODE, *_TASKS) if name in values}
     if own and own[0] in _OWN_STARTERS:
         environment = command.variables
         each_node = environment.get("NPROC_PER_NODE", _OWN_STARTERS[str(own[0])])
@@ -106,7 +119,18 @@ def _of_command(command: ShellCommand) -> Arguments:
         words={str(word) for word in (*starting, *leading)},
         devices=_processes(starter),
         environment=command.variables,
+        place=f"{path.name}, line {command.line}",
+        remarks=tuple(_unfollowed(path, command)),
     )
+
+
+def _unfollowed(path: Path, command: ShellCommand) -> Iterator[str]:
+    """Yield the tests and loops on which the command depends and that only a run of the script decides."""
+    for line in command.unfollowed:
+        yield f"{path.name}, line {line}: a test or a loop that is not followed; its training is taken to run once"
+    for line in sorted(set(command.doubts.values())):
+        names = ", ".join(sorted(name for name, at in command.doubts.items() if at == line))
+        yield f"{path.name}, line {line}: a test or a loop that is not followed; not known after it: {names}"
 
 
 def _parts(words: tuple[str | NoValue, ...]) -> tuple[tuple[str | NoValue, ...], tuple[str | NoValue, ...]]:
@@ -119,11 +143,12 @@ def _parts(words: tuple[str | NoValue, ...]) -> tuple[tuple[str | NoValue, ...],
 
 def _processes(starter: Mapping[str, Any]) -> int | None:
     """Return the number of processes on all nodes, None where it is not known."""
-    all_nodes, each_node, nodes = (
-        next((starter[name] for name in names if name in starter), None) for names in (_ALL_NODES, _EACH_NODE, _NODES)
+    all_nodes, each_node, tasks, nodes = (
+        next((starter[name] for name in names if name in starter), None)
+        for names in (_ALL_NODES, _EACH_NODE, _TASKS, _NODES)
     )
-    if all_nodes is not None:
-        return whole_number(all_nodes)
+    if all_nodes is not None or (each_node is None and tasks is not None):
+        return whole_number(tasks if all_nodes is None else all_nodes)
     each, times = whole_number(each_node), 1 if nodes is None else whole_number(nodes)
     return each * times if each and times else None
 
@@ -151,6 +176,12 @@ def _options(words: Iterable[str | NoValue]) -> Iterator[tuple[str, Any]]:
             given.append(word)
     if name:
         yield name, _joined(given)
+
+
+def _negated(option: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a `--no_NAME` without a value as a false NAME: so HfArgumentParser turns off what is on by default."""
+    name, value = option
+    return (name[3:], "false") if name.startswith("no_") and value is True else option
 
 
 def _joined(given: list[str | NoValue]) -> Any:

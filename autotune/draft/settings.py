@@ -11,7 +11,7 @@ from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, number, text, texts
 from autotune.draft.leftovers import notes_on
 from autotune.draft.present import PACKED, own_packs, present_of
-from autotune.draft.trainers import TRAINERS
+from autotune.draft.trainers import TRAINERS, Trainer
 from autotune.errors import JobError
 from trials import plugins
 from trials.errors import ModelError
@@ -42,6 +42,8 @@ EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.ev
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
 _BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
+_OTHER_TASKS = {"infer", "export", "deploy", "eval", "merge-lora", "app", "web-ui", "chat", "webchat", "api", "sample"}
+"""What the programs of ms-swift and LLaMA-Factory do beside training."""
 
 
 def draft_of(arguments: Arguments, devices: int) -> Draft:
@@ -49,9 +51,10 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
 
     Raise JobError for arguments of an unknown trainer, and for contradictory ones.
     """
-    title, values = _common(arguments)
-    draft = Draft(notes=[f"Taken from a configuration of {title}"])
-    given = Given(values)
+    trainer = _trainer_of(arguments)
+    draft = Draft(notes=[f"Taken from a configuration of {trainer.TITLE}", *_other_trainings(arguments)])
+    draft.notes += arguments.remarks
+    given = Given(trainer.settings(arguments))
     saves = _intervals(given, draft)
     for name, (key, read) in PLAIN.items():
         if (value := given.take(name, read)) is not None:
@@ -92,16 +95,29 @@ def absent_files(values: Mapping[str, Any], folder: Path) -> Iterator[str]:
             yield f"Not files here, so give their paths in {key}: {', '.join(missing)}"
 
 
-def _common(arguments: Arguments) -> tuple[str, dict[str, Any]]:
-    """Return the trainer's title, and all values by common name."""
+def _trainer_of(arguments: Arguments) -> Trainer:
     for word in sorted(arguments.words):
         if other := _OTHER_LEARNING.search(PurePath(word).stem):
             raise JobError(f"{word}: only supervised fine-tuning can be trained here, not {other[0].upper()}")
     for _, trainer in plugins.each(TRAINERS):
         if trainer.recognises(arguments):
-            return trainer.TITLE, trainer.settings(arguments)
+            return trainer
     known = ", ".join(trainer.TITLE for _, trainer in plugins.each(TRAINERS))
     raise JobError(f"the arguments are not those of a known trainer: {known}")
+
+
+def _other_trainings(arguments: Arguments) -> Iterator[str]:
+    """Yield that a script starts further trainings, of which the job is none."""
+    others = [
+        each
+        for each in arguments.others
+        if not each.words & _OTHER_TASKS and any(it.recognises(each) for _, it in plugins.each(TRAINERS))
+    ]
+    if others:
+        yield (
+            f"The script starts {len(others) + 1} trainings, and the job is the one with the most options, of "
+            f"{arguments.place}; not those of {'; '.join(each.place for each in others)}"
+        )
 
 
 def _data(given: Given, draft: Draft) -> None:

@@ -1,23 +1,31 @@
 """Commands of a shell script, with its variables replaced. Nothing is run."""
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from autotune.draft.shell_arithmetic import computed
+from autotune.draft.shell_branches import Branches
+from autotune.draft.shell_conditions import TESTS, UNKNOWN, UNSET, matches, succeeds
 
 _NAME = r"[A-Za-z_]\w*"
 _ASSIGNMENT = re.compile(rf"({_NAME})(\+?)=")
-_PARAMETER = re.compile(rf"({_NAME})(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
+_PARAMETER = re.compile(rf"({_NAME}|\d)(\[[@*]\])?(?::?[-=](.*))?", re.DOTALL)
 _SUBSTITUTION = re.compile(r"\$\(\(|\$\(|\$\{|`")
 _HERE_DOCUMENT = re.compile(r"(<<-?\s*(['\"]?)(\w+)\2[^\n]*\n)(?:.*?\n)??[ \t]*\3[ \t]*(?=\n|$)", re.DOTALL)
 _CLOSING = {"$((": "))", "$(": ")", "${": "}", "`": "`"}
 _ENDS = ";|&()\n"
-_PREFIXES = {"export", "local", "exec", "time", "nohup", "env", "sudo", "eval", "then", "do", "else", "{", "}", "fi"}
+_SEPARATOR = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;|&()\n]|$")
+_CASE_ENDS = (";;", ";&", ";;&")
+_PREFIXES = {"export", "local", "exec", "time", "nohup", "env", "sudo", "eval"}
+_OPENING, _CLOSING_KINDS = (
+    {"if", "for", "select", "while", "until", "case", "{"},
+    {"fi": "if", "done": "loop", "esac": "case", "}": "{"},
+)
+_KEYWORDS = {*_PREFIXES, *_OPENING, *_CLOSING_KINDS, "then", "elif", "else", "do"}
+_KEYWORD = re.compile(r"[a-z]+(?=[\s;|&)]|$)|[{}](?=[\s;|&)]|$)")
 # A choice, as long as the largest script that is read: a loop that doubles a variable would fill the memory.
 _LONGEST = 1 << 20
-_UNKNOWN = "\0"
-"""Stands in a text for what the script does not set."""
 _NEXT = "\1"
 """Separates the words of a list in its value."""
 
@@ -37,13 +45,21 @@ class ShellCommand:
     words: tuple[str | NoValue, ...]
     variables: Mapping[str, str | NoValue]
     """Variables of the script when it runs, those of its environment included."""
+    line: int
+    unfollowed: tuple[int, ...] = ()
+    """Lines of the tests and loops that decide whether it runs, where only a run of the script can say."""
+    doubts: Mapping[str, int] = field(default_factory=dict)
+    """Line of such a test or loop by the variable that has no value because of it."""
 
 
 def commands_of(text: str) -> Iterator[ShellCommand]:
     """Yield the commands. Raise ValueError for quotes that do not end, and for what grows without an end."""
-    lines = text.replace("\r\n", "\n").replace(_UNKNOWN, "").replace(_NEXT, "")
+    lines = re.sub(rf"[{UNSET}{_NEXT}]", "", text.replace("\r\n", "\n"))
+    variables: dict[str, str] = {}
     try:
-        yield from _Reader(_HERE_DOCUMENT.sub(r"\1", lines), {}).commands()
+        # Lines of a here-document stay, empty, so that those after it keep their numbers.
+        whole = _HERE_DOCUMENT.sub(lambda found: found[1] + "\n" * (found[0].count("\n") - found[1].count("\n")), lines)
+        yield from _Reader(whole, variables, Branches(variables)).commands()
     except RecursionError as error:
         raise ValueError("its commands are nested too deeply") from error
 
@@ -51,14 +67,18 @@ def commands_of(text: str) -> Iterator[ShellCommand]:
 class _Reader:
     """A text of the script that is read once, from its start to its end."""
 
-    def __init__(self, text: str, variables: dict[str, str]) -> None:
+    def __init__(self, text: str, variables: dict[str, str], branches: Branches, line: int = 1) -> None:
         self._text = text
         self._at = 0
         self._variables = variables
+        self._branches = branches
         self._words: list[str] = []
         self._word: str | None = None
-        self._branches: list[bool | None] = []
-        """Whether the present branch of each open `if` runs, None where that is not known."""
+        self._before: dict[str, str] | None = None
+        """Variables before a command that may not run."""
+        self._is_empty = True
+        """Whether the present command has no assignment."""
+        self._line, self._counted = line, 0
 
     def commands(self) -> Iterator[ShellCommand]:
         """Yield the commands, and keep what they assign."""
@@ -66,19 +86,60 @@ class _Reader:
             yield from self._command()
 
     def _command(self) -> Iterator[ShellCommand]:
+        self._begin()
         keyword = self._start()
-        while self._at < len(self._text) and self._text[self._at] not in _ENDS:
+        line = self._line_here()
+        while self._at < len(self._text) and (self._text[self._at] not in _ENDS or self._is_in_test()):
             self._next_word()
-        self._at += 1
         words, self._words = self._words, []
-        if keyword in ("if", "elif"):
-            self._branches[-1] = _holds(words)
-        elif words and False not in self._branches:
+        runs = self._branches.runs
+        success: bool | None = True
+        if words and runs is not False:
             if keyword == "eval":
-                yield from _Reader(" ".join(words), self._variables).commands()
-                return
-            variables = {name: _word(value) for name, value in self._variables.items()}
-            yield ShellCommand(words=tuple(map(_word, words)), variables=variables)
+                yield from _Reader(" ".join(words), self._variables, self._branches, line).commands()
+                success = None
+            else:
+                yield self._found(words, line)
+                success = succeeds(words)
+        self._end(success, line, is_empty=not words and self._is_empty)
+
+    def _found(self, words: list[str], line: int) -> ShellCommand:
+        known = {name: _word(value) for name, value in self._variables.items()}
+        return ShellCommand(
+            words=tuple(map(_word, words)),
+            variables=known,
+            line=line,
+            unfollowed=self._branches.unfollowed(line),
+            doubts={name: at for name, at in self._branches.doubts.items() if isinstance(known.get(name), NoValue)},
+        )
+
+    def _begin(self) -> None:
+        self._is_empty = True
+        self._before = None if self._branches.follows is True else dict(self._variables)
+
+    def _end(self, success: bool | None, line: int, *, is_empty: bool) -> None:
+        """Read what ends the command, and give the variables their values after it."""
+        separator = _SEPARATOR.match(self._text, self._at)
+        end = separator[0] if separator else ""
+        self._at += max(1, len(end))
+        branches = self._branches
+        if self._before is not None and not is_empty:
+            after = dict(self._variables)
+            branches.merge([self._before, *([] if branches.follows is False else [after])], line)
+        joins = end if end in ("&&", "||") else ""
+        if is_empty:
+            # A line may end behind an operator.
+            if end not in ("\n", "("):
+                branches.join(joins)
+        elif end not in ("|", "|&"):  # of a pipeline, the last command decides
+            branches.after(success, joins)
+        if end == "(":
+            branches.begin("(", line)
+        elif end == ")":
+            branches.end("(")
+        elif end in _CASE_ENDS and branches.case_of() is not None:
+            branches.end_branch("case")
+            self._pattern()
 
     def _start(self) -> str:
         """Read keywords and assignments before a command; return the last keyword."""
@@ -88,31 +149,95 @@ class _Reader:
             if assigned := _ASSIGNMENT.match(self._text, self._at):
                 self._assign(assigned)
                 continue
-            word = re.compile(r"[a-z]+(?=[\s;]|$)|[{}](?=\s|$)").match(self._text, self._at)
-            if word is None or word[0] not in (*_PREFIXES, "if", "elif"):
+            word = _KEYWORD.match(self._text, self._at)
+            if word is None or word[0] not in _KEYWORDS:
                 return keyword
+            line = self._line_here()
             self._at, keyword = word.end(), word[0]
-            self._branch(keyword)
+            if keyword not in _PREFIXES:
+                self._structure(keyword, line)
+                self._begin()
 
-    def _branch(self, keyword: str) -> None:
-        if keyword == "if":
-            self._branches.append(None)
-        elif self._branches and keyword == "else":
-            taken = self._branches[-1]
-            self._branches[-1] = None if taken is None else not taken
-        elif self._branches and keyword == "fi":
-            self._branches.pop()
+    def _structure(self, keyword: str, line: int) -> None:
+        """Read a keyword of a compound command, and what belongs to it."""
+        branches = self._branches
+        if keyword in ("for", "select"):
+            self._loop(line)
+        elif keyword == "case":
+            self._skip_blanks()
+            branches.begin("case", line, self._value())
+            self._skip_blanks("\n")
+            self._at += 2 * self._text.startswith("in", self._at)
+            self._pattern()
+        elif keyword in _OPENING:
+            kind = "loop" if keyword in ("while", "until") else keyword
+            branches.begin(kind, line)
+            if kind != "if":
+                branches.branch(kind, None if kind == "loop" else True)
+        elif keyword == "then":
+            branches.branch("if", branches.success)
+        elif keyword in ("elif", "else"):
+            branches.end_branch("if")
+            if keyword == "else":
+                branches.branch("if", condition=True)
+        elif keyword in _CLOSING_KINDS:
+            branches.end(_CLOSING_KINDS[keyword])
+
+    def _loop(self, line: int) -> None:
+        """Begin a loop over words; its variable has a value where it is over one."""
+        self._skip_blanks()
+        self._branches.begin("loop", line)
+        name = re.compile(_NAME).match(self._text, self._at)
+        if name is None:  # for ((...))
+            self._branches.branch("loop", None)
+            return
+        self._at = name.end()
+        self._skip_blanks("\n")
+        values: list[str] = []
+        if over := re.compile(r"in(?=\s)").match(self._text, self._at):
+            self._at = over.end()
+            self._skip_blanks()
+            while self._at < len(self._text) and self._text[self._at] not in _ENDS:
+                self._next_word()
+            values, self._words = self._words, []
+        is_one = len(values) == 1 and not re.search(rf"[*?\[{{{UNKNOWN}]", values[0])
+        self._branches.branch("loop", True if is_one else None)
+        self._variables[name[0]] = values[0] if is_one else UNKNOWN
+
+    def _pattern(self) -> None:
+        """Read the patterns before the next branch of a `case`, if there is one."""
+        blanks = re.compile(r"(?:\s|#[^\n]*\n)*").match(self._text, self._at)
+        self._at = blanks.end() if blanks else self._at
+        end = self._text.find(")", self._at)
+        if end < 0 or re.compile(r"esac\b").match(self._text, self._at):
+            return
+        patterns, self._at = self._text[self._at : end].lstrip("("), end + 1
+        self._branches.branch("case", matches(self._branches.case_of() or "", patterns))
+
+    def _line_here(self) -> int:
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = max(self._at, self._counted)
+        return self._line
+
+    @property
+    def _test(self) -> str:
+        """The test that the present command is; empty for another one."""
+        first = self._words[1:2] if self._words[:1] == ["!"] else self._words[:1]
+        return first[0] if first and first[0] in TESTS else ""
+
+    def _is_in_test(self) -> bool:
+        """Return whether the command is a `[[` that is open, where `&&` and `||` end nothing."""
+        return self._test == "[[" and self._words[-1] != "]]" and self._text[self._at] not in ";\n"
 
     def _assign(self, assigned: re.Match[str]) -> None:
         name, adds = assigned.groups()
-        self._at = assigned.end()
+        self._at, self._is_empty = assigned.end(), False
         is_array = self._text.startswith("(", self._at)
         value = _NEXT.join(self._array()) if is_array else self._value()
-        if False not in self._branches:
-            before = self._variables.get(name, "") if adds else ""
-            if len(before) + len(value) > _LONGEST:
-                raise ValueError(f"the variable {name} is too long")
-            self._variables[name] = before + _NEXT * bool(is_array and before) + value
+        before = self._variables.get(name, "") if adds else ""
+        if len(before) + len(value) > _LONGEST:
+            raise ValueError(f"the variable {name} is too long")
+        self._variables[name] = before + _NEXT * bool(is_array and before) + value
 
     def _array(self) -> list[str]:
         self._at += 1
@@ -139,7 +264,11 @@ class _Reader:
     def _next_word(self) -> None:
         """Read a word, a comment or a redirection, and the blanks behind it."""
         rest = self._text[self._at : self._at + 12]
-        if rest.startswith("#"):
+        if self._is_in_test() and (operator := re.match(r"&&|\|\||[&|()<>]", rest)):
+            self._words.append(operator[0])
+            self._at += operator.end()
+            self._skip_blanks("\n")
+        elif rest.startswith("#"):
             end = self._text.find("\n", self._at)
             self._at = len(self._text) if end < 0 else end
         elif redirection := re.match(r"\d*[<>][<>&|]*", rest):
@@ -159,8 +288,11 @@ class _Reader:
             elif character in "'\"":
                 self._quoted(character)
             elif (value := self._expansion()) is None:
-                self._add(character)
+                # An open pattern in a test is not followed.
+                self._add(UNKNOWN if character in "*?[" and self._test else character)
                 self._at += 1
+            elif self._test == "[[":  # which splits no values, and takes them for patterns
+                self._add(UNKNOWN if re.search(r"[*?\[]", value) else value)
             else:
                 self._split(value) if splits else self._add(value)
 
@@ -189,7 +321,7 @@ class _Reader:
             return self._substitution(found[0])
         if found := re.compile(rf"\$({_NAME}|[\d@*#?!$-])").match(self._text, self._at):
             self._at = found.end()
-            return self._variables.get(found[1], _UNKNOWN)
+            return self._variables.get(found[1], UNSET if found[1].isalnum() or "_" in found[1] else UNKNOWN)
         return None
 
     def _substitution(self, opening: str) -> str:
@@ -197,20 +329,20 @@ class _Reader:
         if opening == "${":
             parameter = _PARAMETER.fullmatch(inner)
             if parameter is None:
-                return _UNKNOWN
+                return UNKNOWN
             name, elements, default = parameter.groups()
             if default is None:
-                value = self._variables.get(name, _UNKNOWN)
+                value = self._variables.get(name, UNSET)
                 return value.replace(_NEXT, " ") if elements == "[*]" else value
             return self._variables.get(name) or self._whole(default)
         if opening != "$((" and not inner.startswith("expr "):
-            return _UNKNOWN
+            return UNKNOWN
         number = computed(inner.removeprefix("expr ").replace("\\*", "*"), self._variables)
-        return _UNKNOWN if number is None else str(number)
+        return UNKNOWN if number is None else str(number)
 
     def _whole(self, text: str) -> str:
         """Return a text as one word."""
-        reader = _Reader(text, self._variables)
+        reader = _Reader(text, self._variables, self._branches)
         reader._word = ""
         while reader._at < len(text):
             reader._read_word(splits=False)
@@ -255,50 +387,5 @@ class _Reader:
 
 
 def _word(text: str) -> str | NoValue:
-    start, unknown, _ = text.partition(_UNKNOWN)
+    start, unknown, _ = text.partition(UNKNOWN)
     return NoValue(start) if unknown else text
-
-
-def _holds(test: list[str]) -> bool | None:
-    """Return whether a test of texts holds; None for another test, or one of something unknown."""
-    match test:
-        case ["[" | "[[", *inner, "]" | "]]"] if not any(_UNKNOWN in word for word in inner):
-            match inner:
-                case ["-n", text]:
-                    return bool(text)
-                case ["-z", text]:
-                    return not text
-                case [left, "=" | "==", right]:
-                    return left == right
-                case [left, "!=", right]:
-                    return left != right
-    return None
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
-# A choice: sizes and counts of a training have fewer digits, and products of such numbers are computed at once.
-_MOST_DIGITS = 12
-
-
-def computed(expression: str, variables: Mapping[str, str]) -> int | None:
-    """Return the value of an expression, with variables as `NAME`, `$NAME` or `${NAME}`; None for any other."""
-    names = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", expression)
-    numbers = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0]) or name[0], names)
-    try:
-        return _value(ast.parse(numbers.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-        return None
-
-
-def _value(node: ast.expr) -> int:
-    match node:
-        case ast.Constant(value=int(value)) if len(str(value)) <= _MOST_DIGITS:
-            return value
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value(left), _value(right))
-    raise ValueError("not arithmetic")
