@@ -22,17 +22,17 @@ class Given:
         self.unknown = {name for name, value in values.items() if isinstance(value, NoValue)}
         """Names of the values that the script does not set."""
 
-    def take(self, name: str, read: Callable[[Any], _Value]) -> _Value | None:
+    def take(self, name: str, read: Callable[[Any], _Value | None]) -> _Value | None:
         """Return a value; None for an absent, empty, unknown or `auto` one. Raise JobError for another kind of it."""
         self.left.pop(name, None)
         return self.look(name, read)
 
-    def look(self, name: str, read: Callable[[Any], _Value]) -> _Value | None:
+    def look(self, name: str, read: Callable[[Any], _Value | None]) -> _Value | None:
         """Return a value as `take` does, but leave it."""
         value = self._values.get(name)
         # Arguments of a script are texts; read as YAML, they become numbers and flags.
         if isinstance(value, str) and read is not text and read is not texts:
-            value = strict_yaml.read(value.encode()).value
+            value = None if value == "None" else strict_yaml.read(value.encode()).value
         if value == "auto":
             self.automatic.add(name)
         if value in (None, "auto", "") or isinstance(value, NoValue):
@@ -56,6 +56,11 @@ def count(value: object) -> int:
     if found != int(found) or found < 0:
         raise ValueError(f"{found:g} is not a count; give a whole number")
     return int(found)
+
+
+def limit(value: object) -> int | None:
+    """Return a count; None, which is no limit, for zero and below."""
+    return count(value) if number(value) > 0 else None
 
 
 def flag(value: object) -> bool:

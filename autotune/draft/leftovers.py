@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from autotune.draft.given import Given
@@ -42,10 +43,13 @@ _SEARCHED = {
     "sequence_parallel",
     "sequence_parallel_size",
     "sequence_parallel_degree",
+    "deepspeed_autotp_size",
 }
 """Arguments that the search for a plan decides."""
 _IMAGES = {
     "conv_style",
+    "ENV",
+    "model_kwargs",
     "template",
     "chat_template",
     "chat_template_jinja",
@@ -93,6 +97,21 @@ _PARTS = {"vision_tower", "vision_path", "llm_path", "mlp_path", "pretrain_mm_ml
 _LEARNING = {
     "optim",
     "optimizer",
+    "optimizer.params",
+    "scheduler.params",
+    "adam_epsilon",
+    "average_tokens_across_devices",
+    "max_samples",
+    "max_epochs",
+    "mix_strategy",
+    "interleave_probs",
+    "interleave_prob",
+    "dataset_shuffle",
+    "train_dataloader_shuffle",
+    "disable_shuffling",
+    "train_mm_proj_only",
+    "enable_dft_loss",
+    "enable_thinking",
     "bits",
     "quantization_bit",
     "quant_bits",
@@ -163,6 +182,28 @@ _LEARNING = {
 }
 """Arguments about what is learnt that a job does not have."""
 _ADAMW = ("adamw", "adam")
+_ON, _ABSENT = ("true", "1", "yes"), ("none", "null", "")
+_OFF = ("false", "no", "0", "[]", "{}", *_ABSENT)
+_USUAL = {
+    **dict.fromkeys(("assistant_only_loss", "completion_only_loss", "average_tokens_across_devices"), _ON),
+    **dict.fromkeys(("dataset_shuffle", "train_dataloader_shuffle"), _ON),
+    **dict.fromkeys(("bits", "quantization_bit", "quant_bits"), (*_OFF, "16")),
+    **dict.fromkeys(("num_lora_modules", "max_length", "max_samples"), (*_OFF, "-1")),
+    "adam_epsilon": (*_ABSENT, "1e-08"),
+    "enable_thinking": _ABSENT,
+    "init_weights": (*_ABSENT, *_ON),
+    "loss_scale": (*_ABSENT, "default"),
+    "mix_strategy": (*_ABSENT, "concat"),
+    "truncation_strategy": (*_ABSENT, "delete"),
+    "optimizer.params.eps": (*_ABSENT, "1e-08", "auto"),
+    "optimizer.params.adam_w_mode": _ON,
+    "optimizer.params.bias_correction": _ON,
+    "optimizer.params.torch_adam": (*_OFF, *_ON),
+    "scheduler.params.warmup_min_lr": (*_OFF, "auto"),
+    "scheduler.params.warmup_type": ("linear",),
+    "scheduler.params.cos_min_ratio": (*_OFF, "0.0001"),
+}
+"""Values with which an argument changes nothing, where they are others than those that turn it off."""
 
 
 def notes_on(given: Given) -> Iterator[str]:
@@ -198,15 +239,15 @@ def _written(values: dict[str, Any], names: set[str]) -> str:
 
 
 def _general(name: str) -> str:
-    """Return the name of an argument without the position of its list's entry."""
-    return re.sub(r"\[\d+\]", "", name)
+    """Return the name of an argument without the position of its list's entry, or the name of a parameter."""
+    return re.sub(r"\[\d+\]|(?<=\.params)\.\w+", "", name)
 
 
 def _is_usual(name: str, value: object) -> bool:
-    """Return whether the value turns the argument off, so that the job needs nothing for it."""
+    """Return whether the job needs nothing for this value."""
     text = str(value).lower()
-    if name in ("assistant_only_loss", "completion_only_loss"):
-        return text in ("true", "1", "yes")
     if name in ("optim", "optimizer"):
         return text.startswith(_ADAMW) and "mini" not in text and "bit" not in text
-    return text in ("", "none", "null", "false", "no", "0", "-1", "0.0", "16")
+    with suppress(ValueError):  # of a word
+        text = f"{float(text):g}"
+    return text in _USUAL.get(name, _OFF)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from autotune.draft.arguments import Arguments
+from autotune.draft.arguments import Arguments, document_of
 from autotune.draft.given import Given, count, flag
 from autotune.errors import JobError
-from trials import strict_yaml
 from trials.plan import MOST_UNITS, SIMPLE_PACKER, Packed, Padded, ZeroStage
 from trials.strict_yaml import NotYaml
 from trials.units import number_of
@@ -19,14 +18,16 @@ PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing", "sample_pa
 _FLAT = ("padding_free", "data_flatten", "batch_flattening")
 """Arguments with which the samples of a micro-batch are joined without padding."""
 _GROUPED = ("group_by_length", "group_by_modality_length")
-_DEGREES = (
+DEGREES = (
     "tensor_parallel_size",
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
     "sequence_parallel_size",
     "sequence_parallel_degree",
+    "deepspeed_autotp_size",
 )
+"""Arguments that say how many devices compute the same samples together."""
 _KNOWN = {"per_device_train_batch_size", "gradient_checkpointing", "deepspeed", "fsdp", *PACKED, *_FLAT, *_GROUPED}
 """Arguments without whose value there is no plan."""
 _STAGE = re.compile(r"(?:zero|z)[_-]?(?:stage)?[_-]?([0-3])(?!\d)")
@@ -139,10 +140,7 @@ def _stage_of(configuration: object, remarks: list[str]) -> int | str:
                 return f"deepspeed: {configuration} is not here, and no stage without offload is in its name"
             remarks.append(f"ZeRO {found[1]} is by the name {configuration}, which is no file here")
             return int(found[1])
-        try:
-            configuration = strict_yaml.read(file.read_bytes()).value
-        except (OSError, NotYaml) as error:
-            raise JobError(f"deepspeed: {file} cannot be read: {error}") from error
+        configuration = _content(file)
     zero = configuration.get("zero_optimization", {}) if isinstance(configuration, dict) else None
     if not isinstance(zero, dict):
         raise JobError(f"deepspeed: {configuration!r:.60} has no object zero_optimization; correct it")
@@ -151,6 +149,28 @@ def _stage_of(configuration: object, remarks: list[str]) -> int | str:
         return f"{offloads[0]}: a plan keeps weights and optimizer on the devices"
     stage = zero.get("stage", 0)
     return stage if stage in get_args(ZeroStage) else f"zero_optimization.stage: {stage!r:.20} is none of a plan's"
+
+
+def _content(file: Path) -> object:
+    try:
+        return document_of(file, file.read_bytes()).value
+    except (OSError, NotYaml) as error:
+        raise JobError(f"deepspeed: {file} cannot be read: {error}") from error
+
+
+def replaced_by_deepspeed(given: Given) -> Iterator[str]:
+    """Yield which arguments have no effect because DeepSpeed's own configuration has a schedule or an optimizer."""
+    configuration = given.look("deepspeed", _any)
+    if isinstance(configuration, str) and Path(configuration).is_file():
+        configuration = _content(Path(configuration))
+    if not isinstance(configuration, dict):
+        return
+    for key, keys in (("scheduler", "training.schedule and training.warmup"), ("optimizer", "training.learning_rate")):
+        section = configuration.get(key)
+        kind = section.get("type") if isinstance(section, dict) else None
+        # transformers checks that an AdamW there has the values of the arguments.
+        if kind and str(kind).lower() not in ("adam", "adamw"):
+            yield f"deepspeed: {key}.type: {kind} replaces that of the arguments there; check {keys}"
 
 
 def _device(offload: object) -> object:
@@ -174,7 +194,7 @@ def _switch(value: object) -> bool | str:
 
 def _beyond(given: Given) -> Iterator[str]:
     """Yield further settings that no plan has in data parallelism alone."""
-    for name in _DEGREES:
+    for name in DEGREES:
         if (given.look(name, count) or 1) > 1:
             yield f"{name}: such a split is not made by `init`"
     if given.look("activation_offloading", flag):

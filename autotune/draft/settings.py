@@ -1,5 +1,6 @@
 """Settings of a job from the arguments of another trainer."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
@@ -8,9 +9,9 @@ from typing import Any, get_args
 from autotune.draft.adapters import take_adapters
 from autotune.draft.arguments import Arguments
 from autotune.draft.draft import Draft
-from autotune.draft.given import Given, count, flag, number, text, texts
+from autotune.draft.given import Given, count, flag, limit, number, text, texts
 from autotune.draft.leftovers import notes_on
-from autotune.draft.present import PACKED, own_packs, present_of
+from autotune.draft.present import DEGREES, PACKED, own_packs, present_of, replaced_by_deepspeed
 from autotune.draft.trainers import TRAINERS, Trainer
 from autotune.errors import JobError
 from trials import plugins
@@ -26,7 +27,7 @@ PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "vision_lr": ("training.learning_rates.vision", number),
     "projector_lr": ("training.learning_rates.projector", number),
     "weight_decay": ("training.weight_decay", number),
-    "save_total_limit": (_KEPT, count),
+    "save_total_limit": (_KEPT, limit),
     "seed": ("training.seed", count),
     "dataloader_num_workers": ("data.workers", count),
     "output_dir": ("training.output", text),
@@ -40,7 +41,8 @@ SCHEDULES = {
 }
 EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.every"}
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
-_BATCH = {"train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps"}
+_BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps", *DEGREES}
+"""Arguments that decide on the samples of a step."""
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 _OTHER_TASKS = {"infer", "export", "deploy", "eval", "merge-lora", "app", "web-ui", "chat", "webchat", "api", "sample"}
 """What the programs of ms-swift and LLaMA-Factory do beside training."""
@@ -55,13 +57,11 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     draft = Draft(notes=[f"Taken from a configuration of {trainer.TITLE}", *_other_trainings(arguments)])
     draft.notes += arguments.remarks
     given = Given(trainer.settings(arguments))
-    saves = _intervals(given, draft)
+    draft.notes += given.take("remarks", texts) or []
     for name, (key, read) in PLAIN.items():
         if (value := given.take(name, read)) is not None:
             draft.values[key] = value
-    if saves and _KEPT not in draft.values:
-        kept = TrainingSection.model_fields["keep_checkpoints"].default
-        draft.notes.append(f"The configuration keeps all checkpoints, and the job the newest {kept}: see {_KEPT}")
+    _checkpoints(given, draft)
     _data(given, draft)
     _precision(given, draft)
     named = given.take("processes", count)
@@ -72,6 +72,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     _steps(given, draft)
     _loss(given, draft)
     take_adapters(given, draft)
+    draft.notes += replaced_by_deepspeed(given)
     draft.present = present_of(given, arguments)
     draft.notes += notes_on(given)
     return draft
@@ -124,7 +125,6 @@ def _data(given: Given, draft: Draft) -> None:
     if model := given.take("model_name_or_path", text):
         draft.values["model.path"] = _local(model)
     shared, folder = given.take("images", text), given.take("dataset_dir", text)
-    most = given.take("max_samples", count)
     for prefix, files, names, own in (
         ("data", "data_path", "dataset_names", None),
         ("evaluation", "evaluation_path", "evaluation_names", given.take("evaluation_images", text)),
@@ -134,7 +134,7 @@ def _data(given: Given, draft: Draft) -> None:
         sources += given.take(f"{prefix}_sources", _sources) or []
         if listed := given.take(names, texts):
             entries = {"path": _local(str(Path(folder or "data") / "dataset_info.json")), "names": list(listed)}
-            entries |= {"sampling": f"first:{most}"} if most else {}
+            entries |= {"sampling": f"first:{most}"} if (most := given.take("max_samples", count)) else {}
             sources.append(entries | ({"images": images} if images else {}))
         if sources:
             draft.values[f"{prefix}.sources"] = sources
@@ -188,27 +188,37 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
         given.take(name, count)
         for name in ("train_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
     )
+    least = given.take("least_batch_samples", count)
+    degrees = {name: degree for name in DEGREES if (degree := given.look(name, count) or 1) > 1}
     draft.values["hardware.devices"] = devices
-    if unknown := sorted(given.unknown & _BATCH):
+    unknown = sorted(given.unknown & {"train_batch_size", *_BATCH} | given.automatic & _BATCH)
+    if whole is None and unknown:
         draft.notes.append(f"training.global_batch_samples is not that of the script, which does not set {unknown[0]}")
         return
     if whole is None and each is None:
         return
+    if whole is None and times is None and least:
+        times = -(-least // ((each or 1) * processes))
     product = (each or 1) * (times or 1) * processes
-    if whole is None and times is None:  # ms-swift accumulates until a step has 16 samples
-        times = -(-16 // product)
-        product *= times
     if whole is not None and each and times and whole != product:
         raise JobError(
             f"train_batch_size: {whole} is not {each} per device x {number_of(times, 'accumulation step')} x "
             f"{number_of(processes, 'device')} = {product}; correct one, or give --devices"
         )
-    draft.values["training.global_batch_samples"] = whole or product
+    # Processes that share samples compute them once.
+    shared = math.prod(degrees.values())
+    if whole is None and processes % shared:
+        raise JobError(
+            f"{', '.join(f'{name}: {degree}' for name, degree in degrees.items())}: {number_of(processes, 'device')} "
+            f"cannot be split into groups of {shared}; correct it, or give --devices"
+        )
+    draft.values["training.global_batch_samples"] = whole or product // shared
     packed = next((name for name in PACKED if given.look(name, flag)), None)
     if whole is None:
+        splits = "".join(f" / {degree} ({name})" for name, degree in degrees.items())
         draft.notes.append(
-            f"A step has {number_of(product, 'pack' if packed else 'sample')}: {each} per device x "
-            f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}"
+            f"A step has {number_of(product // shared, 'pack' if packed else 'sample')}: {each} per device x "
+            f"{number_of(times or 1, 'accumulation step')} x {number_of(processes, 'device')}{splits}"
         )
     if packed:
         draft.packs = own_packs(given)
@@ -219,21 +229,22 @@ def _batch(given: Given, draft: Draft, devices: int, processes: int) -> None:
             )
 
 
-def _intervals(given: Given, draft: Draft) -> bool:
-    """Take the steps between checkpoints and evaluations, and return whether there are any checkpoints.
-
-    A share of all steps is not taken.
-    """
-    strategy = given.take("save_strategy", text)
+def _checkpoints(given: Given, draft: Draft) -> None:
+    """Take the steps between checkpoints and evaluations. A share of all steps is not taken."""
+    strategies = {"save_steps": given.take("save_strategy", text), "eval_steps": given.look("eval_strategy", text)}
     for name, key in EVERY.items():
         every = given.take(name, number)
-        if not every or (name == "save_steps" and strategy not in (None, "steps")):
+        if not every or strategies[name] not in (None, "steps"):
             continue
         if every >= 1:
             draft.values[key] = int(every)
         else:
             draft.notes.append(f"{name}: {every:g} is a share of all steps; give {key} a number of steps")
-    return strategy != "no"
+    if strategies["save_steps"] == "no":
+        draft.notes.append("The configuration writes no checkpoints, and the job one at the end of each epoch")
+    elif _KEPT not in draft.values:
+        kept = TrainingSection.model_fields["keep_checkpoints"].default
+        draft.notes.append(f"The configuration keeps all checkpoints, and the job the newest {kept}: see {_KEPT}")
 
 
 def _steps(given: Given, draft: Draft) -> None:

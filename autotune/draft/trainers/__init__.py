@@ -20,8 +20,9 @@ class Trainer(Protocol):
         """Return the value of every argument, with the trainer's defaults for those that are not given.
 
         Names are those of transformers' `TrainingArguments`, those in `autotune.draft.settings` and
-        `autotune.draft.present` where it has none, and the trainer's own for all others. Raise JobError for what is not
-        supervised fine-tuning.
+        `autotune.draft.present` where it has none, and the trainer's own for all others. `auto` stands for what the
+        configuration leaves to something else, and `remarks` are notes on what the trainer does otherwise than a job.
+        Raise JobError for what is not supervised fine-tuning.
         """
 
 

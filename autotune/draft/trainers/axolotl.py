@@ -69,6 +69,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     # An empty value is none, as those that the examples list to be filled in.
     own = {name: value for name, value in renamed(arguments, _NAMES).items() if value is not None}
     found = transformers_trainer.DEFAULTS | _DEFAULTS | _adapters(given) | own
+    found["remarks"] = [*_remarks(own)]
     if "warmup_steps" in own and "warmup_ratio" not in own:
         del found["warmup_ratio"]
     if found["bf16"] == "full":
@@ -91,6 +92,19 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     dropped |= {"adapter", "lora_target_linear", "freeze_mm_modules", "batch_size", "datasets", "test_datasets"}
     found = {name: value for name, value in found.items() if name not in dropped}
     return found | _data(arguments.values, "datasets", "data") | _data(arguments.values, "test_datasets", "evaluation")
+
+
+def _remarks(own: Mapping[str, Any]) -> Iterator[str]:
+    if not {"warmup_steps", "warmup_ratio"} & own.keys():
+        yield (
+            "Without a warm-up in the configuration, axolotl has one of 3 % of the steps, but of at most 100: give "
+            "training.warmup: 100 for a training of more than 3,333 steps"
+        )
+    if "processor_type" in own and not own.get("train_on_inputs") and not own.get("role_boundaries"):
+        yield (
+            "The job learns answers alone. With processor_type, axolotl learns prompts as well before its change of "
+            "April 2026, and after it for models whose roles it does not know, such as InternVL"
+        )
 
 
 def _adapters(given: Given) -> dict[str, Any]:

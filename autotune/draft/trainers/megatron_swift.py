@@ -21,7 +21,6 @@ _DEFAULTS = {
     "adam_beta2": 0.95,
     "max_grad_norm": 1.0,
     "seed": 42,
-    "bf16": True,
     "per_device_train_batch_size": 1,
 }
 _NAMES = {
@@ -51,6 +50,10 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     if {"rlhf", "pt"} & arguments.words:
         raise JobError("only supervised fine-tuning (`megatron sft`) can be trained here")
     found = _DEFAULTS | ms_swift.image_limits(arguments) | renamed(arguments, ms_swift.NAMES | _NAMES)
+    ms_swift.check_whole(arguments)
+    ms_swift.take_pattern(found)
+    if not {"dtype", "fp16", "bf16"} & found.keys():
+        found["bf16"] = True
     if "learning_rate" not in found:
         found["learning_rate"] = ms_swift.learning_rate(found)
     return found | ms_swift.present(found) | _present(found)

@@ -28,6 +28,7 @@ _DEFAULTS = {
     "lr_scheduler_type": "cosine",
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": None,
+    "least_batch_samples": 16,  # for which it accumulates where it is not told how often
     "save_steps": 500,
 }
 _FULL_LEARNING_RATE, _LEARNING_RATE = 1e-5, 1e-4
@@ -69,14 +70,35 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     for name in ("train_type", "tuner_type", "sft_type"):
         if (kind := arguments.values.get(name, "full")) not in ("full", "lora"):
             raise JobError(f"{name}: {kind} is not supported; give full or lora")
+    check_whole(arguments)
     found = transformers_trainer.DEFAULTS | _DEFAULTS | image_limits(arguments) | renamed(arguments, NAMES)
+    take_pattern(found)
     if found["finetuning_type"] == "lora" and not {"all-linear", "auto"} & set(
         Given(found).look("lora_target", texts) or ["auto"]
     ):
         found["adapts_all_parts"] = True
     if "learning_rate" not in arguments.values:
         found["learning_rate"] = learning_rate(found)
+    if found.get("save_strategy", "steps") == "steps":
+        found.setdefault("eval_steps", found["save_steps"])
+    if "average_tokens_across_devices" not in arguments.values:
+        found["remarks"] = [
+            "The loss is the mean over all target tokens of a step; before ms-swift 4 it is the mean of those of the "
+            "devices unless average_tokens_across_devices is true"
+        ]
     return found | present(found)
+
+
+def check_whole(arguments: Arguments) -> None:
+    """Raise JobError for arguments that are in a file."""
+    if file := arguments.values.get("config"):
+        raise JobError(f"config: {file} has further arguments, which are not read; write all into one file or command")
+
+
+def take_pattern(settings: dict[str, Any]) -> None:
+    """Put the pattern of the layers with an adapter, if there is one, in place of their names."""
+    if isinstance(settings.get("target_regex"), str):
+        settings["lora_target"] = [settings.pop("target_regex")]
 
 
 def present(settings: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -113,17 +112,6 @@ swift sft \
     --max_length 2048 \
     --model_author swift
 """
-
-DEEPSPEED: dict[str, Any] = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 2,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100, "total_num_steps": 1000}},
-    "bf16": {"enabled": True},
-    "gradient_clipping": 1.0,
-    "zero_optimization": {"stage": 2},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -301,38 +289,6 @@ def test_a_script_of_ms_swift_becomes_a_job(folder: Path) -> None:
     assert any(note.startswith("The job has nothing for these") and "max_length: 2048" in note for note in notes)
 
 
-def test_what_deepspeed_leaves_to_the_script_is_named_and_keeps_the_default() -> None:
-    auto = {"bf16": {"enabled": "auto"}, "gradient_clipping": "auto"}
-    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **auto}), "MODEL", "train.jsonl", "--devices", "2")
-    assert (job.model.dtype, job.training.clip_norm) == ("bfloat16", None)
-    assert (
-        "`auto`, so decided by a script or a model that was not read; check them in the job: bf16, max_grad_norm"
-        in " ".join(notes)
-    )
-
-
-def test_what_deepspeed_calls_a_curriculum_is_not_taken_over() -> None:
-    """It cuts all samples to a length that rises."""
-    curriculum = {"curriculum_learning": {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 64}}
-    job, notes = converted("ds.json", json.dumps({**DEEPSPEED, **curriculum}), "MODEL", "train.jsonl", "--devices", "2")
-    assert job.training.curriculum.steps is None
-    assert any("so the training differs: curriculum_learning" in note for note in notes)
-
-
-def test_what_deepspeed_offloads_is_named() -> None:
-    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "none"}}
-    _, notes = converted("ds.json", json.dumps({**DEEPSPEED, "zero_optimization": zero}), "MODEL", "train.jsonl")
-    assert "Not taken over: offload_optimizer" in notes
-
-
-def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
-    job, _ = converted("ds.json", json.dumps(DEEPSPEED), "MODEL", "train.jsonl", "--devices", "2")
-    training = job.training
-    assert (training.global_batch_samples, training.learning_rate, training.betas) == (16, 1e-4, (0.9, 0.95))
-    assert (training.schedule, training.warmup, training.max_steps) == ("linear", 100, 1000)
-    assert (training.clip_norm, training.weight_decay) == (1.0, 0.1)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -349,9 +305,6 @@ def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
         ("a.yaml", LLAMA_FACTORY.replace("1.0e-4", "-1.0"), "training.learning_rate"),
         ("a.yaml", LLAMA_FACTORY + "fp16: true\n", "bf16 and fp16 are both on"),
         ("a.yaml", LLAMA_FACTORY.replace("finetuning_type: lora", "finetuning_type: oft"), "finetuning_type: oft"),
-        ("a.json", json.dumps({**DEEPSPEED, "train_batch_size": 33}), "train_batch_size: 33 is not 4 per device x 2"),
-        ("a.json", json.dumps({**DEEPSPEED, "bf16": True}), "bf16 is True; write an object"),
-        ("a.json", json.dumps({**DEEPSPEED, "optimizer": {"type": "Lion"}}), "optimizer.type: Lion"),
         ("a.sh", INTERNVL.replace("--bf16", "--loss_reduction sum --bf16"), "loss_reduction: sum is not supported"),
         ("a.sh", "echo 'never ends", "a quote does not end"),
         ("a.sh", "echo hello\n", "no command with options"),
@@ -361,9 +314,7 @@ def test_a_configuration_of_deepspeed_becomes_a_job() -> None:
 )
 def test_a_configuration_that_cannot_be_used_is_refused(name: str, content: str, message: str) -> None:
     Path(name).write_text(content)
-    code, text = refusal(
-        "init", "--from", name, "--devices", "2", *(("MODEL", "train.jsonl") if name == "a.json" else ())
-    )
+    code, text = refusal("init", "--from", name, "--devices", "2")
     assert code == 2
     assert message in text
     assert not Path("job.yaml").exists()

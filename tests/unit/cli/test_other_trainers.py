@@ -272,6 +272,12 @@ def test_defaults_of_axolotl_are_its_own() -> None:
     assert (job.training.epochs, job.training.schedule, job.training.warmup) == (1, "cosine", 0.03)
     assert (job.training.global_batch_samples, job.training.lora.rank, job.training.freeze) == (2, None, ())
     assert "`auto`, so decided by a script or a model that was not read; check them in the job: bf16" in notes
+    assert "axolotl has one of 3 % of the steps, but of at most 100" in notes
+
+
+def test_what_axolotl_learns_of_prompts_depends_on_its_version() -> None:
+    assert "With processor_type, axolotl learns prompts as well before" in axolotl(AXOLOTL)[1]
+    assert "learns prompts" not in axolotl(AXOLOTL.replace("processor_type: AutoProcessor\n", ""))[1]
 
 
 @pytest.mark.parametrize(
