@@ -41,8 +41,7 @@ def write_job(
         draft.values["model.path"] = _model(model, out)
     if data:
         draft.notes += _unread(data)
-        if images := {source["images"] for source in draft.values.get("data.sources", ()) if "images" in source}:
-            draft.notes.append(f"For DATA, the image folder {', '.join(images)} of {trainer} is left out")
+        draft.notes += _left_out(trainer, draft.values.get("data.sources", ()))
         draft.values["data.sources"] = [{"path": _relative(path, out)} for path in data]
     for key, what in (("model.path", "MODEL"), ("data.sources", "DATA")):
         if key not in draft.values:
@@ -79,6 +78,14 @@ def _unread(data: Sequence[Path]) -> Iterator[str]:
             formats.resolve(Source(path=path), Path())
         except DataError as error:
             yield str(error)
+
+
+def _left_out(trainer: Path | None, sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield which settings of the sources of a configuration, beyond their paths, DATA does not have."""
+    settings = {key: value for source in sources for key, value in source.items() if key not in ("path", "names")}
+    if settings:
+        written = ", ".join(f"{key}: {value}" for key, value in settings.items())
+        yield f"For DATA, settings of the sources in {trainer} are left out: {written}"
 
 
 def _loaded(draft: Draft, out: Path) -> Job:

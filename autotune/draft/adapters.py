@@ -76,8 +76,8 @@ def _is_block(names: list[str]) -> bool:
     return len(names) == 1 and names[0] not in (*PARTS_BY_NAME, "layers", "blocks")
 
 
-_RANK = 8
-"""Default rank, as in peft."""
+_RANK, _ALPHA = 8, 8
+"""Defaults of peft."""
 
 
 def take_adapters(given: Given, draft: Draft) -> None:
@@ -87,11 +87,8 @@ def take_adapters(given: Given, draft: Draft) -> None:
     if kind not in (None, "full", "lora"):
         raise JobError(f"finetuning_type: {kind} is not supported; give full or lora")
     frozen = [part for part in PARTS if given.take(f"freeze_{part}", flag) or given.take(f"tune_{part}", flag) is False]
-    alpha, dropout, target = (
-        given.take("lora_alpha", number),
-        given.take("lora_dropout", number),
-        given.take("lora_target", texts),
-    )
+    alpha, of_rank = given.take("lora_alpha", count), given.take("lora_alpha_of_rank", count)
+    dropout, target = given.take("lora_dropout", number), given.take("lora_target", texts)
     trains_projector, trains_vision = (given.take(f"lora_train_{part}", flag) for part in ("projector", "vision"))
     if not (kind == "lora" or enabled or (kind is None and rank and enabled is None)):
         _leave_out_rates(draft, frozen)
@@ -100,13 +97,14 @@ def take_adapters(given: Given, draft: Draft) -> None:
         return
     if rank is None:
         draft.notes.append(f"The rank of the adapters is not given; training.lora.rank is {_RANK}, the default of peft")
+    rank = rank or _RANK
+    if alpha is None:
+        alpha = of_rank * rank if of_rank and "lora_alpha" not in given.unknown else _default_alpha(draft)
     targets = _targets(target or [], draft)
     parts = [targets.part] if targets else [part for part in PARTS if part not in frozen] or ["language"]
-    # Without an alpha, LLaMA-Factory takes twice the rank.
-    rank = rank or _RANK
     draft.values |= {
         "training.lora.rank": rank,
-        "training.lora.alpha": int(alpha or 2 * rank),
+        "training.lora.alpha": alpha,
         "training.lora.parts": parts,
     }
     if given.take("adapts_all_parts", flag) and not targets and len(parts) < len(PARTS):
@@ -126,6 +124,11 @@ def take_adapters(given: Given, draft: Draft) -> None:
     )
     if dropout:
         draft.notes.append(f"A dropout of {dropout:g} in the adapters is not supported and left out")
+
+
+def _default_alpha(draft: Draft) -> int:
+    draft.notes.append(f"The alpha of the adapters is not given; training.lora.alpha is {_ALPHA}, the default of peft")
+    return _ALPHA
 
 
 def _leave_out_rates(draft: Draft, frozen: list[Part]) -> None:

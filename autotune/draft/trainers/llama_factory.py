@@ -13,6 +13,7 @@ TITLE = "LLaMA-Factory"
 _DEFAULTS = {
     "finetuning_type": "lora",
     "lora_rank": 8,
+    "lora_alpha_of_rank": 2,
     "lora_target": "all",
     "freeze_vision": True,
     "freeze_projector": True,
@@ -46,6 +47,9 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         raise JobError(f"stage: {stage} is not supported, only supervised fine-tuning is; give stage: sft")
     found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
     given = Given(found)
+    if found["finetuning_type"] != "lora" and given.take("train_mm_proj_only", flag):
+        found |= {"freeze_vision": True, "freeze_projector": False, "freeze_language": True}
+        del found["train_mm_proj_only"]
     if found["finetuning_type"] == "lora" and given.look("lora_target", texts) == ["all"]:
         found["freeze_projector"] = True  # all linear layers but those of the projector
     # Without `neat_packing`, the samples of a pack attend to each other, as in no plan.

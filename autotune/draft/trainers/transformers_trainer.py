@@ -51,6 +51,8 @@ NAMES = {
     "lora_target_modules": "lora_target",
     "torch_dtype": "dtype",
 }
+_OF_INTERNVL = {"dynamic_image_size": False, "use_thumbnail": False}
+"""Defaults of InternVL's images where other models that read such files have others."""
 
 
 def recognises(arguments: Arguments) -> bool:
@@ -71,15 +73,19 @@ def settings(arguments: Arguments) -> dict[str, Any]:
 def _of_internvl(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the packs, checkpointing, loss and adapters of InternVL's fine-tuning; the vision tower is recomputed."""
     given = Given(values)
-    found = {"checkpoint_vision": True, "checkpoint_language": values.get("grad_checkpoint", False)}
+    found = {"checkpoint_vision": True, "checkpoint_language": values.get("grad_checkpoint", True)}
+    found |= {name: value for name, value in _OF_INTERNVL.items() if name not in values}
     if given.look("use_packed_ds", flag):
         found["pack_tokens"] = values.get("max_packed_tokens", 8192)
-        found["pack_units"] = values.get("num_images_expected", 12)
+        found["pack_units"] = values.get("num_images_expected", 40)
     else:
         found["averages_micro_batches"] = True
+    if "max_seq_length" not in values:
+        found["cut_to"] = 8192
     if given.look("use_llm_lora", count):
         # Adapters are in the language model, whose own weights are frozen; other parts train their own weights.
         found |= {"freeze_vision": True, "freeze_projector": True, "freeze_language": False, "lora_dropout": 0.05}
+        found["lora_alpha_of_rank"] = 2
         found["lora_train_projector"] = not given.look("freeze_mlp", flag)
         found["lora_train_vision"] = not given.look("freeze_backbone", flag)
     return found

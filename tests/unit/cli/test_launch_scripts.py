@@ -276,7 +276,7 @@ def test_a_model_and_data_that_are_given_replace_those_of_the_script() -> None:
     script = TRAINER.replace("MODEL", "org/name").replace("OPTIONS", "--image_folder pictures")
     job, notes = converted(script.replace("train.jsonl", "gone.json"), "MODEL", "train.jsonl")
     assert job.data.sources[0].images is None
-    assert "For DATA, the image folder pictures of run.sh is left out" in notes
+    assert "For DATA, settings of the sources in run.sh are left out: images: pictures" in notes
     assert "hf download" not in notes
     assert "gone.json" not in notes
 

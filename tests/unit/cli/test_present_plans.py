@@ -96,10 +96,9 @@ def plan(packing: Padded | Packed, zero: int, vision: bool, language: bool) -> P
         (f"{TRL}fp16: false\nbf16: false\ngradient_checkpointing: false", plan(Padded(samples=1), 0, False, False)),
         (f"{SERIES} --deepspeed scripts/zero3.json --gradient_checkpointing True",
          plan(Padded(samples=4), 3, True, True)),
-        (f"{INTERNVL} --use_packed_ds True --max_packed_tokens 4096 --num_images_expected 40 --grad_checkpoint True "
-         "--deepspeed zero_stage1_config.json",
+        (f"{INTERNVL} --use_packed_ds True --max_packed_tokens 4096 --deepspeed zero_stage1_config.json",
          plan(Packed(qv=40, qt=4096, qv_min=40, qt_min=4096, packer=SIMPLE_PACKER), 1, True, True)),
-        pytest.param(INTERNVL, plan(Padded(samples=1), 1, True, False), marks=pytest.mark.long),
+        pytest.param(INTERNVL, plan(Padded(samples=1), 1, True, True), marks=pytest.mark.long),
         (f"{MEGATRON} --recompute_granularity full --recompute_method uniform --recompute_num_layers 1",
          plan(LENGTH_ALONE, 1, True, True)),
         pytest.param(f"{QWEN_VL} --data_flatten True", plan(Padded(samples=1), 1, False, False),
