@@ -19,8 +19,8 @@ _FREEING: dict[Offload, str] = {
 def plan_text(plan: Plan) -> str:
     """Return one line with layout, split, recompute and packing."""
     parts = plan_parts(plan)
-    freed = f"{recompute_text(plan.layout)} {parts['recompute']}"
-    return f"{parts['layout']}; split {parts['split']}; {freed}; {parts['packing']}"
+    recompute = "recompute " if plan.layout.offload == "none" else ""
+    return f"{parts['layout']}; split {parts['split']}; {recompute}{parts['recompute']}; {parts['packing']}"
 
 
 def plan_parts(plan: Plan) -> dict[str, str]:
@@ -29,11 +29,12 @@ def plan_parts(plan: Plan) -> dict[str, str]:
     deferring = f" deferring {' | '.join(map(str, plan.most_deferred))} packs" if fewer else ""
     once = sum(stage.gathered_once for stage in plan.stages)  # of the one stage that ZeRO 3 has
     gathering = f" gathering {number_of(once, 'layer')} once" if once else ""
+    freed = "" if plan.layout.offload == "none" else f"{recompute_text(plan.layout)} "
     return {
         "packing": packing_text(plan.packing),
         "layout": layout_text(plan.layout) + deferring + gathering,
         "split": " | ".join(f"{stage.vision}v+{stage.language}l" for stage in plan.stages),
-        "recompute": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
+        "recompute": freed + "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
     }
 
 

@@ -14,6 +14,8 @@ _BYTES = {
     **{f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)},
 }
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
+_SHORT = 10.0
+"""Seconds below which a time is shown with a fraction."""
 _QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -44,6 +46,11 @@ def time_setting(seconds: float) -> str:
 def size_setting(size: int) -> str:
     """Return a size as a job file has it, in the largest unit of which it is a multiple: `400MiB`."""
     return _setting(size, _BYTES)
+
+
+def time_text(seconds: float) -> str:
+    """Return a time for people, with a fraction where it is short: `0.53 s`, `4.2 s` or `1 min 12 s`."""
+    return f"{seconds:.2g} s" if seconds < _SHORT else duration_text(seconds)
 
 
 def duration_text(seconds: float) -> str:

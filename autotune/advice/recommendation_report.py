@@ -8,13 +8,11 @@ from autotune.plan_text import plan_parts, plan_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.plan import Padded
-from trials.units import duration_text, number_of, speed_text
+from trials.units import duration_text, number_of, speed_text, time_text
 
 _MEBI = 1 << 20
 _LEAST = 0.01
 """Device-hours, or their price, below which a job is too small for its figures to matter."""
-_SHORT = 10.0
-"""Seconds below which a time is shown with a fraction."""
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
@@ -61,24 +59,22 @@ def _row(found: Recommendation, choice: DeviceChoice, price: float | None) -> tu
     plan, hours = forecast.plan, found.device_hours(choice)
     assert not isinstance(plan.packing, Padded)  # as all starts of a space are
     last = plan.packing.levels[-1]
-    recomputed = sum(each.recompute_vision + each.recompute_language for each in plan.stages)
-    selectively = sum(each.selective_vision + each.selective_language for each in plan.stages)
+    of_last = [stage.recomputed[-1] for stage in plan.stages]
+    freed = sum(each.vision + each.language for each in of_last)
+    selectively = sum(each.selective_vision + each.selective_language for each in of_last)
+    how = "recomputed" if plan.layout.offload == "none" else "recomputed or offloaded"
     layers = found.shape.vision_layers + found.shape.language_layers
     return (
         str(choice.devices),
-        _time(forecast.prediction.epoch_seconds),
-        _time(found.training_seconds(choice)),
+        time_text(forecast.prediction.epoch_seconds),
+        time_text(found.training_seconds(choice)),
         speed_text(forecast.predicted_samples_per_second),
         _at_least(hours, f"{hours:.3g}"),
         *([_at_least(price * hours, f"{price * hours:.2f}")] if price else []),
         f"{max(forecast.prediction.stage_bytes) / _MEBI:,.0f}",
-        f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {recomputed} of {layers} layers recomputed"
+        f"{plan_parts(plan)['layout']}; packs of {last.qt} tokens; {freed} of {layers} layers {how}"
         f"{f', {selectively} selectively' if selectively else ''}",
     )
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds < _SHORT else duration_text(seconds)
 
 
 def _at_least(value: float, text: str) -> str:

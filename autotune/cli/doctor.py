@@ -172,7 +172,8 @@ def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[
         f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images",
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"
-        f"{units if lengths['most_vision_units'] else ''}; {lengths['target_share']:.0%} of the tokens are targets",
+        f"{units if lengths['most_vision_units'] else ''}; {100 * lengths['target_share']:.3g}% of the tokens are "
+        "targets",
         f"Search    `autotune tune JOB` runs at most {number_of(search.trials, 'trial')} in "
         f"{duration_text(search.time_limit)}; profile, last repeats and certificate come on top",
     ]

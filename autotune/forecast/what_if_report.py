@@ -10,7 +10,7 @@ from autotune.plan_text import plan_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.data.index import DatasetIndex
-from trials.units import duration_text, number_of
+from trials.units import number_of, time_text
 
 _MEBI = 1 << 20
 
@@ -101,7 +101,7 @@ def _forecast_rows(found: WhatIf) -> Iterator[tuple[str, ...]]:
             continue
         prediction = each.forecast.prediction
         ratio = f" ({prediction.epoch_seconds / now.prediction.epoch_seconds:.2f}x)" if now and each.settings else ""
-        seconds.append(f"{duration_text(prediction.epoch_seconds)}{ratio}")
+        seconds.append(f"{time_text(prediction.epoch_seconds)}{ratio}")
         peaks.append(f"{max(prediction.stage_bytes) / _MEBI:,.0f}")
     yield tuple(seconds)
     yield tuple(peaks)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from autotune.dimensions.folds import layout_text
-from autotune.plan_text import packing_text
+from autotune.plan_text import packing_text, recompute_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import ComparedPlan
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
-from autotune.results.explanation_report import LEAST_SAVED
-from autotune.results.headline import headline_of, is_sure
+from autotune.results.headline import headline_of, is_sure, speed_of_baseline
 from storage.records import BestPlan
 from trials.plan import Plan
 from trials.stage import TOWERS
@@ -34,7 +33,8 @@ def headline(source: StudySource, sides: Sequence[ComparedPlan]) -> str:
     if not runs and source.winner is None:
         return "No trial of this search was measured to its end, so there is no result yet."
     if source.winner is None:
-        return f"This search has no winner yet; {runs} trial{'s' * (runs != 1)} measured so far."
+        lost = "The winner of this search cannot be read" if source.study.finished else "This search has no winner yet"
+        return f"{lost}; {runs} trial{'s' * (runs != 1)} measured so far."
     if (gain := headline_of(source.winner, lambda value, error: with_error(value, error, 2))) is not None:
         return f"{gain.text}."
     before = sides[0] if sides[0].key == "before" else None
@@ -66,7 +66,9 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     best = source.winner
     ran = " that ran" if best is not None and best.not_run else ""
     within = f" within the limits of {best.trainer}" if best is not None and best.trainer else ""
-    names = {"before": f"fastest baseline{within}{ran}", "after": "best plan"}
+    over = None if best is None else best.fastest_baseline
+    is_held = over is not None and over.left_out is None
+    names = {"before": f"fastest baseline{within if is_held else ''}{ran}", "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
@@ -97,12 +99,12 @@ def _payback(source: StudySource) -> str:
     other = None if best is None else best.fastest_baseline
     if best is None or other is None:
         return ""
-    saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
-    if saved < LEAST_SAVED * best.epoch_seconds:
-        return f"{other.role} is as fast"
+    if speed := speed_of_baseline(other.gain, other.gain_error):
+        return f"{other.role} is {speed}"
     if not is_sure(other.gain, other.gain_error):
         return f"when it is paid back compared with {other.role} is uncertain"
-    return f"paid back in {best.search_seconds / saved:.1f} epochs, compared with {other.role}"
+    epochs = best.search_seconds / ((other.gain - 1) * best.epoch_seconds)
+    return f"paid back in {epochs:.1f} epochs, compared with {other.role}"
 
 
 def changes(sides: Sequence[ComparedPlan]) -> Table:
@@ -116,12 +118,13 @@ def changes(sides: Sequence[ComparedPlan]) -> Table:
 
 
 def _settings(plan: Plan) -> dict[str, str]:
+    freed = "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees)))
     return {
         "plan": plan.id,
         "micro-batches": packing_text(plan.packing),
         "devices": layout_text(plan.layout, TIMES),
         "layers of the stages": _stages((stage.vision, stage.language) for stage in plan.stages),
-        "recomputed layers": "; ".join(_recomputed(plan, level) for level in range(len(plan.packing.degrees))),
+        "recomputed or offloaded layers": f"{recompute_text(plan.layout)}: {freed}",
     }
 
 

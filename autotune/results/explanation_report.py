@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
 from autotune.plan_text import plan_parts
-from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline
+from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline, speed_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
@@ -15,9 +15,6 @@ from trials.units import number_of
 from trials.workload import Workload
 
 _MEBI = 1 << 20
-# A choice, as for a search (`_LEAST_GAIN`): less is not worth a line.
-LEAST_SAVED = 0.001
-"""Share of an epoch that counts as a gain."""
 # Choices: a loss of 2 % is about what trials can tell, and more than three pieces of advice hide the first.
 _WORTH_ADVICE = 0.02
 _MOST_ADVICE = 3
@@ -228,8 +225,7 @@ def _payback(best: BestPlan, why: Explanation) -> str:
         return ""
     cost = f"the {best.search_seconds:,.0f} s of the search's trials"
     gain, error = _gain(best, usual, winner)
-    if usual.plan_id == winner.plan_id or gain - 1 < LEAST_SAVED:
-        speed = "faster" if gain < 1 and is_sure(1 / gain, error / gain**2) else "as fast"
+    if speed := "as fast" if usual.plan_id == winner.plan_id else speed_of_baseline(gain, error):
         return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is {speed}"
     if not is_sure(gain, error):
         return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"

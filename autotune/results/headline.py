@@ -12,6 +12,9 @@ NEARLY = 0.02
 SIGNIFICANT = 2.0
 """Number of standard errors above which a difference is significant."""
 _OF_YOURS = "your present settings"
+# A choice, as for a search (`_LEAST_GAIN`): less is not worth a line.
+_LEAST_SAVED = 0.001
+"""Share of an epoch that counts as a gain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,16 @@ class Headline:
 def is_sure(gain: float, error: float) -> bool:
     """Return whether a gain is more than its standard error explains."""
     return gain - 1 >= SIGNIFICANT * error
+
+
+def speed_of_baseline(gain: float, error: float) -> str:
+    """Return how fast a baseline is, compared with the best plan, in words; empty where it is slower.
+
+    `gain` is the best plan's speed divided by the baseline's, with its standard error.
+    """
+    if gain - 1 >= _LEAST_SAVED:
+        return ""
+    return "faster" if gain < 1 and is_sure(1 / gain, error / gain**2) else "as fast"
 
 
 def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = None) -> Headline | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
 from autotune.results.evidence import evidence_of
-from autotune.results.explanation_report import LEAST_SAVED, explanation_text, plan_time_text
-from autotune.results.headline import headline_of, is_sure
+from autotune.results.explanation_report import explanation_text, plan_time_text
+from autotune.results.headline import headline_of, is_sure, speed_of_baseline
 from autotune.results.launch_report import ShownLaunch, launch_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
@@ -30,7 +30,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
-from trials.units import number_of, probability_text, speed_text
+from trials.units import number_of, probability_text, speed_text, time_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -108,14 +108,14 @@ def _payback_text(best: BestPlan) -> str:
     other = best.fastest_baseline
     if other is None:
         return ""
-    saved = best.workload.data.samples / other.estimated_samples_per_second - best.epoch_seconds
     cost = f"The search's trials took {best.search_seconds:.0f} s"
-    if saved < LEAST_SAVED * best.epoch_seconds:
-        return f"{cost}; {other.role} is as fast"
+    if speed := speed_of_baseline(other.gain, other.gain_error):
+        return f"{cost}; {other.role} is {speed}"
     if not is_sure(other.gain, other.gain_error):
         return f"{cost}; the errors are too large to say when they are paid back compared with {other.role}"
+    saved = (other.gain - 1) * best.epoch_seconds
     epochs = best.search_seconds / saved
-    return f"{cost}; an epoch is {saved:.0f} s shorter than with {other.role}: paid back in {epochs:.1f} epochs"
+    return f"{cost}; an epoch is {time_text(saved)} shorter than with {other.role}: paid back in {epochs:.1f} epochs"
 
 
 def _pareto_text(best: BestPlan) -> str:
@@ -241,7 +241,7 @@ def studies_text(found: Sequence[Listed], stored: int) -> str:
         return "No study is known; run `autotune tune JOB`."
     if not found:
         count = number_of(stored, "known study", "known studies")
-        return f"None of {count} matches; `autotune studies` lists all of them."
+        return f"None of {count} matches; `autotune studies --archived` lists all of them."
     rows = [
         (
             listed.study.name,
@@ -289,17 +289,20 @@ def annotation_text(annotation: Annotation) -> str:
 
 def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[TrialSummary]) -> str:
     """Show the trials of a study in their order, and its winner, whose figures rest on the trials `behind` it."""
-    best, lines = listed.best, list[str]()
-    for trial in trials:
-        if isinstance(trial, FinishedTrial):
-            lines.append(trial_line(trial, known=False))
-        else:
-            state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
-            lines.append(f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}")
-    winner = best_text(best, behind) if best else "This study has no winner yet."
+    best, lines = listed.best, list(map(_trial_text, trials))
+    cannot_be_read = "The winner of this study cannot be read; `autotune db check` says why."
+    none = "This study has no winner yet." if listed.study.finished is None else cannot_be_read
+    winner = best_text(best, behind) if best else none
     # The row has no tags and note: both follow in full.
     head = studies_text([replace(listed, annotation=Annotation())], 1)
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
+
+
+def _trial_text(trial: TrialRecord) -> str:
+    if isinstance(trial, FinishedTrial):
+        return trial_line(trial, known=False)
+    state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
+    return f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}"
 
 
 def tried_document(tried: TriedPlan, ran: Sequence[TrialSummary]) -> dict[str, Any]:
@@ -342,7 +345,7 @@ def show_text(
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC{f' for {trainer}' if trainer else ''} with torch "
         f"{work.software.torch}, deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
-    sections += [trial_line(trial, known=False) for trial in finished]
+    sections += map(_trial_text, tried.trials)
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")

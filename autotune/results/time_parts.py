@@ -15,7 +15,7 @@ NAMES = {
 MEANINGS = {
     "ideal": "the samples' own work, spread evenly over all ranks",
     "padding": "pad tokens up to the longest sample of a micro-batch, and zero images where it has none",
-    "recompute": "layers that run forward a second time to save memory",
+    "recompute": "layers that run forward a second time, or wait for copies, to save memory",
     "loading": "ranks that wait for data to be read and encoded",
     "stage_imbalance": "stages that wait for a stage with more work",
     "data_imbalance": "ranks that wait because packs differ in work, and work beyond equal parts of shared packs",

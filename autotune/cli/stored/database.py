@@ -74,7 +74,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
             found = store.best_plans(hardware_name=hardware)
             ids |= dict.fromkeys(best.study_id for best in found if best.imported_from is None)
         if not ids:
-            raise UnknownRecord(f"no finished study ran on {hardware!r}; `autotune studies` lists all")
+            raise UnknownRecord(f"no finished study ran on {hardware!r}; `autotune studies --archived` lists all")
         if out is None:
             options.display.close()
             for line in store.export_studies(tuple(ids), _name(store)):

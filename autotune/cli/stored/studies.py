@@ -36,7 +36,7 @@ def list_studies(options: Options, *, model: str | None, tag: str | None, archiv
             for study in store.studies(model_name=model, tag=tag, archived=archived, limit=top)
             for best in (winners.get(study.id),)
         ]
-        stored = len(found) or len(store.studies())
+        stored = len(found) or len(store.studies(archived=True))
     options.give(
         lambda: {"studies": [study_report.study_document(each) for each in found]},
         lambda: study_report.studies_text(found, stored),

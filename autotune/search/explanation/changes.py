@@ -67,7 +67,7 @@ class Changes:
                 if layout and solver.keeps_batch(winner.packing, layout):
                     plan = solver.solve(winner.packing, layout)
                     effects += [self._effect(change, winner, plan, time)] if plan else []
-        return tuple(sorted(effects, key=lambda effect: -effect.gain))
+        return tuple(sorted((effect for effect in effects if effect.fits), key=lambda effect: -effect.gain))
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
         """Yield the variants that differ from the fastest baseline and keep the global batch."""

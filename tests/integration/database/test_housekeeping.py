@@ -139,6 +139,12 @@ def test_an_archived_study_is_hidden_until_it_is_asked_for(store: Store, older: 
     assert ", archived" in run("studies", "--archived")
     assert ", archived" in run("studies", older.name)
     assert document("doctor")["database"]["archived_studies"] == 1
+    other = document("studies")["studies"][0]["id"]
+    run("studies", "archive", other)
+    for what, known in (("plans", "2 known plans"), ("studies", "2 known studies")):
+        assert run(what) == f"None of {known} matches; `autotune {what} --archived` lists all of them.\n"
+    assert refusal("report") == (2, "all studies are archived; name one of `autotune studies --archived`")
+    run("studies", "unarchive", other)
     assert document("studies", "unarchive", older.name) == {"studies": [older.name], "archived": False}
     assert len(document("plans")["plans"]) == 2
 
@@ -159,7 +165,7 @@ def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: 
     assert HOSTILE not in history
     assert {plan["id"] for plan in document("plans", "--tag", "production")["plans"]} == {PLAN}
     for what in ("plans", "studies"):
-        assert run(what, "--tag", "unknown").endswith(f" matches; `autotune {what}` lists all of them.\n")
+        assert run(what, "--tag", "unknown").endswith(f" matches; `autotune {what} --archived` lists all of them.\n")
     assert document("plans", "--tag", "paper")["plans"] == []
     assert "production" in run("plans")
     assert "Tags: production" in run("show", PLAN)

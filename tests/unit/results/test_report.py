@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.plan_text import plan_text, trial_line
-from autotune.results.study_report import Known, Listed, best_text, plans_text, studies_text
+from autotune.results.study_report import Known, Listed, best_text, plans_text, studies_text, study_text
 from storage.annotation import Annotation
 from storage.records import Baseline, BestPlan, StudyRecord
 from storage.validity import Validity, Verdict
@@ -78,6 +78,17 @@ def test_studies_of_different_jobs_are_told_apart() -> None:
     assert "limit" not in studies_text([listed("1" * 32, 200 << 20), listed("2" * 32, 200 << 20)], 2)
 
 
+def test_archived_studies_are_known() -> None:
+    assert studies_text([], 1) == "None of 1 known study matches; `autotune studies --archived` lists all of them."
+
+
+def test_a_finished_study_whose_winner_cannot_be_read_is_not_said_to_have_none_yet() -> None:
+    unfinished = listed("1" * 32, 200 << 20)
+    finished = replace(unfinished, study=replace(unfinished.study, finished=NOON))
+    assert study_text(unfinished, (), ()).endswith("This study has no winner yet.")
+    assert "The winner of this study cannot be read" in study_text(finished, (), ())
+
+
 def test_a_winner_without_a_rival_claims_nothing() -> None:
     assert "probability" not in best_text(best(confidence=None, ties=()))
 
@@ -90,15 +101,21 @@ def test_the_cost_of_the_search_is_compared_with_what_it_saves() -> None:
     assert "the errors are too large to say when they are paid back compared with baseline-b" in best_text(vague)
 
 
-def test_a_search_that_found_nothing_faster_says_so() -> None:
+@pytest.mark.parametrize(("error", "speed"), [(0.1, "as fast"), (0.01, "faster")])
+def test_a_search_that_found_nothing_faster_says_so(error: float, speed: str) -> None:
     same = Baseline(
         role="omnibal",
         estimated_samples_per_second=10.5,
         estimated_samples_per_second_error=0.1,
         gain=0.95,
-        gain_error=0.01,
+        gain_error=error,
     )
-    assert "omnibal is as fast" in best_text(best(baselines=(same,)))
+    assert f"omnibal is {speed}\n" in best_text(best(baselines=(same,)))
+
+
+def test_a_small_saving_is_not_rounded_to_none() -> None:
+    nearly = replace(best().baselines[0], role="omnibal", gain=1.0025, gain_error=0.001)
+    assert "an epoch is 0.25 s shorter than with omnibal" in best_text(best(baselines=(nearly,)))
 
 
 @pytest.mark.parametrize("shown", ["40960", "0.3", "-"])

@@ -245,7 +245,7 @@ def test_selective_recomputation_needs_weights_and_what_layers_keep(
 def test_a_tower_may_offload_while_the_other_is_recomputed_selectively() -> None:
     layout = Layout(pipeline=1, data=2, zero=1, offload="vision")
     plan = dataclasses.replace(plan_of("2+3r1,0s0,2", data=2), layout=layout)
-    assert plan_parts(plan)["recompute"] == "1v+0l and 0v+2l selectively"
+    assert plan_parts(plan)["recompute"] == "offload v, recompute l 1v+0l and 0v+2l selectively"
 
 
 @pytest.mark.parametrize(

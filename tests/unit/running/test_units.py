@@ -12,6 +12,7 @@ from trials.units import (
     size_setting,
     speed_text,
     time_setting,
+    time_text,
 )
 
 
@@ -79,6 +80,13 @@ def test_a_size_or_time_without_a_unit_is_refused(written: object) -> None:
 )
 def test_durations_are_for_people(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.004, "0.004 s"), (0.53, "0.53 s"), (4.24, "4.2 s"), (59.9, "59 s"), (60, "1 min 00 s")]
+)
+def test_short_times_have_a_fraction(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text
 
 
 @pytest.mark.parametrize(

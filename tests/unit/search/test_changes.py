@@ -1,11 +1,15 @@
 """Plans with one change towards another plan: with its split, or with its packs."""
 
+from collections.abc import Sequence
+
 from autotune.search.explanation.changes import Changes, repacked, resplit
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
+from storage.explanation import ChangeEffect
+from storage.records import FinishedTrial
 from tests.unit.prediction.test_shared_packs import LEVELS
-from tests.values.search import completed, limits_of, predictor_of
-from tests.values.storage import plan_time
+from tests.values.search import completed, finished, limits_of, predictor_of
+from tests.values.storage import OUTCOMES, plan_time
 from tests.values.training import plan_of
 from trials.plan import Padded
 from trials.stage import Recomputed
@@ -22,6 +26,19 @@ def test_a_change_that_was_not_measured_is_at_most_as_sure_as_its_prediction() -
     (effect,) = changes.without_recompute(RECOMPUTED, plan_time(RECOMPUTED, "best"))
     assert not effect.measured
     assert effect.gain_error > effect.gain * predictor.relative_error(effect.plan) > 0.0
+
+
+def test_a_way_to_fit_that_ran_out_of_memory_is_none() -> None:
+    predictor, trial = CalibratedPredictor(predictor_of()), completed(RECOMPUTED, 100.0)
+    surrogate = Surrogate(predictor)
+    surrogate.learn(trial)
+
+    def ways(*trials: FinishedTrial) -> Sequence[ChangeEffect]:
+        changes = Changes(predictor, surrogate, limits_of(1 << 40), trials, [RECOMPUTED])
+        return changes.ways_to_fit(RECOMPUTED, plan_time(RECOMPUTED, "best"))
+
+    (way,) = ways(trial)
+    assert ways(trial, finished(way.plan, OUTCOMES["out of memory"])) == ()
 
 
 def test_another_split_recomputes_as_large_a_share() -> None:
