@@ -41,6 +41,14 @@ class Timeline:
     def stages(self) -> int:
         return len(self.static_bytes)
 
+    @property
+    def waiting_shares(self) -> tuple[float, ...]:
+        """Share of the step in which each stage waits, sends or receives: between its passes and its update."""
+        passes = [each for each in (self.forward, self.backward, self.weights) if each is not None]
+        begins, ends = np.moveaxis(np.concatenate((*passes, self.update[None])), -1, 0)
+        shares: list[float] = (1 - (ends - begins).sum(axis=0) / self.seconds).tolist()
+        return tuple(shares)
+
     def memory(self, stage: int) -> tuple[Floats, Floats]:
         """Return (times, bytes at these times) of one stage; a pass allocates, or frees, at a constant rate."""
         kept, deferred = self.kept_bytes[:, stage], self.deferred_bytes[:, stage]

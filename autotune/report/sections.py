@@ -78,7 +78,7 @@ def _unmeasured(sides: Sequence[ComparedPlan]) -> Iterator[str]:
 
 def _memory(source: StudySource, sides: Sequence[ComparedPlan]) -> PageSection:
     limit = source.workload.memory_limit_bytes
-    known = [side for side in sides if side.measurement is not None or isinstance(side.simulated, Simulated)]
+    known = [side for side in sides if side.peak_bytes or isinstance(side.simulated, Simulated)]
     most = max((memory.most_bytes(side, limit) for side in known), default=0.0)
     charts = tuple(memory.memory(side, limit, most) for side in known)
     notes = () if charts else ("The memory of no plan is known.",)
@@ -128,6 +128,6 @@ def _search(source: StudySource) -> PageSection:
 
 
 def _plans(source: StudySource) -> PageSection:
-    if not source.timed:
+    if not plans.measured_plans(source):
         return PageSection(id="plans", title="Plans", notes=("No plan was measured to its end.",))
     return PageSection(id="plans", title="Plans", charts=(plans.pareto(source),))

@@ -1,5 +1,6 @@
 """The two plans that a report compares: the fastest baseline, and what the search found."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,8 @@ class ComparedPlan:
     """Seconds of an epoch at that speed."""
     run: FinishedTrial | None
     """The newest complete run, undisturbed if there is such a run."""
+    peak_bytes: Mapping[int, int]
+    """Most measured bytes of each stage, by its number; empty for a plan without a complete run."""
     time: PlanTime | None
     """Where its measured time goes; None where no explanation says so."""
     simulated: Simulated | str
@@ -45,12 +48,18 @@ def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]
     before, after = source.usual, source.best
     found = []
     if before is not None and before != after:
-        ran = " that ran" if source.winner is not None and source.winner.not_run else ""
-        found.append(_side(source, simulator, "before", f"Before: the fastest baseline{ran}", before))
+        found.append(_side(source, simulator, "before", f"Before: {_baseline(source, before)}", before))
     if after is not None:
         name = "After: the best plan" if source.winner is not None else "After: the fastest plan so far"
         found.append(_side(source, simulator, "after", name, after))
     return tuple(found)
+
+
+def _baseline(source: StudySource, plan: Plan) -> str:
+    seconds = (trial.result.epoch_seconds for trial in source.finished if trial.plan == plan)
+    if source.time(plan) is None and all(each is None for each in seconds):
+        return "a baseline without a result"
+    return f"the fastest baseline{' that ran' if source.winner is not None and source.winner.not_run else ''}"
 
 
 def _side(
@@ -66,6 +75,7 @@ def _side(
         speed=speed,
         epoch_seconds=source.workload.data.samples / speed.mean if speed is not None and speed.mean > 0 else None,
         run=runs[-1] if runs else None,
+        peak_bytes=source.peak_bytes(plan),
         time=source.time(plan),
         simulated=simulated,
         packs=simulator.packs(plan) if isinstance(simulated, str) else simulated.packs,

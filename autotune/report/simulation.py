@@ -13,7 +13,7 @@ from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.study_settings import training_of
+from autotune.search.study_settings import LOADING_WORKERS, training_of
 from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
@@ -115,12 +115,13 @@ class Simulator:
 
     @cached_property
     def costs(self) -> LayerCosts | None:
-        """Costs of the layers with the number of loading workers that the machine gets by default."""
+        """Costs of the layers with the loading workers of the study, by which the search predicted."""
         if self._source.profile is None:
             return None
-        parallel = self._source.study.settings.get("parallel", 1)
-        workers = default_workers(self._work.hardware, parallel if isinstance(parallel, int) else 1)
-        return self._source.profile.costs.with_workers(workers)
+        workers = self._source.study.settings.get(LOADING_WORKERS)
+        # An earlier version did not store them.
+        known = workers if isinstance(workers, int) else default_workers(self._work.hardware)
+        return self._source.profile.costs.with_workers(known)
 
     @cached_property
     def _predictor(self) -> CalibratedPredictor | None:

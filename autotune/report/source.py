@@ -66,6 +66,16 @@ class StudySource:
             for plan, trials in whole.items()
         }
 
+    def peak_bytes(self, plan: Plan) -> Mapping[int, int]:
+        """Return the most bytes of each stage, by its number, in all runs of a plan; empty without any."""
+        if (time := self.time(plan)) is not None:
+            return dict(enumerate(time.stage_peak_bytes))
+        peaks: dict[int, int] = {}
+        for outcome in (trial.result.outcome for trial in self.runs(plan)):
+            for one in outcome.measurement.stages if isinstance(outcome, Completed) else ():
+                peaks[one.stage] = max(peaks.get(one.stage, 0), one.peak_bytes)
+        return peaks
+
     def speed(self, plan: Plan) -> Speed | None:
         """Return the samples per second of a plan, as the search or its runs found them; None without any."""
         if self.winner is not None and plan != self.winner.plan:
@@ -142,10 +152,11 @@ def find_study(store: Store, name: str | None) -> StudyRecord:
     """Return the study whose name or id begins with `name`, or the newest one. Raise UnknownRecord and AmbiguousId."""
     if name is not None:
         return store.find_study(name)
-    newest = store.studies(limit=1)
-    if not newest:
-        raise UnknownRecord("no study is stored, so there is nothing to report; run `autotune tune JOB` first")
-    return newest[0]
+    if newest := store.studies(limit=1):
+        return newest[0]
+    if store.studies(archived=True, limit=1):
+        raise UnknownRecord("all studies are archived; name one of `autotune studies --archived`")
+    raise UnknownRecord("no study is stored, so there is nothing to report; run `autotune tune JOB` first")
 
 
 def read_source(store: Store, study: StudyRecord) -> StudySource:

@@ -21,7 +21,7 @@ from autotune.report.charts.quantities import PLUS_MINUS, percent_text, seconds_
 from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
-from storage.explanation import PlanTime
+from storage.explanation import UNEXPLAINED, PlanTime
 
 _COLOURS = {
     "ideal": "var(--green)",
@@ -35,6 +35,8 @@ _COLOURS = {
     "optimizer": "var(--grey)",
     "unexplained": "var(--faint)",
 }
+_ROUNDING = 1e-6
+"""Share of an epoch that the sum of its parts may differ from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +121,10 @@ def _parts(side: ComparedPlan) -> Iterator[_Part]:
             )
         return
     assert isinstance(side.simulated, Simulated)
-    totals = side.simulated.prediction.breakdown.totals
-    whole = sum(totals.values()) or 1.0
+    prediction = side.simulated.prediction
+    totals, whole = prediction.breakdown.totals, prediction.epoch_seconds or 1.0
+    if abs(rest := whole - sum(totals.values())) > _ROUNDING * whole:  # what trials took besides the simulated schedule
+        totals |= {UNEXPLAINED: rest}
     for name, seconds in totals.items():
         yield _Part(
             side=side.key,

@@ -51,13 +51,13 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
     line = side.simulated.timeline
     count = line.forward.shape[0]
     batches = f"{count} micro-batch{'es' * (count > 1)}"
-    idle = side.simulated.prediction.stage_idle
     stages = _stages(line)
     rank = f" of data rank {line.data_rank}" if side.plan.layout.data > 1 else ""
     all_passes = (2 + (line.weights is not None)) * count * line.stages
     cut = f" Only the first {_MOST_PASSES} of {all_passes} passes are drawn." if all_passes > _MOST_PASSES else ""
     busy = tuple(
-        (stage, percent_text(1 - share), percent_text(share)) for stage, share in zip(stages, idle, strict=True)
+        (stage, percent_text(1 - share), percent_text(share))
+        for stage, share in zip(stages, line.waiting_shares, strict=True)
     )
     return Chart(
         id=f"step-{side.key}",
@@ -73,7 +73,7 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
         basis="predicted",
         spec=_passes_spec(line, longest),
         legend=boxes(_colours(line)),
-        table=Table(header=("stage", "computes", "waits, sends or receives"), rows=busy),
+        table=Table(header=("stage", "passes and update", "waits, sends or receives"), rows=busy),
     )
 
 

@@ -1,5 +1,7 @@
 """Charts of the memory of the stages of a plan, against the limit."""
 
+from collections.abc import Mapping
+
 from autotune.report.charts.chart import (
     COLOURS,
     INK,
@@ -32,7 +34,7 @@ def memory(side: ComparedPlan, memory_limit_bytes: int, most_bytes: float) -> Ch
     """Chart the predicted parts and the measured peak of each stage; `most_bytes` ends the axis."""
     unit = Memory(most_bytes)
     parts = _predicted(side)
-    peaks = _measured(side)
+    peaks = side.peak_bytes
     rows: list[Row] = [
         {"stage": f"stage {stage}", "part": part, "what": _PARTS[part][0], "amount": unit.of(amount), "order": order}
         for stage, amounts in enumerate(parts)
@@ -47,9 +49,9 @@ def memory(side: ComparedPlan, memory_limit_bytes: int, most_bytes: float) -> Ch
         id=f"memory-{side.key}",
         title=f"Memory of the stages. {side.title}",
         text=(
-            f"Bars are the predicted parts of each stage's peak on its fullest rank, diamonds the measured peaks. "
-            f"The line is the limit of {unit.text(memory_limit_bytes)} per rank: memory that is left could hold "
-            "activations instead of computing them again."
+            "Bars are the predicted parts of each stage's peak on its fullest rank, diamonds the measured peaks, the "
+            f"largest of all runs. The line is the limit of {unit.text(memory_limit_bytes)} per rank: memory that is "
+            "left could hold activations instead of computing them again."
         ),
         summary="; ".join(f"{line[0]}: predicted {line[5]}, measured {line[6]}, limit {line[7]}" for line in lines),
         basis="measured and predicted" if peaks and parts else "measured" if peaks else "predicted",
@@ -69,7 +71,7 @@ def memory(side: ComparedPlan, memory_limit_bytes: int, most_bytes: float) -> Ch
 def most_bytes(side: ComparedPlan, memory_limit_bytes: int) -> float:
     """Return the largest amount that the chart of a side shows."""
     predicted = (sum(amounts.values()) for amounts in _predicted(side))
-    return max(memory_limit_bytes, *predicted, *_measured(side).values())
+    return max(memory_limit_bytes, *predicted, *side.peak_bytes.values())
 
 
 def _predicted(side: ComparedPlan) -> list[dict[str, float]]:
@@ -78,16 +80,8 @@ def _predicted(side: ComparedPlan) -> list[dict[str, float]]:
     return [{part: getattr(stage, part) for part in _PARTS} for stage in side.simulated.memory]
 
 
-def _measured(side: ComparedPlan) -> dict[int, int]:
-    """Return the largest measured peak of each stage."""
-    peaks: dict[int, int] = {}
-    for one in side.measurement.stages if side.measurement else ():
-        peaks[one.stage] = max(peaks.get(one.stage, 0), one.peak_bytes)
-    return peaks
-
-
 def _line(
-    stage: int, parts: list[dict[str, float]], peaks: dict[int, int], memory_limit_bytes: int, unit: Memory
+    stage: int, parts: list[dict[str, float]], peaks: Mapping[int, int], memory_limit_bytes: int, unit: Memory
 ) -> tuple[str, ...]:
     amounts = parts[stage] if parts else {}
     return (

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from autotune.plan_text import plan_text
 from autotune.report.charts.chart import (
@@ -22,9 +21,8 @@ from autotune.report.charts.chart import (
 )
 from autotune.report.charts.quantities import Memory, percent_text
 from autotune.report.source import StudySource
-from storage.records import AbandonedTrial, FinishedTrial, TrialRecord
+from storage.records import AbandonedTrial, FinishedTrial, ParetoPlan, TrialRecord
 from trials.outcome import Completed, Failed, Rejected
-from trials.plan import Plan
 
 _CAUSES = {
     "out-of-memory": "ran out of memory",
@@ -45,30 +43,11 @@ _IN_FRONT, _OTHER = "in the Pareto set", "other plan"
 _KINDS = {_IN_FRONT: "var(--blue)", _OTHER: "var(--grey)"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """A measured plan by speed and memory."""
-
-    plan: Plan
-    estimated_samples_per_second: float
-    peak_bytes: int
-    joules_per_sample: float | None = None
-
-    def beats(self, other: "Point") -> bool:
-        """Return whether this plan is no worse in speed and memory, and better in one of them."""
-        mine, theirs = ((-one.estimated_samples_per_second, one.peak_bytes) for one in (self, other))
-        return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
-
-
 def pareto(source: StudySource) -> Chart:
-    """Chart the speed and the peak memory of the measured plans, and those that no other plan beats in both."""
-    points = _points(source)
-    stored = {each.plan.id: each.joules_per_sample for each in (source.winner.pareto if source.winner else ())}
+    """Chart the speed and the peak memory of the measured plans, of which there is one, and their Pareto set."""
+    points = measured_plans(source)
     # A search with several objectives stored its Pareto set, by energy too; else speed and memory decide.
-    front = [
-        one for one in points if one.plan.id in stored or (not stored and not any(each.beats(one) for each in points))
-    ]
-    front.sort(key=lambda one: one.peak_bytes)
+    front = _stored(source) or [one for one in points if not any(_beats(each, one) for each in points)]
     memory_limit_bytes, peaks = source.workload.memory_limit_bytes, [one.peak_bytes for one in points]
     unit, is_near = Memory(memory_limit_bytes), memory_limit_bytes <= _NEAR * max(peaks)
     rows: list[Row] = [
@@ -86,7 +65,7 @@ def pareto(source: StudySource) -> Chart:
             one.plan.id,
             f"{one.estimated_samples_per_second:.2f}",
             unit.text(one.peak_bytes),
-            "-" if (joules := stored.get(one.plan.id)) is None else f"{joules:.3g}",
+            "-" if one.joules_per_sample is None else f"{one.joules_per_sample:.3g}",
             plan_text(one.plan),
         )
         for one in sorted(front, key=lambda one: -one.estimated_samples_per_second)
@@ -96,7 +75,9 @@ def pareto(source: StudySource) -> Chart:
         title="Speed against memory: the Pareto set",
         text=(
             "Each point is a plan. Of those in the Pareto set, none is beaten by another plan in all objectives. The "
-            f"limit of {unit.text(memory_limit_bytes)} per rank is {'the line' if is_near else 'far to the right'}."
+            f"limit of {unit.text(memory_limit_bytes)} per rank is {'the line' if is_near else 'far to the right'}. "
+            "Speeds are corrected for drift of the machine where the result states them; those of other plans are "
+            "means of their own runs."
         ),
         summary=f"{len(front)} of {len(points)} measured plans are in the Pareto set",
         basis="measured",
@@ -106,14 +87,30 @@ def pareto(source: StudySource) -> Chart:
     )
 
 
-def _points(source: StudySource) -> list[Point]:
-    found = []
-    for plan, runs in source.runs_by_plan.items():
-        measured = [trial.result.outcome for trial in runs]
-        peak = max(each.measurement.peak_bytes for each in measured if isinstance(each, Completed))
-        if speed := source.speed(plan):
-            found.append(Point(plan=plan, estimated_samples_per_second=speed.mean, peak_bytes=peak))
-    return found
+def measured_plans(source: StudySource) -> list[ParetoPlan]:
+    """Return the measured plans, those of the stored Pareto set as it has them: an earlier study may have run them."""
+    stored = {each.plan: each for each in _stored(source)}
+    own = {
+        plan: ParetoPlan(
+            plan=plan,
+            estimated_samples_per_second=speed.mean,
+            peak_bytes=max(source.peak_bytes(plan).values()),
+            joules_per_sample=None,
+        )
+        for plan in source.runs_by_plan
+        if plan not in stored and (speed := source.speed(plan))
+    }
+    return [*stored.values(), *own.values()]
+
+
+def _stored(source: StudySource) -> Sequence[ParetoPlan]:
+    return () if source.winner is None else source.winner.pareto
+
+
+def _beats(one: ParetoPlan, other: ParetoPlan) -> bool:
+    """Return whether a plan is no worse in speed and memory than the other, and better in one of them."""
+    mine, theirs = ((-each.estimated_samples_per_second, each.peak_bytes) for each in (one, other))
+    return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
 def _pareto_spec(rows: Sequence[Row], limit: float | None, unit: str) -> Spec:
@@ -181,7 +178,7 @@ def failures(trials: Sequence[TrialRecord]) -> Chart:
     return Chart(
         id="failures",
         title="Trials without a whole result, by cause",
-        text=f"{len(found)} of {len(trials)} trials. The search learns from them which plans fit.",
+        text=(f"{len(found)} of {len(trials)} trials. Those that ran out of memory teach the search which plans fit."),
         summary="; ".join(f"{row['cause']}: {row['trials']}" for row in rows),
         basis="measured",
         spec=spec(

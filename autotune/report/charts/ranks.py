@@ -46,10 +46,10 @@ def ranks(found: Sequence[ComparedPlan]) -> Chart:
     colours = {part: colour for part, (_, colour) in _SPENT.items()}
     return Chart(
         id="ranks",
-        title="Time of each rank in a step",
+        title="Time of the ranks in a step",
         text=(
             f"Means over the timed steps of {trials}, with {' and '.join(map(_samples, found))} samples in a step. "
-            "Ranks that wait much have too little work, or their neighbours too much."
+            f"Ranks that wait much have too little work, or their neighbours too much.{_joined(found)}"
         ),
         summary="; ".join(f"{line[0]}: works {', '.join(line[1:5])}, waits {line[5]}" for line in lines),
         basis="measured",
@@ -70,6 +70,18 @@ def ranks(found: Sequence[ComparedPlan]) -> Chart:
     )
 
 
+def _joined(found: Sequence[ComparedPlan]) -> str:
+    """Say where a row stands for several ranks."""
+    joined = [side.key for side in found if not _has_rows(side)]
+    return f" Rows of {' and '.join(joined)} are means over the ranks of a stage." if joined else ""
+
+
+def _has_rows(side: ComparedPlan) -> bool:
+    """Return whether each rank has a row of its own."""
+    layout = side.plan.layout
+    return layout.world_size <= max(_MOST_RANKS, layout.pipeline)
+
+
 def _samples(side: ComparedPlan) -> str:
     assert side.measurement is not None
     return f"{side.measurement.samples / len(side.measurement.steps):.1f}"
@@ -82,9 +94,9 @@ def _spent(side: ComparedPlan) -> dict[str, dict[str, float]]:
     groups: dict[str, list[dict[str, float]]] = {}
     for one in measured:
         name = f"{side.key}, stage {one.stage}"
-        if layout.data > 1 and len(measured) <= _MOST_RANKS:
+        if layout.data > 1 and _has_rows(side):
             name += f", rank {one.data_rank}"
-        if layout.tensor > 1 and len(measured) <= _MOST_RANKS:
+        if layout.tensor > 1 and _has_rows(side):
             name += f", tensor rank {one.tensor_rank}"
         groups.setdefault(name, []).append({part: getattr(one, field) for part, (field, _) in _SPENT.items()})
     return {

@@ -9,11 +9,13 @@ import pytest
 
 from autotune.report.charts.causes import causes
 from autotune.report.charts.history import history
+from autotune.report.charts.memory import memory
 from autotune.report.charts.plans import pareto
+from autotune.report.charts.ranks import ranks
 from autotune.report.sides import ComparedPlan, sides
 from autotune.report.simulation import Simulator
 from autotune.report.source import StudySource, read_source
-from autotune.report.summary import cards, headline, notes
+from autotune.report.summary import cards, changes, headline, notes
 from autotune.report.writing import write_report
 from autotune.results.evidence import evidence_of, trials_behind
 from autotune.results.time_parts import NAMES
@@ -21,8 +23,18 @@ from storage.annotation import Annotation
 from storage.explanation import BEST, Explanation
 from storage.records import Baseline, FinishedTrial, StudyRecord
 from storage.store import open_store
-from tests.values.search import completed, padded_plan
-from tests.values.storage import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, concluded, plan_time, result_of
+from tests.values.search import completed, finished, padded_plan
+from tests.values.storage import (
+    EXPLANATION,
+    NOON,
+    OUTCOMES,
+    PADDED_PLAN,
+    WORKLOAD,
+    best_of,
+    concluded,
+    plan_time,
+    result_of,
+)
 from trials.outcome import Completed
 from trials.plan import Plan
 
@@ -62,7 +74,8 @@ def source_of(
     baselines = WINNER.baselines
     if gains is not None:
         baselines = tuple(
-            replace(default, role=role, gain=gain, gain_error=error) for role, (gain, error) in gains.items()
+            replace(default, role=role, gain=gain, gain_error=error, estimated_samples_per_second=10.0 / gain)
+            for role, (gain, error) in gains.items()
         )
     return StudySource(
         study=STUDY,
@@ -163,6 +176,86 @@ def test_when_a_search_is_paid_back_is_stated_where_the_errors_allow(error: floa
     source = source_of(*KNOWN_BEFORE, gains={"default": (2.0, error)})
     (note,) = (card.note for card in cards(source, sides_of(source)) if card.name == "time of the search's trials")
     assert expected in note
+
+
+@pytest.mark.parametrize(("error", "speed"), [(0.02, "faster"), (0.5, "as fast")])
+def test_a_baseline_that_is_faster_is_not_said_to_be_as_fast(error: float, speed: str) -> None:
+    source = source_of(*KNOWN_BEFORE, gains={"default": (0.6, error)})
+    (note,) = (card.note for card in cards(source, sides_of(source)) if card.name == "time of the search's trials")
+    assert note == f"default is {speed}"
+
+
+@pytest.mark.parametrize(
+    ("left_out", "name"),
+    [(None, "fastest baseline within the limits of ms-swift"), ("it cannot hold them", "fastest baseline")],
+)
+def test_a_baseline_that_the_trainer_cannot_hold_is_not_within_its_limits(left_out: str | None, name: str) -> None:
+    source = source_of(*KNOWN_BEFORE, explanation=EXPLANATION)
+    assert source.winner is not None
+    baselines = tuple(replace(each, left_out=left_out) for each in source.winner.baselines)
+    source = replace(source, winner=replace(source.winner, trainer="ms-swift", baselines=baselines))
+    assert next(iter(cards(source, sides_of(source)))).name == name
+
+
+def test_the_stored_pareto_set_is_shown_as_it_is() -> None:
+    """One of its plans ran in an earlier study, and the other one while the machine was slow."""
+    source = source_of(run(0, WINNER.plan, "sampled", 130.0), run(1, CURRENT, "sampled", 150.0))
+    chart = pareto(source)
+    assert [row[:2] for row in chart.table.rows] == [(WINNER.plan.id, "10.00"), (PADDED_PLAN.id, "9.50")]
+    assert chart.summary == "2 of 3 measured plans are in the Pareto set"
+    drawn = {row["plan"]: row["speed"] for row in chart.spec["data"]["values"]}
+    assert drawn[WINNER.plan.id] == 10.0
+    assert "those of other plans are means of their own runs" in chart.text
+
+
+def test_a_baseline_without_a_result_is_not_said_to_be_the_fastest() -> None:
+    failed = finished(PADDED_PLAN, OUTCOMES["out of memory"], role="default")
+    before, _ = sides_of(source_of(failed, run(1, WINNER.plan, "sampled", 100.0), gains={}))
+    assert (before.plan, before.title) == (PADDED_PLAN, "Before: a baseline without a result")
+
+
+def test_a_winner_that_cannot_be_read_is_not_said_to_be_missing_yet() -> None:
+    source = replace(source_of(*KNOWN_BEFORE), winner=None)
+    assert headline(source, ()) == "The winner of this search cannot be read; 2 trials measured so far."
+    unfinished = replace(source, study=replace(STUDY, finished=None))
+    assert headline(unfinished, ()) == "This search has no winner yet; 2 trials measured so far."
+
+
+def test_offloaded_layers_are_not_said_to_be_recomputed() -> None:
+    _, after = sides_of(source_of(*KNOWN_BEFORE, explanation=EXPLANATION))
+    layout = replace(after.plan.layout, offload="vision")
+    table = changes([after, replace(after, plan=replace(after.plan, layout=layout))])
+    assert table.rows[-1] == (
+        "recomputed or offloaded layers",
+        "recompute: 1 vision | none",
+        "offload v, recompute l: 1 vision | none",
+    )
+
+
+def test_the_peak_of_a_stage_is_that_of_all_runs() -> None:
+    small, large = run(0, WINNER.plan, "sampled", 100.0), run(1, WINNER.plan, "confirm", 100.0)
+    less = replace(large, result=replace(large.result, outcome=peaking(large, 50 << 30)))
+    source = source_of(small, less)
+    (after,) = sides_of(source)
+    assert after.peak_bytes == {0: 60 << 30, 1: 61 << 30}
+    drawn = memory(after, 1 << 40, 1 << 40).table.rows
+    assert [row[-2] for row in drawn] == ["60 GiB", "61 GiB"]
+
+
+def peaking(trial: FinishedTrial, peak_bytes: int) -> Completed:
+    """Return the outcome of a trial, with this peak of every stage."""
+    outcome = trial.result.outcome
+    assert isinstance(outcome, Completed)
+    stages = tuple(replace(each, peak_bytes=peak_bytes) for each in outcome.measurement.stages)
+    return replace(outcome, measurement=replace(outcome.measurement, stages=stages))
+
+
+def test_rows_that_stand_for_many_ranks_say_so() -> None:
+    (after,) = sides_of(source_of(KNOWN_BEFORE[0]))
+    many = replace(after, plan=replace(after.plan, layout=replace(after.plan.layout, data=16)))
+    said = "means over the ranks of a stage"
+    assert said not in ranks([after]).text
+    assert f"Rows of after are {said}" in ranks([many]).text
 
 
 def test_a_search_whose_baselines_all_failed_has_no_gain_to_state() -> None:

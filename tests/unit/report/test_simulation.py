@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.report.charts.causes import causes
+from autotune.report.charts.gantt import gantt
 from autotune.report.importance import importances
 from autotune.report.sides import sides
 from autotune.report.simulation import Simulated, Simulator
@@ -15,9 +16,10 @@ from storage.explanation import BEST
 from storage.store import open_store
 from tests.machines.search_bench import PREDICTOR
 from tests.values.report_studies import save_profile
-from tests.values.search import completed, padded_plan
+from tests.values.search import COSTS, NO_LOADING, completed, padded_plan
 from tests.values.storage import WORKLOAD, best_of, concluded, plan_time
 from trials import wire
+from trials.costs.layer_costs import LoadCost
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,42 @@ def test_the_time_of_plans_without_an_explanation_is_predicted(source: StudySour
     assert sum(seconds) == pytest.approx(before.epoch_seconds, rel=0.1)
     mixed = causes([before, replace(after, time=plan_time(after.plan, BEST))])
     assert mixed.basis == "measured and predicted"
+
+
+def test_the_table_of_a_step_has_the_gaps_of_the_step_that_is_drawn(source: StudySource) -> None:
+    for side in sides(source, Simulator(source)):
+        assert isinstance(side.simulated, Simulated)
+        chart, seconds = gantt(side, 1.0), side.simulated.timeline.seconds
+        for stage, _, waits in chart.table.rows:
+            passes = (row for row in chart.spec["data"]["values"] if row["stage"] == stage)
+            busy = sum(row["end"] - row["begin"] for row in passes)
+            assert float(waits.removesuffix("%")) == pytest.approx(100 * (1 - busy / seconds), abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("workers", "accelerator", "loading"), [(0, "cuda", COSTS.loading), (2, "cpu", NO_LOADING)], ids=["none", "some"]
+)
+def test_packs_are_loaded_as_in_the_search(
+    workers: int, accelerator: str, loading: LoadCost, source: StudySource
+) -> None:
+    work = source.workload
+    machine = replace(work, hardware=replace(work.hardware, accelerator=accelerator))
+    study = replace(source.study, settings={**source.study.settings, "loading_workers": workers})
+    costs = Simulator(replace(source, workload=machine, study=study)).costs
+    assert costs is not None
+    assert costs.loading == loading
+
+
+def test_predicted_parts_sum_to_the_predicted_epoch(source: StudySource) -> None:
+    before, *_ = sides(source, Simulator(source))
+    assert isinstance(before.simulated, Simulated)
+    predicted = before.simulated.prediction
+    longer = replace(predicted, step_seconds=1.25 * predicted.step_seconds)
+    chart = causes([replace(before, simulated=replace(before.simulated, prediction=longer))])
+    shares = {line[1]: line[4] for line in chart.table.rows}
+    assert shares["not explained"] == "20.0%"
+    seconds = sum(row["seconds"] for row in chart.spec["data"]["values"])
+    assert seconds == pytest.approx(longer.epoch_seconds * before.simulated.epoch_factor, rel=1e-3)
 
 
 def test_importances_are_shares_of_the_parameters_that_varied(source: StudySource) -> None:
