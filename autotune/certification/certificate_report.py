@@ -14,14 +14,17 @@ _REFERENCES: dict[Reference, str] = {
 }
 
 
-def certificate_text(certificate: Certificate) -> str:
-    """Show the certificate in a few lines."""
-    made = f"Certificate of {certificate.created:%Y-%m-%d %H:%M} UTC: {certificate.verdict}"
+def certificate_text(certificate: Certificate, workload: str | None = None) -> str:
+    """Show the certificate in a few lines; one that was made for another than this `workload` says so."""
+    subject = certificate.subject
+    is_other = workload is not None and subject.workload != workload
+    other = f" for another workload ({subject.model} on {subject.hardware})" if is_other else ""
+    made = f"Certificate of {certificate.created:%Y-%m-%d %H:%M} UTC{other}: {certificate.verdict}"
     lines = [made, *(f"  {reason}" for reason in certificate.reasons)]
     if compared := certificate.comparison:
         numbers = ", ".join(str(each.number + 1) for each in compared.steps)
         lines[0] += (
-            f"; step{'s' * (len(compared.steps) > 1)} {numbers} of the training, in {certificate.subject.dtype}, in "
+            f"; step{'s' * (len(compared.steps) > 1)} {numbers} of the training, in {subject.dtype}, in "
             f"{certificate.seconds:.1f} s"
         )
         lines += [

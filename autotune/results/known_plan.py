@@ -42,7 +42,7 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
     """Return the plan with its speed: as its study found it where it explains the plan, else the mean of its runs."""
     if tried.won:
         return of_winner(tried.won)
-    if (time := tried.time) is not None:  # corrected for drift as the winner's is, so that the two can be compared
+    if (time := tried.time) is not None:
         mean = tried.workload.data.samples / time.epoch_seconds
         return KnownPlan(
             plan=tried.plan, speed=Speed(mean=mean, error=mean * time.epoch_seconds_error / time.epoch_seconds)
@@ -58,8 +58,13 @@ def of_tried(tried: TriedPlan) -> KnownPlan:
     return KnownPlan(plan=tried.plan, speed=Speed(mean=mean, error=mean * max(own, scatter) / fmean(seconds)))
 
 
+def is_corrected(tried: TriedPlan) -> bool:
+    """Return whether the speed of a plan is corrected for drift of the machine, as its study found it."""
+    return tried.won is not None or tried.time is not None
+
+
 def known_text(tried: TriedPlan) -> str:
-    """Return one line with the rank of the plan in its study and the number of its runs."""
+    """Return one line with the rank of the plan in its study and the number of its runs there."""
     return f"{_place(tried)}; {_evidence(tried)}"
 
 
@@ -81,11 +86,12 @@ def _evidence(tried: TriedPlan) -> str:
         finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
         ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
         results = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
-        return f"no run of it was completed: {results or 'none has a result'}"
+        return f"no run of it was completed there: {results or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
     disturbed = [trial for trial in runs if trial.result.disturbance]
     doubt = f", disturbed each time: {disturbed[0].result.disturbance}" if disturbed else ""
-    return f"measured {times}{doubt}"
+    drift = "" if is_corrected(tried) else "; its speed is not corrected for drift of the machine"
+    return f"measured there {times}{doubt}{drift}"
 
 
 def counted_runs(tried: TriedPlan) -> Sequence[FinishedTrial]:

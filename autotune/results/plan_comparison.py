@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.plan_text import plan_parts
 from autotune.results.explanation_report import is_visible, share_text
-from autotune.results.known_plan import Speed, counted_runs, known_text, of_tried
+from autotune.results.known_plan import Speed, counted_runs, is_corrected, known_text, of_tried
 from autotune.results.study_report import tried_document
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.results.time_parts import NAMES
@@ -74,11 +74,18 @@ class PlanComparison:
         if (gain := _gain(self.first, self.second)) is not None:
             return Speed(mean=1 / gain.mean, error=gain.error / gain.mean**2)
         one, other = (of_tried(tried).speed for tried in self.plans)
-        if one is None or other is None or _samples(self.first.workload) != _samples(self.second.workload):
+        if one is None or other is None or not _same_samples(self.first.workload, self.second.workload):
             return None
         mean = other.mean / one.mean
         # Independent relative errors add up in squares.
         return Speed(mean=mean, error=mean * math.hypot(one.error / one.mean, other.error / other.mean))
+
+    @property
+    def uncorrected(self) -> tuple[str, ...]:
+        """Ids of the plans whose speed is in the ratio without a correction for drift of the machine."""
+        if _gain(self.second, self.first) or _gain(self.first, self.second):
+            return ()
+        return tuple(dict.fromkeys(tried.plan.id for tried in self.plans if not is_corrected(tried)))
 
 
 def _gain(winner: TriedPlan, other: TriedPlan) -> Speed | None:
@@ -89,11 +96,16 @@ def _gain(winner: TriedPlan, other: TriedPlan) -> Speed | None:
     return next((Speed(mean=each.gain, error=each.gain_error) for each in gains), None)
 
 
-def _samples(workload: Workload) -> tuple[object, ...]:
-    """Return what two workloads must share for their samples per second to be comparable."""
-    # Compiled layers train the same model.
-    model = replace(workload.model, compiler=None).fingerprint
-    return model, workload.data.fingerprint, workload.global_batch_samples, workload.oversize
+def _same_samples(one: Workload, other: Workload) -> bool:
+    """Return whether the samples per second of two workloads are comparable."""
+    both = one, other
+    # Another order of the same samples gives packs as full, and compiled layers train the same model.
+    data = [replace(work.data, lengths_digest="") for work in both]
+    if any(each.target_tokens is None for each in data):  # an earlier version did not store them
+        data = [replace(each, target_tokens=None) for each in data]
+    models = [replace(work.model, compiler=None).fingerprint for work in both]
+    jobs = [(work.global_batch_samples, work.oversize) for work in both]
+    return all(first == second for first, second in (data, models, jobs))
 
 
 def stage_means(tried: TriedPlan) -> tuple[StageMeans, ...]:
@@ -121,10 +133,12 @@ def comparison_document(compared: PlanComparison) -> dict[str, Any]:
                 "study": tried.study.name,
                 "workload": wire.to_document(tried.workload),
                 "known": known_text(tried),
-                "speed": wire.to_document(of_tried(tried).speed),
+                "estimated_samples_per_second": speed and speed.mean,
+                "estimated_samples_per_second_error": speed and speed.error,
                 "stages": [wire.to_document(stage) for stage in stage_means(tried)],
             }
             for tried in compared.plans
+            for speed in (of_tried(tried).speed,)
         ],
         "speed_ratio": wire.to_document(compared.ratio),
         "differences": [wire.to_document(each) for each in compared.differences],
@@ -201,10 +215,15 @@ def _verdict(compared: PlanComparison) -> str:
     ratio, found = compared.ratio, compared.differences
     if ratio is not None:
         lines = [f"{other} is {ratio.mean:.2f} +- {ratio.error:.2f} times as fast as {one}"]
+        if compared.uncorrected:
+            plans = ", ".join(compared.uncorrected)
+            lines.append(f"Not corrected for drift of the machine, which the +- leaves out: {plans}")
     elif any(of_tried(tried).speed is None for tried in compared.plans):
         lines = ["One of the plans has no measured speed, so their speeds are not compared"]
     else:
-        lines = ["Their samples/s are not comparable: they were measured on another model, data or batch"]
+        lines = [
+            "Their samples/s are not comparable: they were measured on another model, data, batch or over-size rule"
+        ]
     if found:
         rest = len(found) - _SHOWN
         more = f"; {rest} more" if rest > 0 else ""

@@ -16,9 +16,9 @@ class Rival:
 
     plan_id: str
     role: str
-    speed: float
+    speed_ratio: float
     """Its speed over that of the winner, by their own runs."""
-    speed_error: float
+    speed_ratio_error: float
     """Standard error."""
     is_disturbed: bool
     """Whether no run of any plan was quiet."""
@@ -31,8 +31,8 @@ class Rival:
     def __str__(self) -> str:
         disturbed = "all runs were disturbed, and " if self.is_disturbed else ""
         faster = (
-            f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed:.2f} +- {self.speed_error:.2f} "
-            "times as fast as the best plan"
+            f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed_ratio:.2f} +- "
+            f"{self.speed_ratio_error:.2f} times as fast as the best plan"
         )
         if self.left_out is not None:
             return f"{faster}, but {self.left_out}"
@@ -51,8 +51,8 @@ def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
         Rival(
             plan_id=baseline.plan_id,
             role=baseline.role,
-            speed=1 / baseline.gain,
-            speed_error=baseline.gain_error / baseline.gain**2,
+            speed_ratio=1 / baseline.gain,
+            speed_ratio_error=baseline.gain_error / baseline.gain**2,
             is_disturbed=evidence_of(best, trials).all_disturbed,
             may_win=baseline.may_win,
             left_out=baseline.left_out,
@@ -63,4 +63,4 @@ def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
         and baseline.plan_id in ran
         and -math.log(baseline.gain) > baseline.gain_error / baseline.gain
     )
-    return max(rivals, key=lambda rival: (rival.may_win, rival.speed), default=None)
+    return max(rivals, key=lambda rival: (rival.may_win, rival.speed_ratio), default=None)

@@ -70,7 +70,7 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
             ]
         found = _annotated(store, wanted, found)
         found = _chosen(wanted, found, is_near=bool(now or wanted.here))
-        stored = len(found) or len(store.best_plans())
+        stored = len(found) or len(store.best_plans(archived=True))
         behind = trials_behind_each([known.best for known in found], store)
         found = [replace(known, trials=trials) for known, trials in zip(found, behind, strict=True)]
     options.give(
@@ -89,7 +89,7 @@ def _job_to_compare(options: Options, file: "JobFile") -> "tuple[Job, Workload]"
 def _none_text(stored: int) -> str:
     if not stored:
         return "No plan is known; run `autotune tune JOB`."
-    return f"None of {number_of(stored, 'known plan')} matches; `autotune plans` lists all of them."
+    return f"None of {number_of(stored, 'known plan')} matches; `autotune plans --archived` lists all of them."
 
 
 def _chosen(wanted: PlanFilter, found: Sequence[Known], *, is_near: bool) -> Sequence[Known]:
@@ -189,7 +189,7 @@ def show_plan(options: Options, plan: str) -> None:
                     used_by=used,
                     annotation=annotation,
                 ),
-                *map(certificate_text, certificates),
+                *(certificate_text(each, tried.workload.fingerprint) for each in certificates),
             )
         ),
     )

@@ -147,6 +147,31 @@ def test_a_baseline_has_the_speed_with_which_the_winner_was_compared(own_url: st
     assert f"{packed_plan().id} is 2.00 +- " in shown
 
 
+def test_a_speed_that_the_study_did_not_correct_for_drift_says_so(own_url: str) -> None:
+    sampled, here = packed_plan(50), name_of(own_url, WORKLOAD)
+    with open_store(own_url) as store:
+        study = next(study for study in store.studies() if study.workload_fingerprint == WORKLOAD.fingerprint).id
+        store.finish_trial(result_of(store.start_trial(study, sampled, "sampled").id))
+    shown = text(own_url, here, sampled.id)
+    assert f"\nNot corrected for drift of the machine, which the +- leaves out: {sampled.id}\n" in shown
+    best, other = columns(shown.partition("Where the time")[0])
+    assert other["known"].endswith(
+        "measured there in one run only; its speed is not corrected for drift of the machine"
+    )
+    assert "drift" not in best["known"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("data.lengths_digest", "of another order"), ("data.target_tokens", 5_000_000)]
+)
+def test_speeds_on_the_same_samples_are_compared(field: str, value: object, own_url: str) -> None:
+    other = changed(field, value)
+    with open_store(own_url) as store:
+        add(store, other, 50.0)
+    shown = text(own_url, name_of(own_url, WORKLOAD), name_of(own_url, other))
+    assert f"{packed_plan().id}@{name_of(own_url, other)} is 2.00 +- " in shown
+
+
 def test_one_plan_on_other_hardware_is_compared_and_the_difference_named(url: str) -> None:
     here, there = name_of(url, WORKLOAD), name_of(url, H100)
     shown = text(url, here, f"{packed_plan().id[:8]}@{there}")
@@ -174,7 +199,7 @@ def test_speeds_on_other_data_are_not_compared(url: str) -> None:
 def test_a_plan_without_a_measurement_is_shown_as_such(url: str) -> None:
     shown = text(url, packed_plan(40).id, name_of(url, WORKLOAD))
     failed, _ = columns(shown.partition("Where the time")[0])
-    assert "no run of it was completed: failed: rank 3 failed" in failed["known"]
+    assert "no run of it was completed there: failed: rank 3 failed" in failed["known"]
     assert "One of the plans has no measured speed" in shown
     assert re.search(r"^useful work +unknown +[\d.]+% \+- ", shown, re.MULTILINE)
     assert "\npadding " not in shown
@@ -195,7 +220,9 @@ def test_a_program_gets_the_same(url: str) -> None:
     assert (one["id"], one["won"], other["won"]) == (PADDED_PLAN.id, False, True)
     assert one["time"]["role"] == "default"
     assert [stage["peak_bytes"] for stage in other["stages"]] == [60 << 30, 61 << 30]
-    assert other["speed"]["mean"] / one["speed"]["mean"] == pytest.approx(document["speed_ratio"]["mean"])
+    speeds = [plan["estimated_samples_per_second"] for plan in (one, other)]
+    assert speeds[1] / speeds[0] == pytest.approx(document["speed_ratio"]["mean"])
+    assert all(plan["estimated_samples_per_second_error"] > 0 for plan in (one, other))
 
 
 @pytest.mark.parametrize(

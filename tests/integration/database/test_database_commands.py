@@ -147,19 +147,23 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
     study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
     for plan in (tie, packed_plan(), tie):
         store.finish_trial(result_of(store.start_trial(study.id, plan, "sampled").id))
+    store.abandon_trial(store.start_trial(study.id, tie, "confirm").id)
     failed = packed_plan(7)
     store.finish_trial(result_of(store.start_trial(study.id, failed, "sampled").id, OUTCOMES["out of memory"]))
     concluded(store, best_of(study.id, ties=(tie.id,)))
     assert [line.split()[0] for line in text("studies", study.name).splitlines() if " pipeline 2" in line] == [
-        *(plan.id for plan in (tie, packed_plan(), tie, failed)),
+        *(plan.id for plan in (tie, packed_plan(), tie, tie, failed)),
         "pipeline",  # of the winner
     ]
     shown = document("show", tie.id)
-    assert (shown["id"], shown["won"], len(shown["trials"])) == (tie.id, False, 2)
+    assert (shown["id"], shown["won"], len(shown["trials"])) == (tie.id, False, 3)
     output = text("show", tie.id[:8])
-    assert f"In study {study.name} plan {tie.id} may be as fast as the winner, {PLAN}; measured in 2 runs" in output
+    assert (
+        f"In study {study.name} plan {tie.id} may be as fast as the winner, {PLAN}; measured there in 2 runs" in output
+    )
     assert output.count("epoch 1234.5 s") == 2
-    assert "no run of it was completed: failed: out of memory on stage 1" in text("show", failed.id)
+    assert re.search(r"trial 3 +confirm +given up", output)
+    assert "no run of it was completed there: failed: out of memory on stage 1" in text("show", failed.id)
     assert document("show", PLAN)["won"]
 
 

@@ -19,7 +19,9 @@ OPTIONS = Options(as_json=False, database=None, verbose=0, quiet=False)
 
 
 def rival(*, may_win: bool) -> Rival:
-    return Rival(plan_id="ab", role="omnibal", speed=1.3, speed_error=0.1, is_disturbed=False, may_win=may_win)
+    return Rival(
+        plan_id="ab", role="omnibal", speed_ratio=1.3, speed_ratio_error=0.1, is_disturbed=False, may_win=may_win
+    )
 
 
 @pytest.mark.parametrize("may_win", [True, False])

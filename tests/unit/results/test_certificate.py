@@ -250,6 +250,15 @@ def test_a_certificate_is_stored_and_shown(tmp_path: Path) -> None:
     assert "steps over that of random ones: length 0.40, images 1.90" in text
 
 
+def test_a_certificate_of_another_job_says_so() -> None:
+    made = certificate(compare("float32", [report()]))
+    own, other = (certificate_text(made, workload) for workload in (made.subject.workload, "another"))
+    assert own == certificate_text(made)
+    named = f"for another workload ({made.subject.model} on 2 CPU ranks): holds"
+    assert named in other
+    assert named not in own
+
+
 def test_nothing_is_trained_without_a_certificate_that_holds() -> None:
     compared = compare("float32", [report()])
     require(certificate(compared))

@@ -143,5 +143,5 @@ def test_an_answer_decides_whatever_the_space_has(tmp_path: Path, kept: bool) ->
 
 
 def test_a_rival_says_that_no_run_was_quiet() -> None:
-    rival = Rival(plan_id="ab", role="packed", speed=1.3, speed_error=0.1, is_disturbed=True, may_win=True)
+    rival = Rival(plan_id="ab", role="packed", speed_ratio=1.3, speed_ratio_error=0.1, is_disturbed=True, may_win=True)
     assert str(rival).startswith("all runs were disturbed, and packed (ab) measured faster")

@@ -91,8 +91,8 @@ def test_a_faster_baseline_that_the_trainer_cannot_hold_does_not_win_and_says_wh
     rival = Rival(
         plan_id=str(fastest.plan_id),
         role=fastest.role,
-        speed=4.0,
-        speed_error=0.1,
+        speed_ratio=4.0,
+        speed_ratio_error=0.1,
         is_disturbed=False,
         may_win=False,
         left_out=f"ms-swift cannot hold {fastest.left_out}",
