@@ -38,6 +38,8 @@ class PhaseBegan:
     """What is done now, for people."""
     last_step: int | None = None
     """Step of the training after which it stops, where that is not the last of all."""
+    best_evaluation: Evaluated | None = None
+    """The evaluation with the lowest loss of a training that goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from trials.tasks.training.progress import (
     Line,
     Progress,
     ProgressReader,
+    best_evaluation,
     read_lines,
 )
 from trials.tasks.training.settings import training_settings
@@ -71,10 +72,15 @@ class Launched:
     """Evaluations of the whole training, in order of steps."""
     disturbance: str | None = None
     """What slowed this launch down, by the rules for trials; None when nothing did."""
+    speeds_since: int | None = None
+    """Total steps at its last stop to be tuned again: speeds, waits and disturbances above are of later steps alone.
+
+    None where it was not stopped.
+    """
     drift: Drift | None = None
-    """The last time that it was found to be slower than promised for long."""
+    """The last time that it was found to be slower than promised for long; since the last search, if there was one."""
     retunes: tuple[Retune, ...] = ()
-    """The searches in between, oldest first. With some, the speeds above are those since the last one."""
+    """The searches in between, oldest first."""
 
 
 def launch(
@@ -143,7 +149,8 @@ def launch(
             watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates, steps=opened.steps)
             ending = _Ending(started.id, watch.reader, store, spool)
             text = f"Training with plan {plan.id} into {output}"
-            listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps))
+            best = best_evaluation(_evaluations(output))
+            listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps, best_evaluation=best))
             logs = folder / started.id
             try:
                 report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
@@ -159,9 +166,13 @@ def launch(
         steps=reader.count,
         data_wait_share=reader.data_wait_share,
         blank_samples=blanks,
-        evaluations=tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated)),
+        evaluations=_evaluations(output),
         disturbance=disturbed_by,
     )
+
+
+def _evaluations(output: Path) -> tuple[Evaluated, ...]:
+    return tuple(line for line in read_lines(output / PROGRESS_FILE) if isinstance(line, Evaluated))
 
 
 def _end_killed(launch_id: str, steps: int, store: Store, spool: Spool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
 from trials import wire
-from trials.tasks.training.progress import Evaluated
+from trials.tasks.training.progress import Evaluated, best_evaluation
 from trials.units import number_of, speed_text
 
 _LONG_DATA_WAIT = 0.02
@@ -25,6 +25,7 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "training_samples_per_second": launched.training_samples_per_second,
         "disturbance": launched.disturbance,
         "data_wait_share": launched.data_wait_share,
+        "speeds_since": launched.speeds_since,
         "drift": None if launched.drift is None else wire.to_document(launched.drift),
         "retunes": [wire.to_document(each) for each in launched.retunes],
         "promised_samples_per_second": launched.promised_samples_per_second,
@@ -37,7 +38,8 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     """Return the lines for people; `workers` are the loading processes per rank, which may use `spare` cores."""
     lines = [_steps_text(chosen, launched)]
     if (measured := launched.training_samples_per_second) is not None:
-        lines.append(f"Measured {speed_text(measured)} samples/s{_promise_text(chosen, launched, measured)}")
+        since = "" if launched.speeds_since is None else f" since step {launched.speeds_since}"
+        lines.append(f"Measured {speed_text(measured)} samples/s{since}{_promise_text(chosen, launched, measured)}")
     if launched.disturbance is not None and launched.steps:
         lines.append(f"Disturbed: {launched.disturbance}; on an idle machine the training is faster")
     lines += [retune.text for retune in launched.retunes]
@@ -80,4 +82,4 @@ def _promise_text(chosen: KnownPlan, launched: Launched, measured: float) -> str
 def _last_and_best(launched: Launched) -> tuple[Evaluated | None, Evaluated | None]:
     """Return the last evaluation of the training, and the first one with the lowest loss; None where there is none."""
     found = launched.evaluations
-    return (found[-1], min(found, key=lambda each: each.evaluation_loss)) if found else (None, None)
+    return found[-1] if found else None, best_evaluation(found)

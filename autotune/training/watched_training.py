@@ -87,6 +87,8 @@ class WatchedTraining:
     def _train(self, writer: WindowWriter) -> Launched:
         retunes: list[Retune] = []
         before: _Choice | None = None  # where the present plan has not trained yet
+        drift: Drift | None = None
+        speeds_since: int | None = None
         changes_plan = self.options.changes_plan
         if self.options.retunes:
             chosen = self.chosen
@@ -118,6 +120,7 @@ class WatchedTraining:
                 promise, before, changes_plan = before.promise, None, True
                 continue
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
+            drift = drifts.last or drift
             if retunes:
                 retunes[-1] = replace(retunes[-1], training_samples_per_second=launched.training_samples_per_second)
             # Asked behind the context: a signal until its end is noted, and a later one is raised.
@@ -128,15 +131,15 @@ class WatchedTraining:
                     promised_samples_per_second=promise.tokens_per_second / tokens if promise and tokens else None,
                     steps=steps,
                     blank_samples=blank_samples,
-                    drift=drifts.last,
+                    speeds_since=speeds_since,
+                    drift=drift,
                     retunes=tuple(retunes),
                 )
-            assert drifts.last is not None, "only a drift stops it at a checkpoint"
-            until_then = _Choice(
-                chosen=self.chosen, certificate=self.certificate, promise=promise, steps=launched.report.steps
-            )
+            assert drift is not None, "only a drift stops it at a checkpoint"
+            speeds_since = launched.report.steps
+            until_then = _Choice(chosen=self.chosen, certificate=self.certificate, promise=promise, steps=speeds_since)
             if watch.is_slow:
-                promise = self._tune(promise, drifts.last, launched.report.steps, retunes)
+                promise, drift = self._tune(promise, drift, speeds_since, retunes), None
             else:
                 self.listener(Note(text="The training is no longer slower: it goes on without a search"))
             changes_plan = self.chosen.plan != until_then.chosen.plan

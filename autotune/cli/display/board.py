@@ -119,7 +119,7 @@ class Board:
                 self._part = self._part if isinstance(self._part, Searching) else Searching()
                 self._part.hear(event, self._began)
             case Phase.TRAINING:
-                self._part = TrainingView(event.last_step)
+                self._part = TrainingView(event.last_step, event.best_evaluation)
             case _:
                 self._part = _Other(self._began)
 

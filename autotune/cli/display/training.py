@@ -15,14 +15,14 @@ _LATE_STEPS, _LATE_SECONDS = 3.0, 5.0
 class TrainingView:
     """Steps and evaluations of a training."""
 
-    def __init__(self, last_step: int | None) -> None:
-        """Stop after `last_step`, else at the end of the training."""
+    def __init__(self, last_step: int | None, best: Evaluated | None) -> None:
+        """Stop after `last_step`, else at the end of the training; `best` is the best evaluation until now."""
         self._wanted = last_step
         self._last: Progress | None = None
         self._heard = 0.0
         """Time of the last step or evaluation."""
         self._evaluated: Evaluated | None = None
-        self._best: Evaluated | None = None
+        self._best = best
         self._began = self._stepped = 0.0
         """Times of the first and of the last step."""
         # Of all steps but the first, which warms up.

@@ -180,6 +180,14 @@ def test_a_late_step_is_noticed_and_the_end_is_that_of_this_launch(clock: Clock)
     assert board.line().endswith("step 4 of 4, loss 6.250, 8.0 samples/s; writing the results")
 
 
+def test_the_best_evaluation_may_be_one_before_this_launch(clock: Clock) -> None:
+    board, best = Board("launch", clock), replace(EVALUATED, step=20, evaluation_loss=1.5)
+    hear(board, [PhaseBegan(phase=Phase.TRAINING, text="Training", best_evaluation=best)])
+    assert "held out" not in dict(board.rows())
+    hear(board, [STEP, EVALUATED])
+    assert board.rows()[-1] == ("held out", "loss 3.500 after step 60, best 1.500 after step 20")
+
+
 def test_the_best_evaluation_is_kept(clock: Clock) -> None:
     board = Board("launch", clock)
     hear(board, [*TRAINING, replace(EVALUATED, step=80, evaluation_loss=4.5)])

@@ -3,7 +3,7 @@
 import logging
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeAlias
@@ -108,6 +108,11 @@ class Evaluated:
 
 Line: TypeAlias = Progress | Evaluated
 """A line of the progress file. No field tells the two apart: they have different ones."""
+
+
+def best_evaluation(found: Iterable[Evaluated]) -> Evaluated | None:
+    """Return the first evaluation with the lowest loss; None without any."""
+    return min(found, key=lambda each: each.evaluation_loss, default=None)
 
 
 def append_line(path: Path, record: Line) -> None:
