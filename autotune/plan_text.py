@@ -1,7 +1,9 @@
 """Plans and trials as text."""
 
+from collections.abc import Collection
+
 from autotune.dimensions.folds import layout_text
-from storage.records import FinishedTrial
+from storage.records import FinishedTrial, RunningTrial, TrialRecord
 from trials.outcome import Completed, Failed, Outcome, Rejected
 from trials.plan import MOST_UNITS, Layout, Levelled, Offload, Packing, Padded, Plan
 from trials.stage import Recomputed
@@ -92,6 +94,20 @@ def trial_line(trial: FinishedTrial, *, known: bool) -> str:
     disturbed = f"; disturbed: {trial.result.disturbance}" if trial.result.disturbance else ""
     disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
     return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{named_plan(trial.plan)}"
+
+
+def trial_text(trial: TrialRecord, agents: Collection[str]) -> str:
+    """Return the two lines of a trial of a study, also without a result; `agents` are those that have not ended."""
+    match trial:
+        case FinishedTrial():
+            return trial_line(trial, known=False)
+        case RunningTrial() if trial.agent_id in agents:
+            state = "running, or its process died"
+        case RunningTrial():
+            state = "ended without a result"
+        case _:
+            state = "given up"
+    return f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}"
 
 
 def named_plan(plan: Plan) -> str:

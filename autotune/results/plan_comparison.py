@@ -56,6 +56,8 @@ class PlanComparison:
     second: TriedPlan
     ran: Mapping[str, Sequence[TrialSummary]]
     """The trials behind winners among them, by the study's id."""
+    elsewhere: tuple[TriedPlan, ...] = ()
+    """The plans as winners of studies other than the one in which they are compared."""
 
     @property
     def plans(self) -> tuple[TriedPlan, TriedPlan]:
@@ -142,6 +144,7 @@ def comparison_document(compared: PlanComparison) -> dict[str, Any]:
         ],
         "speed_ratio": wire.to_document(compared.ratio),
         "differences": [wire.to_document(each) for each in compared.differences],
+        "won_elsewhere": [f"{tried.plan.id}@{tried.study.name}" for tried in compared.elsewhere],
     }
 
 
@@ -228,4 +231,11 @@ def _verdict(compared: PlanComparison) -> str:
         rest = len(found) - _SHOWN
         more = f"; {rest} more" if rest > 0 else ""
         lines.append(f"Measured on different workloads: {'; '.join(map(str, found[:_SHOWN]))}{more}")
+    for tried in compared.elsewhere:
+        speed, name = of_tried(tried).speed, f"{tried.plan.id}@{tried.study.name}"
+        assert speed is not None, "a winner has a speed"
+        lines.append(
+            f"{tried.plan.id} also won study {tried.study.name}, with {speed_text(speed.mean, speed.error)} samples/s; "
+            f"name it {name} to compare that"
+        )
     return "\n".join(lines)

@@ -1,12 +1,12 @@
 """Results as tables for people and as documents for programs."""
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
-from autotune.plan_text import named_plan, plan_parts, plan_text, trial_line
+from autotune.plan_text import plan_parts, plan_text, trial_text
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.headline import headline_of, is_sure, speed_of_baseline
@@ -17,7 +17,6 @@ from autotune.search.study_settings import TRAINER
 from storage.annotation import Annotation
 from storage.nearness import Difference
 from storage.records import (
-    AbandonedTrial,
     Baseline,
     BestPlan,
     FinishedTrial,
@@ -287,22 +286,20 @@ def annotation_text(annotation: Annotation) -> str:
     return "\n".join(filter(None, (tags, f"Note: {annotation.note}" if annotation.note else "")))
 
 
-def study_text(listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[TrialSummary]) -> str:
-    """Show the trials of a study in their order, and its winner, whose figures rest on the trials `behind` it."""
-    best, lines = listed.best, list(map(_trial_text, trials))
+def study_text(
+    listed: Listed, trials: Sequence[TrialRecord], behind: Sequence[TrialSummary], agents: Collection[str]
+) -> str:
+    """Show the trials of a study in their order, and its winner, whose figures rest on the trials `behind` it.
+
+    `agents` are the ids of those that have not ended.
+    """
+    best, lines = listed.best, [trial_text(trial, agents) for trial in trials]
     cannot_be_read = "The winner of this study cannot be read; `autotune db check` says why."
     none = "This study has no winner yet." if listed.study.finished is None else cannot_be_read
     winner = best_text(best, behind) if best else none
     # The row has no tags and note: both follow in full.
     head = studies_text([replace(listed, annotation=Annotation())], 1)
     return "\n".join((head, *filter(None, (annotation_text(listed.annotation),)), "", *lines, "", winner))
-
-
-def _trial_text(trial: TrialRecord) -> str:
-    if isinstance(trial, FinishedTrial):
-        return trial_line(trial, known=False)
-    state = "given up" if isinstance(trial, AbandonedTrial) else "running, or its process died"
-    return f"trial {trial.number}  {trial.role:<20} {state}\n{named_plan(trial.plan)}"
 
 
 def tried_document(tried: TriedPlan, ran: Sequence[TrialSummary]) -> dict[str, Any]:
@@ -322,8 +319,12 @@ def show_text(
     ran: Sequence[TrialSummary],
     used_by: Sequence[str],
     annotation: Annotation,
+    agents: Collection[str],
 ) -> str:
-    """Show the plan, how certain it is, its measurements, and whether it holds here. `ran` are its study's trials."""
+    """Show the plan, how certain it is, its measurements, and whether it holds here.
+
+    `ran` are its study's trials, and `agents` the ids of those that have not ended.
+    """
     named = f"Plan {tried.plan.id}\n  {plan_text(tried.plan)}"
     sections = [
         best_text(tried.won, ran) if tried.won else named,
@@ -345,7 +346,7 @@ def show_text(
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC{f' for {trainer}' if trainer else ''} with torch "
         f"{work.software.torch}, deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
-    sections += map(_trial_text, tried.trials)
+    sections += [trial_text(trial, agents) for trial in tried.trials]
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")

@@ -164,6 +164,7 @@ def show_plan(options: Options, plan: str) -> None:
         ran = trials_behind(tried.won, store) if tried.won else ()
         used = _users(uses, tried)
         annotation = store.annotations("plan", [tried.plan.id]).get(tried.plan.id, Annotation())
+        agents = store.agents()
     folder = certificates_folder(work_folder(options.database_url()))
     certificates = stored_certificates(folder, tried.plan.id)
     holds, known = holds_here(tried, hardware), known_text(tried)
@@ -188,6 +189,7 @@ def show_plan(options: Options, plan: str) -> None:
                     ran=ran,
                     used_by=used,
                     annotation=annotation,
+                    agents=agents,
                 ),
                 *(certificate_text(each, tried.workload.fingerprint) for each in certificates),
             )
@@ -269,16 +271,21 @@ def _state(holds: Validity, used_by: Sequence[str]) -> dict[str, Any]:
 
 def compare_plans(options: Options, first: str, second: str) -> None:
     with read_store(options.database_url()) as store:
-        one, other = _together(store, first, second)
+        best_known = _found(store, first), _found(store, second)
+        one, other = _together(store, best_known, (first, second))
         ran = {tried.study.id: trials_behind(tried.won, store) for tried in (one, other) if tried.won}
-    compared = PlanComparison(first=one, second=other, ran=ran)
+    # A plan of which only runs of an earlier search are compared may have won a later one.
+    elsewhere = tuple(
+        tried for tried in best_known if tried.won and tried.study.id not in (one.study.id, other.study.id)
+    )
+    compared = PlanComparison(first=one, second=other, ran=ran, elsewhere=elsewhere)
     options.give(lambda: comparison_document(compared), lambda: comparison_text(compared))
 
 
-def _together(store: Store, first: str, second: str) -> tuple[TriedPlan, TriedPlan]:
-    """Return the plans, in a study that tried both of them if there is one and none was chosen."""
-    one, other = _found(store, first), _found(store, second)
-    if one.study.id != other.study.id and not _is_of_a_study(one, first) and not _is_of_a_study(other, second):
+def _together(store: Store, found: tuple[TriedPlan, TriedPlan], names: tuple[str, str]) -> tuple[TriedPlan, TriedPlan]:
+    """Return the plans, in a study that tried both of them if there is one and none was chosen by the names."""
+    one, other = found
+    if one.study.id != other.study.id and not any(map(_is_of_a_study, found, names)):
         with suppress(UnknownPlan):
             return one, store.find_plan(other.plan.id, study_id=one.study.id)
         with suppress(UnknownPlan):

@@ -57,10 +57,11 @@ def show_study(options: Options, name: str, **of_list: object) -> None:
             _log.warning("the winner of %s is left out: %s", study.name, error)
             winner = None
         behind = trials_behind(winner, store) if winner else ()
+        agents = store.agents()
     found = study_report.Listed(study=study, work=work, best=winner, annotation=annotation)
     options.give(
         lambda: {**study_report.study_document(found, behind), "trials": [wire.to_document(trial) for trial in trials]},
-        lambda: study_report.study_text(found, trials, behind),
+        lambda: study_report.study_text(found, trials, behind, agents),
     )
 
 

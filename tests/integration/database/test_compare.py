@@ -25,6 +25,7 @@ from tests.values.storage import (
     packed_plan,
     result_of,
 )
+from trials.units import speed_text
 from trials.workload import Workload
 
 H100 = changed("hardware.device_name", "NVIDIA H100")
@@ -243,3 +244,23 @@ def test_a_study_that_did_not_try_the_plan_is_named(url: str) -> None:
     answer = asked(url, packed_plan().id, f"{packed_plan(40).id}@{name_of(url, WORKLOAD)}")
     assert answer.exit_code == 2
     assert "did not try plan" in answer.stderr
+
+
+def test_a_later_search_that_a_plan_won_is_named(tmp_path: Path) -> None:
+    """The first search tried both plans, the second one only its winner."""
+    url, later = f"sqlite:///{tmp_path / 'own.db'}", packed_plan(3)
+    with open_store(url) as store:
+        add(store, WORKLOAD, 100.0)
+        first = store.studies()[0]
+        store.finish_trial(result_of(store.start_trial(first.id, later, "sampled").id))
+        add(store, WORKLOAD, 90.0, plan=later)
+        second = next(study for study in store.studies() if study.id != first.id)
+        speed = speed_text(WORKLOAD.data.samples / 90.0, 0.2)
+    shown = text(url, packed_plan().id, later.id)
+    assert (
+        f"{later.id} also won study {second.name}, with {speed} samples/s; name it {later.id}@{second.name} to" in shown
+    )
+    document = json.loads(asked(url, packed_plan().id, later.id, "--json").stdout)
+    assert [each["study"] for each in document["plans"]] == [first.name, first.name]
+    assert document["won_elsewhere"] == [f"{later.id}@{second.name}"]
+    assert "also won" not in text(url, packed_plan().id, f"{later.id}@{second.name}")

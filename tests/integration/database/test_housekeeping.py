@@ -70,6 +70,17 @@ def living_agent(store: Store) -> Iterator[str]:
     store.end_agent(agent)
 
 
+def test_a_trial_whose_search_was_interrupted_is_not_said_to_run(store: Store) -> None:
+    study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
+    with living_agent(store) as running:
+        with living_agent(store) as ended:
+            store.start_trial(study.id, packed_plan(5), "sampled", agent_id=ended)
+        store.start_trial(study.id, packed_plan(6), "sampled", agent_id=running)
+        shown = run("studies", study.name)
+    lines = [line for line in shown.splitlines() if line.startswith("trial ")]
+    assert [line.split(maxsplit=3)[3] for line in lines] == ["ended without a result", "running, or its process died"]
+
+
 def test_a_study_is_deleted_with_its_copy_for_optuna_and_its_waiting_results(store: Store, older: StudyRecord) -> None:
     newer = store.studies()[0]
     with database(store.optuna_url) as storage:

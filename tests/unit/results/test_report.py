@@ -85,8 +85,8 @@ def test_archived_studies_are_known() -> None:
 def test_a_finished_study_whose_winner_cannot_be_read_is_not_said_to_have_none_yet() -> None:
     unfinished = listed("1" * 32, 200 << 20)
     finished = replace(unfinished, study=replace(unfinished.study, finished=NOON))
-    assert study_text(unfinished, (), ()).endswith("This study has no winner yet.")
-    assert "The winner of this study cannot be read" in study_text(finished, (), ())
+    assert study_text(unfinished, (), (), ()).endswith("This study has no winner yet.")
+    assert "The winner of this study cannot be read" in study_text(finished, (), (), ())
 
 
 def test_a_winner_without_a_rival_claims_nothing() -> None:
