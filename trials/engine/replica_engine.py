@@ -70,5 +70,6 @@ class ReplicaEngine(OneStage):
     def close(self) -> None:
         if self._averages:
             self._averages.close()
+            self.stage.reached = None
         self._gradients.close()
         del self.state, self._shards

@@ -16,21 +16,37 @@ class OverlappedAverages:
     A bucket is summed as soon as the pass has all of its gradients, and the buckets before it are being summed. What
     the pass leaves, such as a vision tower without images on this rank, is summed after it. So all ranks sum the same
     buckets in the same order, whichever gradients they have, and none waits for a bucket that another one leaves out.
+
+    The pass has the gradients of the head when it has left it: a loss in chunks adds to them with each chunk.
     """
 
     def __init__(self, stage: StageModule, bucket_bytes: int) -> None:
         """Average the gradients of a stage, which `FlatGradients` hold in the order of the buckets."""
         self._buckets = buckets(as_reached(stage), bucket_bytes)
         self._bucket_of = {each: number for number, bucket in enumerate(self._buckets) for each in bucket}
+        others = {
+            each for path in stage.paths if path not in stage.chain.head for _, each in parameters_at(stage.model, path)
+        }
+        self._of_head = [each for each in self._bucket_of if each not in others]
+        """Parameters of the head alone, and not its weight that is the word embedding."""
+        self._in_head = False
+        """Whether the last pass of a step has yet to leave the head."""
+        self._entering: Sequence[torch.Tensor] = ()
+        """The states that came last to a place of the chain: behind a forward pass, those before the head."""
         self._missing: list[set[nn.Parameter]] = []
         """Parameters of each bucket whose gradient is not complete; empty but in the last pass of a step."""
         self._sums: list[tuple[torch.Tensor, distributed.Work]] = []
         """Averages that have begun, of the first buckets."""
         self._hooks = [each.register_post_accumulate_grad_hook(self._take) for each in self._bucket_of]
+        stage.reached = self._reach
 
     def begin(self) -> None:
-        """Call it before the last backward pass of a step."""
-        self._missing = [set(bucket) for bucket in self._buckets]
+        """Call it between the last forward and the last backward pass of a step."""
+        self._missing, self._in_head = [set(bucket) for bucket in self._buckets], True
+        for each in self._entering:
+            if each.requires_grad:  # else no gradient leaves the head, and `finish` sums all
+                each.register_hook(self._leave_head)
+        self._entering = ()
 
     def finish(self) -> None:
         """Replace all gradients by their averages. Every rank must call it after the pass."""
@@ -50,8 +66,16 @@ class OverlappedAverages:
         for hook in self._hooks:
             hook.remove()
 
+    def _reach(self, states: Sequence[torch.Tensor]) -> None:
+        self._entering = states
+
+    def _leave_head(self, _: torch.Tensor) -> None:
+        self._in_head = False
+        for each in self._of_head:
+            self._take(each)
+
     def _take(self, parameter: nn.Parameter) -> None:
-        if not self._missing:
+        if self._in_head or not self._missing:
             return
         number = self._bucket_of[parameter]
         if number < len(self._sums):

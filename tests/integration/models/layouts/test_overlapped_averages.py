@@ -6,10 +6,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.checkpoint import checkpoint
 
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
@@ -17,7 +19,8 @@ from tests.values.training import plan_of, prepared_of
 from trials import wire
 from trials.engine.gradients.overlapped_averages import buckets
 from trials.engine.group import process_group
-from trials.engine.state import WEIGHT
+from trials.engine.state import MOMENTS, WEIGHT
+from trials.model.ends import head_loss
 from trials.plan import Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Request, Training
@@ -145,6 +148,63 @@ def weights_after_a_step(files: Sequence[Path]) -> list[list[float]]:
             states = [session.engine.state.read(each, WEIGHT) for each in stage.parameters()]
             found.append([float(state.norm()) for state in states])
     return found
+
+
+CHUNKED: dict[str, tuple[ZeroStage, int]] = {
+    "ZeRO 0": (0, 2),
+    "ZeRO 1": (1, 2),
+    "ZeRO 0, on one rank": (0, 1),
+    "ZeRO 1, on one rank": (1, 1),
+}
+"""ZeRO stage, and the ranks whose loss is in chunks."""
+FEW_BYTES = 30_000
+"""Of float32 logits: those of a few rows."""
+
+
+@pytest.mark.parametrize(("zero", "chunking"), parameters(CHUNKED, short=("ZeRO 1", "ZeRO 0, on one rank")))
+@pytest.mark.parametrize("kind", ["shallow", "tied"])
+def test_a_loss_in_chunks_has_the_gradients_of_averages_after_the_pass(
+    kind: str, zero: ZeroStage, chunking: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    after = plan_of("4+2r2,1", data=2, zero=zero, packing=TIGHT)
+    prepared, files = prepared_of(request.getfixturevalue(kind), tmp_path), []
+    for number, plan in enumerate((after, averaging(after))):
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(wire.encode(prepared.request(plan, Training(output=tmp_path))))
+    for rank, (chunks, differing) in enumerate(on_ranks(gradients_of_chunks, files, chunking)):
+        assert all((count > 1) == (rank < chunking) for count in chunks)
+        assert differing == []
+
+
+def gradients_of_chunks(files: Sequence[Path], chunking: int) -> tuple[list[int], list[str]]:
+    """Return the chunks in the first step of two requests, and the parameters whose gradients differ between them.
+
+    The first ranks compute the loss in chunks.
+    """
+    rank, chunks, found = int(os.environ["RANK"]), list[int](), list[dict[str, torch.Tensor]]()
+    few = FEW_BYTES if rank < chunking else head_loss._LOGITS_BYTES
+    for file in files:
+        request = wire.decode(Request, file.read_text())
+        with (
+            process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
+            open_session(request, rank, device) as session,
+            patch.object(head_loss, "_LOGITS_BYTES", few),
+            patch.object(head_loss, "checkpoint", wraps=checkpoint) as chunk,
+        ):
+            epoch, state = session.epoch(0), session.engine.state
+            with closing(session.batches(epoch, [0])) as batches:
+                session.step(batches, epoch.step(0))
+            chunks.append(chunk.call_count)
+            # After one step the first moment is a multiple of the gradient.
+            named = session.engine.stage.model.named_parameters()
+            found.append({name: state.read(each, MOMENTS[0]).clone() for name, each in named})
+    after, during = found
+    norm = torch.linalg.vector_norm
+    return chunks, [
+        name
+        for name, moment in after.items()
+        if not name.endswith("k_proj.bias") and norm(during[name] - moment) > WITHIN * norm(moment)
+    ]
 
 
 def test_a_gradient_that_grows_after_its_bucket_has_begun_ends_the_step(shallow: Path, tmp_path: Path) -> None:
