@@ -237,10 +237,10 @@ def run_steps(
 def random_seed(seed: int, step: int, where: RankCoordinates) -> int:
     """Return the seed of a rank's random numbers in a step, counted from 0: those of dropout, 64 bits.
 
-    Each stage and data rank has its own, so that no two masks are alike. The tensor ranks of one have equal states
-    between their slices, and drop the same of them.
+    Each rank has its own, so that no two masks are alike. Tensor ranks too drop of their own tokens, heads and tiles:
+    what they all compute, such as gathered states, has no dropout.
     """
-    words = np.random.SeedSequence((seed, step, where.stage, where.data_rank))
+    words = np.random.SeedSequence((seed, step, where.stage, where.data_rank, where.tensor_rank))
     return int(words.generate_state(1, np.uint64)[0])
 
 

@@ -1,15 +1,20 @@
 """Language layers that ranks hold together: loss and gradients equal those of the plain model on single samples."""
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
+from autotune.workload import Prepared
 from storage.store import Store
 from tests.contracts.test_families import TINY
 from tests.integration.models.layouts.test_sharing import compared, levelled
@@ -23,13 +28,17 @@ from tests.tiny_models import text
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from tests.values.training import PACKED, plan_of, prepared_of, train, variant_of
-from trials import plugins
+from trials import plugins, wire
 from trials.channels.folder import FolderChannel
+from trials.engine.group import process_group
 from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import WarmPool
-from trials.tasks.request import Certification, write_request
+from trials.sharing.group import SharingGroup
+from trials.tasks.request import Certification, Request, Training, write_request
+from trials.tasks.session import open_session
 from trials.tasks.training.output import MODEL_FOLDER
+from trials.tasks.training.training import run_training
 
 pytestmark = pytest.mark.ranks
 
@@ -231,18 +240,72 @@ def test_every_family_with_a_plan_has_its_layers_cut(
 
 @pytest.mark.parametrize("kind", parameters({name: name for name in TEXT_KINDS}, short=()))
 def test_models_for_text_alone_have_their_layers_cut(kind: str, example: Path, pool: WarmPool, tmp_path: Path) -> None:
-    text.make_kind(tmp_path / "model", kind, **TEXT_KINDS[kind])
+    job, plan = cut_text(example, tmp_path, kind, **TEXT_KINDS[kind])
+    found = compared(job, plan, pool)
+    assert [part.part for part in found.parts] == ["language"]
+    assert 0 < found.parts[0].difference < WITHIN
+
+
+def cut_text(example: Path, folder: Path, kind: str, **settings: Any) -> tuple[Prepared, Plan]:
+    """A job of a model for text alone, and a plan whose two ranks hold its layers together."""
+    text.make_kind(folder / "model", kind, **settings)
     records = [json.loads(line) for line in (example / "data" / "train.jsonl").read_text().splitlines()[:24]]
     for record in records:
         record.pop("image", None)
         record["conversations"][0]["value"] = record["conversations"][0]["value"].replace("<image>\n", "")
-    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    sources = {"sources": [{"path": str(tmp_path / "train.jsonl")}]}
-    job = prepared_of(example, tmp_path, model={"path": str(tmp_path / "model")}, data=sources)
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    sources = {"sources": [{"path": str(folder / "train.jsonl")}]}
+    job = prepared_of(example, folder, model={"path": str(folder / "model")}, data=sources)
     packing = Packed(qv=1, qt=int(2.5 * job.index.text_tokens.max()), qv_min=0, qt_min=0)
-    found = compared(job, plan_of(f"0+{job.workload.model.language_layers}r0,1", tensor=2, packing=packing), pool)
-    assert [part.part for part in found.parts] == ["language"]
-    assert 0 < found.parts[0].difference < WITHIN
+    return job, plan_of(f"0+{job.workload.model.language_layers}r0,1", tensor=2, packing=packing)
+
+
+def test_ranks_drop_of_their_own_tokens_and_compute_the_same_where_both_have_all(example: Path, tmp_path: Path) -> None:
+    job, plan = cut_text(example, tmp_path, "seed_oss", residual_dropout=0.3, attention_dropout=0.3)
+    file = tmp_path / "request.json"
+    file.write_text(wire.encode(job.request(plan, Training(output=tmp_path / "output", max_steps=1))))
+    (masks, *shared), (of_other, *of_both) = on_ranks(dropped_in_a_step, file)
+    assert len(masks) == len(of_other) > 0
+    assert not {*masks} & {*of_other}
+    assert all(shared)
+    assert shared == of_both
+
+
+def dropped_in_a_step(file: Path) -> tuple[list[str], list[str], list[str]]:
+    """Return what a rank drops in the first step of a training, the gathered states, and the weights that it has whole.
+
+    All as digests.
+    """
+    rank, request = int(os.environ["RANK"]), wire.decode(Request, file.read_text())
+    masks: list[str] = []
+    gathered: list[str] = []
+    dropout, states_of_all = nn.functional.dropout, SharingGroup.states_of_all
+
+    def noted(states: torch.Tensor, p: float, training: bool) -> torch.Tensor:
+        scales = dropout(torch.ones_like(states), p, training)  # of states that are 0 as well
+        if training:
+            masks.append(digest(scales))
+        return states * scales
+
+    def joined(group: SharingGroup, part: torch.Tensor) -> torch.Tensor:
+        whole = states_of_all(group, part)
+        gathered.append(digest(whole))
+        return whole
+
+    with (
+        process_group(rank, rank, 2, f"file://{file}.rendezvous") as device,
+        open_session(request, rank, device) as session,
+        patch.object(nn.functional, "dropout", noted),
+        patch.object(SharingGroup, "states_of_all", joined),
+    ):
+        assert isinstance(request.task, Training)
+        run_training(session, request.task, lambda: None)
+        stage = session.engine.stage
+        return masks, gathered, [digest(each) for each in stage.parameters() if each not in stage.slices]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
 
 
 @pytest.mark.long
