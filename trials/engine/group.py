@@ -16,6 +16,7 @@ from deepspeed import comm
 from deepspeed.accelerator import get_accelerator
 from torch import distributed
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 
@@ -23,6 +24,8 @@ from trials.channels.folder import FILE_SCHEME
 from trials.channels.store import STORE_SCHEME, connect
 from trials.errors import SiteError
 
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""How long collectives wait for a rank that comes late, before they fail."""
 _MASTER_SCHEME = "master"
 _REQUEST, _TAKEN = "autotune/request", "autotune/rank"
 _ARRIVED = "autotune/arrived"
@@ -90,6 +93,10 @@ def _parts(url: str) -> tuple[str, int, int]:
 # does without it, and nothing else reads this private name.
 deepspeed.ops.__compatible_ops__ = {}
 
+# Groups of some ranks take these defaults, DeepSpeed's own ones too; torch would give those of NCCL 10 minutes.
+distributed_c10d.default_pg_timeout = COLLECTIVE_TIMEOUT
+distributed_c10d.default_pg_nccl_timeout = COLLECTIVE_TIMEOUT  # type: ignore[attr-defined]
+
 register_rendezvous_handler(FILE_SCHEME, _meet_in_file)
 register_rendezvous_handler(STORE_SCHEME, _meet_in_store)
 register_rendezvous_handler(_MASTER_SCHEME, _meet_at_master)
@@ -105,7 +112,12 @@ def process_group(rank: int, local_rank: int, world_size: int, rendezvous: str) 
     if accelerator.device_name() == "cuda":
         torch.cuda.set_device(local_rank)
     comm.init_distributed(
-        auto_mpi_discovery=False, verbose=False, init_method=rendezvous, rank=rank, world_size=world_size
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=COLLECTIVE_TIMEOUT,
+        init_method=rendezvous,
+        rank=rank,
+        world_size=world_size,
     )
     try:
         yield torch.device(accelerator.device_name(local_rank))
@@ -116,9 +128,10 @@ def process_group(rank: int, local_rank: int, world_size: int, rendezvous: str) 
 
 
 def wait_for_all() -> None:
-    """Wait until every rank has come here, however long one of them writes to a slow disk; every rank must call it.
+    """Wait until every rank has come here, however long one of them uses a slow disk; every rank must call it.
 
-    A collective would end the training after 30 minutes. A rank that dies is noticed by those who started the ranks.
+    A collective would end the training after `COLLECTIVE_TIMEOUT`. A rank that dies is noticed by those who started the
+    ranks.
     """
     store, ranks = _get_default_store(), distributed.get_world_size()
     # All ranks come once before one of them comes again.

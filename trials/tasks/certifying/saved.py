@@ -127,8 +127,9 @@ def compare_saved(
     if rank == 0:
         try:
             saved = SavedWeights(request, scratch, base)
-        except Exception as error:  # loading raises what it likes, and the others wait in `wanted`
+        except Exception as error:  # loading raises what it likes, and the others wait
             faults.append(f"the saved weights cannot be loaded: {type(error).__name__}: {str(error)[:200]}")
+    wait_for_all()
     different = []
     for name, expected in wanted:
         if saved:

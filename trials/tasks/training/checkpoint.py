@@ -106,7 +106,10 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[st
 
 
 def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
-    """Set weights and optimizer states from a checkpoint of any layout, split and ZeRO stage."""
+    """Set weights and optimizer states from a checkpoint of any layout, split and ZeRO stage.
+
+    Every rank must call it, and all return together.
+    """
     files = [safe_open(path, framework="pt") for path in sorted(folder.glob("*.safetensors"))]
     where = {key: file for file in files for key in file.keys()}  # noqa: SIM118 (not a dict)
     session.engine.state.create_moments(steps)
@@ -114,6 +117,7 @@ def load_checkpoint(session: Session, folder: Path, steps: int) -> None:
         for part in PARTS:
             key = f"{part}:{session.engine.stage.tied.get(name, name)}"
             session.engine.state.write(parameter, part, where[key].get_tensor(key).to(parameter.device))
+    wait_for_all()  # a stage may have far more to read than another
 
 
 def save_model(session: Session, folder: Path, record: TrainingRecord, steps: int) -> None:

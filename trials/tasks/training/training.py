@@ -15,6 +15,7 @@ from deepspeed import comm
 
 from trials import wire
 from trials.engine.base import BACKWARD, FORWARD, LOAD
+from trials.engine.group import wait_for_all
 from trials.errors import OutputTaken, TrialsError
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
@@ -145,6 +146,7 @@ def _open(session: Session, output: Path) -> OpenedOutput:
         plan = session.request.plan
         opened = open_output(output, training_settings(session.request, session.index), plan)
         found += torch.tensor((opened.steps, opened.has_model, record_digest(opened.record)), device=found.device)
+    wait_for_all()
     comm.broadcast(found, src=0)
     steps, has_model, digest = found.tolist()
     return OpenedOutput(record=shared_record(output, digest), steps=steps, has_model=bool(has_model))
