@@ -4,30 +4,35 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.dimensions.folds import layout_name
-from autotune.search.solver.rungs import TOWER, Rungs, has_rungs, rungs_of, with_rungs
+from autotune.search.solver.rungs import TOWER, Rungs, has_rungs
 from autotune.search.solver.solver import Solver
 from autotune.search.space.origins import Origin, by_bound
 from autotune.search.space.packings import Ladders, Packings
+from autotune.search.space.shifts import (
+    further_rungs,
+    moved,
+    recomputing_more,
+    recomputing_other,
+    uses,
+    using_more,
+    using_other,
+)
 from autotune.search.space.splitting import Recompute, Splitting
 from trials.plan import Layout, Levelled, Packed, Packing, Plan
-from trials.stage import Recomputed, Stage, Tower
 
 Point: TypeAlias = dict[str, Any]
 
 # A choice: ladders multiply packings, and those of one are alike.
 _OF_LADDER = 4
 """Most starts of one ladder in a layout."""
-_APART = ((-1, 0), (1, 0), (0, -1), (0, 1))
-"""Further rungs of vision and language layers that a neighbour has."""
-_TOGETHER = (*_APART, (-1, -1), (1, 1))
-"""Those where towers are recomputed whole: trainers may have one switch for both."""
 _BOUNDARY, _VISION, _LANGUAGE = "boundary_{}", "recompute_vision_{}", "recompute_language_{}"
+_GATHERED, _DEFERRED = "gathered_once", "most_deferred_{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +77,9 @@ class Space:
     - `samples`: those of an unpacked micro-batch, 0 for packs;
     - `boundary_i`: layers by which the boundary after stage i is shifted;
     - `recompute_vision_i`, `recompute_language_i`: further layers of stage i that are recomputed, at every level; where
-      some are recomputed selectively or towers whole, further rungs (`rungs_of`).
+      some are recomputed selectively or towers whole, further rungs (`rungs_of`);
+    - `gathered_once`: further layers whose weights ZeRO 3 gathers once;
+    - `most_deferred_i`: further packs that stage i of a zero-bubble schedule defers at most.
 
     Shifts are relative to the plans of the first solver, so that a point means the same plan for the whole study. A
     point that cannot be trained stands for the nearest one that can: one that keeps the global batch, leaves each
@@ -124,6 +131,11 @@ class Space:
     def _shifts_recompute(self) -> bool:
         return self.axes.recompute in ("fit", "towers")
 
+    @property
+    def _shifts_uses(self) -> bool:
+        # Plans whose recomputation the job or a trainer names leave spare memory unused.
+        return self.axes.recompute == "fit"
+
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
         """Distributions by parameter name, the same for every trial; shifts reach over the whole model."""
@@ -147,6 +159,9 @@ class Space:
         if self._shifts_recompute:
             shift = IntDistribution(-recompute, recompute)
             found |= {name.format(stage): shift for stage in range(self._stages) for name in (_VISION, _LANGUAGE)}
+        if self._shifts_uses:
+            names = (name for layout in axes.layouts for name in _names_of_uses(layout))
+            found |= dict.fromkeys(names, IntDistribution(-recompute, recompute))
         return found
 
     # --- points and plans ---
@@ -155,12 +170,14 @@ class Space:
         """Return the plan of a point, or the nearest one that can be trained. Raise ValueError in an empty space."""
         anchor = self._nearest(point)
         packing, layout = anchor.packing, anchor.layout
-        shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout.pipeline))
+        shifts = tuple(int(point.get(name, 0)) for name in _shift_names(layout))
         towards = self._shifts(anchor)
-        while not self._now.admits(plan := self._shifted(packing, layout, shifts)):
-            # One step closer to the anchor, which can be trained, so that the loop ends.
+        while shifts != towards:
+            if self._now.admits(plan := self._shifted(packing, layout, shifts)):
+                return plan
+            # One step closer to the anchor, which can be trained.
             shifts = tuple(one - (one > other) + (one < other) for one, other in zip(shifts, towards, strict=True))
-        return plan
+        return anchor
 
     def point(self, plan: Plan) -> Point | None:
         """Return the point that stands for exactly this plan; None for a plan outside the space."""
@@ -170,7 +187,7 @@ class Space:
         assert of_packing is not None  # of a plan of the space
         # Optuna needs a value for each parameter, also for those of stages that the layout does not have.
         point: Point = {**dict.fromkeys(self.distributions, 0), "layout": layout_name(plan.layout), **of_packing}
-        shifts = zip(_shift_names(plan.layout.pipeline), self._shifts(plan), strict=True)
+        shifts = zip(_shift_names(plan.layout), self._shifts(plan), strict=True)
         return point | {name: shift for name, shift in shifts if name in point}
 
     def holds(self, plan: Plan) -> bool:
@@ -195,9 +212,13 @@ class Space:
         return anchor is not None and self._now.admits(anchor)
 
     def pointed(self, plan: Plan) -> Plan:
-        """Return the plan, or where no shift of all levels gives what it recomputes, one that recomputes more."""
+        """Return the plan, or where no shift of all levels gives what it recomputes, one that recomputes more.
+
+        Among plans that recompute whole towers it is one that leaves spare memory unused.
+        """
         rungs = self._rungs(plan.packing, plan.layout)
-        if not isinstance(plan.packing, Levelled) and all(has_rungs(stage, rungs) for stage in plan.stages):
+        has_shift = self.axes.recompute != "towers" and not isinstance(plan.packing, Levelled)
+        if has_shift and all(has_rungs(stage, rungs) for stage in plan.stages):
             return plan
         return self._shifted(plan.packing, plan.layout, self._shifts(plan))
 
@@ -268,11 +289,13 @@ class Space:
                 same = [replace(plan, packing=other)] if other.degrees == packing.degrees else []
                 found |= dict.fromkeys(self._now.admitted((*map(self.pointed, same), anchor)))
         if self.axes.boundaries is None:
-            fitted = self._now.fitted_each(packing, plan.layout, [*_moved(plan.boundaries)])
+            fitted = self._now.fitted_each(packing, plan.layout, [*moved(plan.boundaries)])
             found |= dict.fromkeys(self._now.admitted(each and self.pointed(each) for each in fitted))
         if self._shifts_recompute:
-            others = _recomputing_other(plan, self._rungs(plan.packing, plan.layout))
+            others = recomputing_other(plan, self._rungs(plan.packing, plan.layout))
             found |= dict.fromkeys(self._now.admitted(map(self.pointed, others)))
+        if self._shifts_uses:
+            found |= dict.fromkeys(self._now.admitted(map(self.pointed, using_other(plan))))
         yield from (each for each in found if each != plan)
 
     # --- plans ---
@@ -299,7 +322,9 @@ class Space:
         return min(of_layout, key=distance)
 
     def _shifted(self, packing: Packing, layout: Layout, shifts: Sequence[int]) -> Plan:
-        boundary_shifts, recomputes = shifts[: layout.pipeline - 1], shifts[layout.pipeline - 1 :]
+        inner_ends, of_stages = layout.pipeline - 1, 2 * layout.pipeline
+        boundary_shifts, others = shifts[:inner_ends], shifts[inner_ends:]
+        recomputes, further_uses = others[:of_stages], others[of_stages:]
         usual = self._usual.boundaries(packing, layout)
         inner: list[int] = []
         for number, shift in enumerate(boundary_shifts):
@@ -313,8 +338,8 @@ class Space:
             strict=True,
         )
         rungs = self._rungs(packing, layout)
-        stages = (_recomputing_more(stage, rungs, *more) for stage, more in by_stage)
-        return Plan(packing=packing, layout=layout, stages=tuple(stages))
+        stages = (recomputing_more(stage, rungs, *more) for stage, more in by_stage)
+        return using_more(Plan(packing=packing, layout=layout, stages=tuple(stages)), further_uses)
 
     def _rungs(self, packing: Packing, layout: Layout) -> Rungs:
         if self.axes.recompute == "towers":
@@ -327,55 +352,20 @@ class Space:
         boundaries = (end - usual for end, usual in zip(plan.boundaries[:-1], usual_boundaries[:-1], strict=True))
         usual = self._usual.stages(plan.packing, plan.layout, plan.boundaries)
         rungs = self._rungs(plan.packing, plan.layout)
-        recomputes = (_further(stage, other, rungs) for stage, other in zip(plan.stages, usual, strict=True))
-        return (*boundaries, *chain.from_iterable(recomputes))
+        recomputes = (further_rungs(stage, other, rungs) for stage, other in zip(plan.stages, usual, strict=True))
+        of_both = zip(uses(plan), uses(replace(plan, stages=usual)), strict=True)
+        further_uses = (self._shifts_uses * (use - of_usual) for use, of_usual in of_both)
+        return (*boundaries, *chain.from_iterable(recomputes), *further_uses)
 
 
-def _shift_names(stages: int) -> list[str]:
-    """Return the names of shift parameters: the boundaries, then vision and language recomputation of each stage."""
-    of_stages = [name.format(stage) for stage in range(stages) for name in (_VISION, _LANGUAGE)]
-    return [*(_BOUNDARY.format(stage) for stage in range(stages - 1)), *of_stages]
+def _shift_names(layout: Layout) -> list[str]:
+    """Return the names of shifts: boundaries, vision and language recomputation of each stage, uses of memory."""
+    stages = range(layout.pipeline)
+    of_stages = [name.format(stage) for stage in stages for name in (_VISION, _LANGUAGE)]
+    return [*map(_BOUNDARY.format, stages[:-1]), *of_stages, *_names_of_uses(layout)]
 
 
-def _further(stage: Stage, usual: Stage, rungs: Rungs) -> tuple[int, int]:
-    """Return how many more rungs vision and language layers have than usual: the most of all levels.
-
-    A level that recomputes nothing may have a shift below what the usual counts allow.
-    """
-
-    def shift(tower: Tower, each: int) -> int:
-        counts = [
-            (rungs_of(one, tower, each), rungs_of(one, tower, each) - rungs_of(other, tower, each))
-            for one, other in zip(stage.recomputed, usual.recomputed, strict=True)
-        ]
-        recomputing = [more for count, more in counts if count]
-        return max(recomputing) if recomputing else min(more for _, more in counts)
-
-    return shift("vision", rungs[0]), shift("language", rungs[1])
-
-
-def _recomputing_more(stage: Stage, rungs: Rungs, vision: int, language: int) -> Stage:
-    """Return the stage with more rungs of its layers at every level, or fewer, as far as it has them."""
-
-    def more(level: Recomputed) -> Recomputed:
-        level = with_rungs(level, "vision", stage.vision, rungs[0], vision)
-        return with_rungs(level, "language", stage.language, rungs[1], language)
-
-    return stage.recomputing([*map(more, stage.recomputed)])
-
-
-def _recomputing_other(plan: Plan, rungs: Rungs) -> Iterator[Plan]:
-    """Yield the plans of which one stage has one rung more or less."""
-    for number, stage in enumerate(plan.stages):
-        steps = (_recomputing_more(stage, rungs, *step) for step in (_TOGETHER if rungs == TOWER else _APART))
-        for changed in (step for step in steps if step != stage):
-            yield replace(plan, stages=(*plan.stages[:number], changed, *plan.stages[number + 1 :]))
-
-
-def _moved(boundaries: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield stage boundaries of which one is moved by a layer."""
-    for number in range(len(boundaries) - 1):
-        for by in (-1, 1):
-            moved = (*boundaries[:number], boundaries[number] + by, *boundaries[number + 1 :])
-            if all(start < end for start, end in pairwise((0, *moved))):
-                yield moved
+def _names_of_uses(layout: Layout) -> list[str]:
+    if layout.shards_weights:
+        return [_GATHERED]
+    return [*map(_DEFERRED.format, range(1, layout.pipeline))] if layout.zero_bubble else []
