@@ -36,9 +36,9 @@ def asks_for_more(plan: Plan, failed: Plan, number: int) -> bool:
 
 
 def _held(plan: Plan, number: int) -> tuple[int, ...]:
-    """Return a stage's layers, those that it keeps, and whether it projects."""
-    stage = plan.stages[number]
-    return stage.vision, stage.language, *_kept(stage), cut(plan)[number].projects
+    """Return a stage's layers, those that it keeps, whether it projects, and its uses of spare memory."""
+    stage, part = plan.stages[number], cut(plan)[number]
+    return stage.vision, stage.language, *_kept(stage), part.projects, part.gathered_once, part.most_deferred
 
 
 def _kept(stage: Stage) -> tuple[int, ...]:
