@@ -314,10 +314,14 @@ def _last(trials: Sequence[FinishedTrial]) -> list[int]:
 
 
 def _noises(trials: Sequence[FinishedTrial]) -> Floats:
-    """Return the variance of each trial's own noise, [noises, noises of disturbed trials, trials]."""
+    """Return the variance of each trial's own noise, [noises, noises of disturbed trials, trials].
+
+    `_NOISES` are those of trials with the median number of timed steps. The stored error of a trial is the standard
+    error of the mean of its own steps, however many they are, so it is not divided by their root again.
+    """
     errors = np.array([(trial.result.epoch_seconds_error or 0.0) / _seconds(trial) for trial in trials])
     disturbed = np.array([trial.result.is_disturbed for trial in trials])
-    noises = _shrinkage(trials) * np.maximum(errors, np.array(_NOISES)[:, None])
+    noises = np.maximum(errors, _shrinkage(trials) * np.array(_NOISES)[:, None])
     # Without a disturbed trial, all of their noises give the same.
     least = np.array(_DISTURBED if disturbed.any() else _DISTURBED[:1])[:, None] * disturbed
     variances: Floats = np.maximum(noises[:, None], least) ** 2

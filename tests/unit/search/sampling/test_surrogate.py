@@ -159,6 +159,15 @@ def test_a_trial_with_more_steps_counts_more_than_another() -> None:
     assert mean(20) > 1.01 * mean(1)
 
 
+def test_the_error_of_the_mean_of_many_steps_is_not_divided_by_their_root_again() -> None:
+    trials, outcome = trials_of([PLANS[1]] * 4 + [PLANS[0]], lambda *_: 1.0), measured()
+    measurement = replace(outcome.measurement, steps=(1, 2) * 20, step_seconds=(0.5, 0.6) * 20)
+    error = 0.1 * PREDICTOR.epoch_seconds(PLANS[0])
+    longer = replace(trials[-1].result, outcome=replace(outcome, measurement=measurement), epoch_seconds_error=error)
+    surrogate = surrogate_after([*trials[:-1], replace(trials[-1], result=longer)])
+    assert np.sqrt(surrogate.measured([PLANS[0]]).covariance[0, 0]) > 0.09
+
+
 def test_repeats_shrink_the_error_of_a_difference() -> None:
     errors = []
     for repeats in (1, 4, 12):
