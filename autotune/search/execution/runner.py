@@ -142,7 +142,8 @@ class _Steering:
 
     def __init__(self, prediction: Prediction, task: Trial, error: float, on_step: StepCallback | None) -> None:
         self.shortened = False
-        self._predicted = iter(prediction.step_seconds[list(task.timed_steps)])
+        """Whether it ended before its measurement was complete."""
+        self._predicted = prediction.step_seconds[list(task.timed_steps)].tolist()
         self._epoch_seconds = prediction.epoch_seconds
         self._error = error
         self._on_step = on_step
@@ -150,12 +151,18 @@ class _Steering:
 
     def shall_go_on(self, seconds: float) -> bool:
         """Return whether the trial goes on after a step that took `seconds`."""
-        self._ratios.append(seconds / float(next(self._predicted)))
-        if self._on_step is not None and not self._on_step(self._ratios[-1] * self._epoch_seconds):
-            self.shortened = True
-            return False
+        self._ratios.append(seconds / self._predicted[len(self._ratios)])
+        is_wanted = self._on_step is None or self._on_step(self._ratios[-1] * self._epoch_seconds)
+        self.shortened = not (is_wanted or self._is_complete)
+        return is_wanted and not self._is_complete
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all steps were timed, or enough for their mean to be as sure as asked for."""
         count = len(self._ratios)
-        return count < _LEAST_STEPS or stdev(self._ratios) / math.sqrt(count) > self._error * fmean(self._ratios)
+        if count == len(self._predicted):
+            return True
+        return count >= _LEAST_STEPS and stdev(self._ratios) / math.sqrt(count) <= self._error * fmean(self._ratios)
 
 
 def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[float, float]:

@@ -292,6 +292,15 @@ def test_a_trial_that_need_not_go_on_is_shortened(tmp_path: Path) -> None:
     assert result.epoch_seconds == pytest.approx(whole, rel=0.05)
 
 
+@pytest.mark.parametrize(("end", "shortened"), [(3, True), (4, False)])
+def test_a_trial_that_timed_all_of_its_steps_is_not_shortened(end: int, shortened: bool, tmp_path: Path) -> None:
+    answers = iter([True] * (end - 1) + [False])
+    runner = runner_of(tmp_path, SimulatedLauncher(PREDICTOR), timed_steps=4, step_error=0.0)
+    outcome = runner.run(PLAN, lambda _: next(answers)).outcome
+    assert isinstance(outcome, Completed)
+    assert (len(outcome.measurement.step_seconds), outcome.shortened) == (end, shortened)
+
+
 def test_a_disturbed_trial_is_repeated_to_its_end(tmp_path: Path) -> None:
     machine = iter([conditions(disturbing_gpu=True), conditions(disturbing_gpu=False)])
 
