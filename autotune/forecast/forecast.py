@@ -31,7 +31,7 @@ from autotune.search.learning.surrogate import Surrogate
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
-from autotune.search.study_settings import search_of, teaches
+from autotune.search.study_settings import packs_of, search_of, teaches
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial, StudyRecord
 from trials.arrays import Ints
@@ -179,8 +179,9 @@ class Forecaster:
         The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
         Those on as many devices also tell how far plans like theirs are from their predictions.
         """
+        packs = packs_of(self.index)
         for study, trial in trials:
-            if not (is_conclusive(trial) and teaches(study, self.job.training, self._loading_workers)):
+            if not (is_conclusive(trial) and teaches(study, self.job.training, self._loading_workers, packs)):
                 continue
             # Reductions depend on the number of devices that the trial ran on.
             base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))

@@ -8,6 +8,7 @@ from trials.plan import Plan
 
 if TYPE_CHECKING:
     from storage.records import StudyRecord
+    from trials.data.index import DatasetIndex
     from trials.job import SearchSection, TrainingSection
 
 _log = logging.getLogger(__name__)
@@ -22,10 +23,19 @@ TRAINING = "training"
 """Key of the settings of the training by which packs are arranged in steps."""
 LOADING_WORKERS = "loading_workers"
 """Key of the loading processes of each rank."""
+PACKS = "packs"
+"""Key of what packs depend on besides the lengths of samples and the settings, as `packs_of` returns it."""
 _OF_STEPS = {"batch_tolerance", "step_variance"}
 _WARMUP, _TIMED = "warmup_steps", "timed_steps"
 _OF_AN_AGENT = ("parallel", "workers", "trial_timeout", MODEL)
 """Settings in which agents of one search may differ."""
+
+
+def packs_of(index: "DatasetIndex") -> str:
+    """Return what tells apart packs of samples of the same lengths: their files, and the version that arranges them."""
+    from trials.data.steps.arrangement import ARRANGEMENT_VERSION  # noqa: PLC0415 - look-ups do without numpy
+
+    return f"{index.steps_digest}-{ARRANGEMENT_VERSION}"
 
 
 def study_settings(
@@ -38,12 +48,14 @@ def study_settings(
     fresh: bool,
     trainer: str | None = None,
     loading_workers: int = 0,
+    packs: str | None = None,
 ) -> dict[str, object]:
     """Return the settings of a new study. Plans that the job gives are known by their ids, not by their files."""
     return {
         **search.model_dump(mode="json"),
         TRAINING: training.model_dump(include=_OF_STEPS),
         LOADING_WORKERS: loading_workers,
+        PACKS: packs,
         "current_plan": current_plan and current_plan.id,
         "queue": [plan.id for plan in queued],
         TRAINER: trainer,
@@ -59,15 +71,16 @@ def is_same_search(stored: Mapping[str, object], settings: Mapping[str, object])
     # A version before may have stored fewer axes of the space, which then had their defaults.
     space = SpaceSection.model_validate(stored.get("space", {})).model_dump(mode="json")
     known = {**stored, "space": space}
-    return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, *_OF_AN_AGENT}
+    return {key for key, value in settings.items() if known.get(key) != value} <= {FRESH, PACKS, *_OF_AN_AGENT}
 
 
 def goes_on(study: "StudyRecord", settings: Mapping[str, object], seed: int) -> bool:
     """Return whether a study is the search of these settings, and may be joined where it is unfinished.
 
-    Steps of its trials would have other packs than further ones of another seed.
+    Steps of its trials would have other packs than further ones of another seed, or of other files.
     """
-    return is_same_search(study.settings, settings) and (study.finished is not None or study.seed == seed)
+    has_same_packs = study.seed == seed and _may_have(study, settings.get(PACKS))
+    return is_same_search(study.settings, settings) and (study.finished is not None or has_same_packs)
 
 
 def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
@@ -75,10 +88,10 @@ def answers(one: "StudyRecord", other: "StudyRecord") -> bool:
     of_one, of_other = (
         (each.seed, *map(each.settings.get, (TRAINING, LOADING_WORKERS, _WARMUP))) for each in (one, other)
     )
-    return of_one == of_other
+    return of_one == of_other and _may_have(one, other.settings.get(PACKS))
 
 
-def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: int) -> bool:
+def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: int, packs: str) -> bool:
     """Return whether the trials of a study apply to a training with this number of loading processes per rank.
 
     They do if their steps had the same packs. All numbers of processes above 0 have the same predictions.
@@ -88,7 +101,14 @@ def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: 
         study.seed == training.seed
         and then.model_dump(include=_OF_STEPS) == training.model_dump(include=_OF_STEPS)
         and bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
+        and _may_have(study, packs)
     )
+
+
+def _may_have(study: "StudyRecord", packs: object) -> bool:
+    """Return whether the trials of a study may have had these packs: an earlier version did not store them."""
+    stored = study.settings.get(PACKS)
+    return stored is None or packs is None or stored == packs
 
 
 def search_of(settings: Mapping[str, object], now: "SearchSection") -> "SearchSection":

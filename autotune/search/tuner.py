@@ -23,7 +23,7 @@ from autotune.search.space.abilities import Target
 from autotune.search.space.feasible import check_space
 from autotune.search.space.given_plans import current_plan, queued_plans, warn_of_batch
 from autotune.search.space.held import Holding
-from autotune.search.study_settings import FRESH, answers, goes_on, study_settings
+from autotune.search.study_settings import FRESH, answers, goes_on, packs_of, study_settings
 from autotune.search.winner import Standings
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
@@ -134,6 +134,7 @@ class Tuner:
             fresh=fresh,
             trainer=self._trainer,
             loading_workers=self._job.data.workers or 0,
+            packs=packs_of(self._bench.prepared.index),
         )
         seed, agent, model = self._job.training.seed, self._agent.id, self._workload.model.name
         if fresh:

@@ -6,17 +6,22 @@ from typing import Any
 import pytest
 
 from autotune.search.study_settings import (
+    PACKS,
     TRAINER,
     TRAINING,
     answers,
     goes_on,
     is_same_search,
+    packs_of,
     search_of,
     study_settings,
+    teaches,
     training_of,
 )
 from storage.records import StudyRecord
+from tests.values.data import index_of
 from tests.values.storage import NOON, PADDED_PLAN
+from trials.data.index import DatasetIndex
 from trials.job import SearchSection, TrainingSection
 
 
@@ -90,6 +95,23 @@ def test_plans_run_again_with_another_seed_by_which_steps_have_other_packs() -> 
     assert [goes_on(study, settings_of(), seed) for seed in (0, 1)] == [True, False]
     ended = replace(study, finished=NOON)
     assert [goes_on(ended, settings_of(trials=trials), 1) for trials in (24, 9)] == [True, False]
+
+
+def test_results_of_samples_in_other_files_whose_steps_have_other_packs_do_not_count() -> None:
+    def settings(index: DatasetIndex) -> dict[str, Any]:
+        packs = packs_of(index)
+        return study_settings(SearchSection(), TrainingSection(), None, (), "m", fresh=False, packs=packs)
+
+    one, two = (index_of([(1, 10), (2, 20)], repeats) for repeats in ((1.0,), (1.0, 1.0)))
+    assert one.digest == two.digest
+    study, other = study_of(settings(one)), study_of(settings(two))
+    assert answers(study, study_of({**study.settings, "trials": 9}))
+    assert not answers(study, other)
+    assert [teaches(study, TrainingSection(), 0, packs_of(index)) for index in (one, two)] == [True, False]
+    assert [goes_on(study, settings(index), 0) for index in (one, two)] == [True, False]
+    assert goes_on(replace(study, finished=NOON), settings(two), 0)
+    unknown = study_of({**study.settings, PACKS: None})  # as of an earlier version
+    assert answers(unknown, other)
 
 
 @pytest.mark.parametrize("changed", [{"batch_tolerance": 0.2}, {"step_variance": 3.0}])
