@@ -107,7 +107,7 @@ def assemble(
     ]
     _check_queue(queued, ledger, runners[0])
     advisor = Advisor(space, calibrated, limits, settings)
-    context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
+    context = SamplerContext.of_agent(space, advisor, ledger, study.seed)
     proposals = Proposals(optuna, study.name, settings.sampler, context)
     proposals.describe(study_attributes(workload))
     return Search(

@@ -280,20 +280,18 @@ class Search:
             suggestion = self.proposals.suggest(self.ledger.agent_id)
             plan = self.space.plan(suggestion.params)
             known = self.ledger.answer(plan)
-            if known is not None:
-                self.proposals.tell(suggestion, known, self._executor.judge(known))
+            if known or plan in {trial.plan for trial in self.ledger.open}:
+                self.proposals.tell(suggestion, None, self._executor.judge(known) if known else Judgement.nothing())
                 idle += 1
-                continue
-            if plan in {trial.plan for trial in self.ledger.open}:
-                self.proposals.tell(suggestion, None, Judgement.nothing())
-                idle += 1
-                yield None
+                if known is None:
+                    yield None
                 continue
             # A plan that is rejected before it runs is as idle as one that is known.
             idle = 0 if self.runners[0].rejection(plan) is None else idle + 1
             yield Candidate(plan=plan, role=Role.SAMPLED, suggestion=suggestion)
             if self._budget.allows_trial():
                 yield from self._reference()
+        self._announce(Note(text=f"{idle} suggestions in a row need no run, so the sampler has nothing new"))
 
     def _is_promising(self) -> bool:
         """Return whether one more trial is affordable, may fit, and, where the sampler knows, is worth it."""

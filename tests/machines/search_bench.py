@@ -116,14 +116,15 @@ class Bench:
         solver = Solver(PREDICTOR, limits)
         space = Space(axes or AXES, Solver(PREDICTOR, limits_of(MEMORY)), partial(allows, found.space))
         advisor = Advisor(space, calibrated, limits, found)
-        context = SamplerContext(space=space, advisor=advisor, seed=study.seed)
         known = self.store.answers(study.workload_fingerprint) if self.remembers else ()
         with ExitStack() as stack:
             agent = stack.enter_context(Agent(self.store))
             optuna = stack.enter_context(database(self.store.optuna_url, self.store.exclusive()))
+            ledger = StudyLedger(self.store, Spool(self.folder / "spool"), study, agent, known)
+            context = SamplerContext.of_agent(space, advisor, ledger, study.seed)
             search = Search(
                 settings=found,
-                ledger=StudyLedger(self.store, Spool(self.folder / "spool"), study, agent, known),
+                ledger=ledger,
                 proposals=Proposals(optuna, study.name, found.sampler, context),
                 space=space,
                 predictor=calibrated,

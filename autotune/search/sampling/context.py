@@ -11,6 +11,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from typing_extensions import override
 
+from autotune.search.execution.ledger import Ledger
 from autotune.search.roles import REPEATS
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.attributes import ROLE
@@ -26,6 +27,14 @@ class SamplerContext:
     space: Space
     advisor: Advisor
     seed: int
+
+    @classmethod
+    def of_agent(cls, space: Space, advisor: Advisor, ledger: Ledger, seed: int) -> "SamplerContext":
+        """Return the context of an agent that comes to the trials of the ledger, in a study with this seed.
+
+        By the seed of the study alone, samplers would suggest again what they did at its beginning.
+        """
+        return cls(space=space, advisor=advisor, seed=seed + len(ledger.everything()) + len(ledger.open))
 
 
 class SamplerModule(Protocol):
@@ -55,8 +64,8 @@ class PointSampler(BaseSampler):
 class Nearest(PointSampler):
     """Sampler that moves the suggestions of another one, which knows no plans, to the nearest valid plan.
 
-    The wrapped sampler only sees the first trials of plans in the space. If it saw one without parameters, as of a
-    baseline, Optuna would find no parameter common to all trials, and draw each independently.
+    The wrapped sampler sees no repeats, and plans of the space alone. If it saw a trial without parameters, as of
+    another baseline, Optuna would find no parameter common to all trials, and draw each independently.
     """
 
     def __init__(self, sampler: BaseSampler, space: Space) -> None:

@@ -238,7 +238,7 @@ class Proposals:
             self._study.set_user_attr(name, value)
 
     def tell(self, trial: optuna.Trial, record: FinishedTrial | None, judgement: Judgement) -> None:
-        """Finish a suggested trial. `record` is the trial of its plan in the store; None if there is none.
+        """Finish a suggested trial. `record` is the trial in the store that it led to; None if it needed no run.
 
         A trial that another agent has failed meanwhile, because this one was silent, is added by `synchronize` later.
         """

@@ -266,14 +266,17 @@ def test_other_samplers_spend_the_budget(bench: Bench, sampler: str) -> None:
     assert Role.SAMPLED in roles(ledger.trials)
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("unsatisfied")
-def test_an_exhaustive_search_that_goes_on_begins_where_it_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 3)
-    study = bench.study()
-    first = bench.search(study, SimulatedLauncher(PREDICTOR), trials=16, sampler="exhaustive", time_limit="1h")
-    more = bench.search(study, SimulatedLauncher(PREDICTOR), trials=19, sampler="exhaustive", time_limit="1h")
-    assert (spent(first.trials), spent(more.trials)) == (16, 19)
+@pytest.mark.parametrize("sampler", ["uniform", pytest.param("exhaustive", marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_another", [False, True], ids=["the same study", "another study"])
+def test_a_search_that_goes_on_suggests_no_plan_again(
+    sampler: str, is_another: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 6)
+    study, machine = bench.study(), SimulatedLauncher(PREDICTOR)
+    first = bench.explore(study, machine, trials=14, sampler=sampler, time_limit="1h")
+    more = bench.explore(bench.study() if is_another else study, machine, trials=17, sampler=sampler, time_limit="1h")
+    assert spent(first.trials) == 14
+    assert spent(more.trials) == 17
 
 
 def test_a_plan_that_runs_out_of_memory_when_it_is_repeated_does_not_win(bench: Bench) -> None:
@@ -310,7 +313,10 @@ def test_suggestions_that_need_no_run_end_the_search(bench: Bench, monkeypatch: 
     two = dataclasses.replace(ONE_PLAN, packers=("isf", "best-fit"))
     bench.search(study, SimulatedLauncher(PREDICTOR), axes=two, sampler="uniform", trials=50)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
-    assert len([each for each in found if each.user_attrs["role"] == Role.SAMPLED]) <= 2 * 5
+    assert 5 <= len([each for each in found if each.user_attrs["role"] == Role.SAMPLED]) <= 2 * 5
+    assert bench.said[-1] == "5 suggestions in a row need no run, so the sampler has nothing new"
+    ids = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
+    assert sorted(ids) == sorted(trial.id for trial in bench.stored(study))
 
 
 def test_confirmation_ends_as_soon_as_one_plan_is_surely_the_fastest(bench: Bench) -> None:
