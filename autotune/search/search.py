@@ -169,8 +169,9 @@ class Search:
             if self._affords_seed():
                 yield from self._seed(plan, Role.PREDICTED)
         for plan in self.inherited:
-            tried = min((self.predictor.epoch_seconds(trial.plan) for trial in self.ledger.trials), default=math.inf)
-            if self.predictor.epoch_seconds(plan) <= AS_FAST * tried and self._affords_seed():
+            completed = [trial.plan for trial in ranked(self.ledger.trials)]
+            least = min(self.predictor.plans_epoch_seconds(completed), default=math.inf)
+            if self.predictor.epoch_seconds(plan) <= AS_FAST * least and self._affords_seed():
                 yield from self._seed(plan, Role.INHERITED)
         yield from self._compared()
 

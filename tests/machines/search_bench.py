@@ -69,6 +69,7 @@ class Bench:
     """Whether trials of other studies count."""
     current_plan: Plan | None = None
     queued: tuple[Plan, ...] = ()
+    inherited: tuple[Plan, ...] = ()
     baseline_wins: bool = True
     on_end: Callable[[FinishedTrial], None] = lambda _: None
     """Called with each trial that has ended."""
@@ -131,6 +132,7 @@ class Bench:
                 advisor=advisor,
                 runners=[Runner(prepared, calibrated, pool, watch=Undisturbed) for pool in pools],
                 queued=self.queued,
+                inherited=self.inherited,
                 baseline_wins=self.baseline_wins,
                 listener=self._listen,
                 baselines=chain(

@@ -25,6 +25,7 @@ from tests.machines.simulated import SimulatedLauncher
 from tests.values.search import COSTS, prepared_of, solver_of
 from trials import wire
 from trials.launchers.local import LocalLauncher
+from trials.outcome import OutOfMemory
 from trials.plan import Layout, Packed, Plan
 from trials.run.pool import WarmPool
 from trials.sites.local import LocalSite
@@ -44,6 +45,19 @@ OUTSIDE = Plan(
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with open_store(f"sqlite:///{tmp_path / 'store.db'}") as store:
         yield Bench(tmp_path, store)
+
+
+def test_a_plan_that_failed_keeps_no_winner_of_an_earlier_search_out(bench: Bench) -> None:
+    """However fast it was predicted to be."""
+    starts = Space(AXES, solver_of(MEMORY, PREDICTOR)).starts
+    least = min(map(PREDICTOR.epoch_seconds, starts))
+    slower = next(plan for plan in starts if 1.1 * least < PREDICTOR.epoch_seconds(plan))
+    full = OutOfMemory(stage=0, rank=0, needed_bytes=120, limit_bytes=100)
+    bench.inherited, bench.remembers = (slower,), False
+    failing = SimulatedLauncher(PREDICTOR, cause_of=lambda plan: None if plan == slower else full)
+    for machine, is_tried in ((SimulatedLauncher(PREDICTOR), False), (failing, True)):
+        found = bench.search(bench.study(), machine, trials=8).trials
+        assert (Role.INHERITED in {trial.role for trial in found}) == is_tried
 
 
 def test_queued_plans_run_first_in_their_order_also_outside_of_the_space(bench: Bench) -> None:
