@@ -17,7 +17,7 @@ def pareto(
 ) -> tuple[ParetoPlan, ...]:
     """Return the Pareto set, the fastest first; empty when time is the only objective. `samples` are those of an epoch.
 
-    Plans are not compared by energy where the devices do not count it.
+    Plans that may win alone are compared, and not by energy where the devices do not count it.
     """
     if set(objectives) <= {"time"}:
         return ()
@@ -30,7 +30,8 @@ def pareto(
         plan: sum(trial.result.energy_joules or 0.0 for trial in each) / sum(map(duration_seconds, each))
         for plan, each in counted.items()
     }
-    found = [_entry(standing, watts.get(standing.plan), samples) for standing in standings.entries]
+    able = (standings.entries[number] for number in standings.able)
+    found = [_entry(standing, watts.get(standing.plan), samples) for standing in able]
     # `reshape`, since an empty list would become an array without columns.
     values = np.array([_values(entry, objectives) for entry in found]).reshape(len(found), -1)
     # A plan is dominated when another one is no worse in any objective and better in one.

@@ -93,7 +93,7 @@ class Standings:
     def repeated(self) -> Sequence[int]:
         """Positions of plans that may win and ran more than once; all that may win if none did."""
         # One lucky trial shall not win.
-        return [number for number in self._able if self.entries[number].trials > 1] or self._able
+        return [number for number in self.able if self.entries[number].trials > 1] or self.able
 
     @property
     def has_searched(self) -> bool:
@@ -101,7 +101,8 @@ class Standings:
         return any(standing.may_win for standing in self.entries)
 
     @property
-    def _able(self) -> list[int]:
+    def able(self) -> list[int]:
+        """Positions of plans that may win: where none that was asked for completed, of the baselines that may."""
         able = [number for number, standing in enumerate(self.entries) if standing.may_win]
         if not self.baseline_wins:
             return able
@@ -113,7 +114,7 @@ class Standings:
         return tuple(self.entries[number].plan for number in self._contenders(most))
 
     def _contenders(self, most: int) -> list[int]:
-        able = self._able
+        able = self.able
         if not able:
             return []
         # By the probability to win, not by the mean: plans that are alike share their errors, and one stands for all.

@@ -56,6 +56,16 @@ def test_plans_that_another_beats_in_time_and_memory_are_left_out() -> None:
     ]
 
 
+def test_plans_that_may_not_win_are_left_out_and_beat_no_other() -> None:
+    standings = standings_with((9, 5), (10, 50), (12, 40))
+    compared = replace(standings.entries[0], may_win=False, roles=frozenset({"packed"}))
+    among = replace(standings, entries=(compared, *standings.entries[1:]))
+    assert numbers(pareto(among, [], SAMPLES, ("time", "memory"))) == [2, 3]
+    alone = standings_with((9, 5))
+    alone = replace(alone, entries=(replace(alone.entries[0], may_win=False, roles=frozenset({"packed"})),))
+    assert numbers(pareto(alone, [], SAMPLES, ("time", "memory"))) == [1]
+
+
 def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:
     trials = [spent(1, 300, 1), spent(1, 100, 1), spent(2, 100, 2)]
     found = pareto(standings_with((10, 1), (20, 1)), trials, SAMPLES, ("time", "energy"))
