@@ -146,7 +146,7 @@ class Advisor:
             self.tried.add(trial.plan)
         completed = dict.fromkeys(each.plan for each in ranked(self._trials))
         self._failed = self.tried.difference(completed)
-        self._measured = tuple(filter(self.space.allows, completed))
+        self._measured = tuple(filter(self._may_win, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
                 self._overheads.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
@@ -158,6 +158,10 @@ class Advisor:
         self._renew_solvers()
         self._weight_shift = 0
         self._proposed.clear()
+
+    def _may_win(self, plan: Plan) -> bool:
+        """Return whether a plan that completes may win; other baselines are only compared with the winner."""
+        return self.space.allows(plan) and not self._predictor.learning_faults(plan)
 
     def next_weight(self) -> bool:
         """Switch to the next scalarization weight; return False when all were used since the last trial."""
@@ -184,8 +188,11 @@ class Advisor:
         return self._measured[int(np.argmin(self.surrogate.posterior(self._measured).mean))]
 
     def to_beat(self) -> float | None:
-        """Return the epoch seconds of the best plan at the machine's present speed; None before any measurement."""
-        best = self.best()
+        """Return the epoch seconds of the best plan at the machine's present speed.
+
+        None before any measurement, and where a slower plan may be better by another objective.
+        """
+        best = self.best() if set(self._settings.objectives) <= {"time"} else None
         if best is None:
             return None
         return self.surrogate.epoch_seconds((best,))[0] * self.surrogate.slowness
@@ -258,9 +265,9 @@ class Advisor:
             return self._proposed[waiting]
         found: Proposal | None = None
         candidates = [plan for plan in self._candidates() if plan not in waiting]
-        known = (*self._measured, *waiting)
-        if candidates and known:
-            gains = self._gains(candidates, known) * self._chances(candidates)
+        able = (*self._measured, *filter(self._may_win, waiting))
+        if candidates and able:
+            gains = self._gains(candidates, able) * self._chances(candidates)
             chosen = int(np.argmax(gains / self.trial_seconds(candidates)))
             found = Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
         elif candidates:
@@ -323,10 +330,10 @@ class Advisor:
         seconds: Floats = overhead + steps * self._predictor.steps_seconds(candidates)
         return seconds
 
-    def _gains(self, candidates: Sequence[Plan], known: Sequence[Plan]) -> Floats:
-        """Return the expected improvement (Jones, Schonlau, Welch 1998) on the known plans, a share, [candidates]."""
-        posterior = self.surrogate.posterior((*candidates, *known))
-        weights = np.array([self._weight_of(plan) for plan in (*candidates, *known)])
+    def _gains(self, candidates: Sequence[Plan], able: Sequence[Plan]) -> Floats:
+        """Return the expected improvement (Jones, Schonlau, Welch 1998) on the able plans, a share, [candidates]."""
+        posterior = self.surrogate.posterior((*candidates, *able))
+        weights = np.array([self._weight_of(plan) for plan in (*candidates, *able)])
         best = len(candidates) + int(np.argmin((posterior.mean + weights)[len(candidates) :]))
         gains = []
         for number in range(len(candidates)):

@@ -1,6 +1,5 @@
 """What a search tells its listener."""
 
-from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.search.baselines import baselines
 from autotune.search.best_so_far import best_so_far
+from autotune.search.execution.ledger import is_shortened
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.roles import Role
@@ -143,20 +143,35 @@ def test_a_rejected_current_plan_does_not_leave_a_search_without_a_plan(
     assert any(isinstance(outcome, Completed) for outcome in outcomes.values())
 
 
-def test_a_fast_baseline_that_changes_what_is_learned_does_not_win(
+def test_a_fast_baseline_that_changes_what_is_learned_neither_wins_nor_ends_the_search(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = limits_of(MEMORY)
     found = baselines(workload_of(MEMORY), PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
     packed = next(each.plan for each in found if each.role == Role.PACKED)
-    machine = partial(SimulatedLauncher, PREDICTOR, factor_of=lambda plan: 0.5 if plan == packed else 1.0)
+
+    def machine(factor: float = 0.5) -> SimulatedLauncher:
+        def factor_of(plan: Plan) -> float:
+            # Other plans differ from their predictions, so that there is something to find.
+            return factor if plan == packed else 1 + int(plan.id, 16) % 1000 / 20_000
+
+        return SimulatedLauncher(PREDICTOR, factor_of=factor_of)
+
     bench.search(bench.study(), machine(), trials=5)
     assert bench.standings.entries[bench.standings.winner().number].plan == packed
     monkeypatch.setattr(
         CalibratedPredictor, "_learning_faults", lambda _, plan: ("it is another batch",) if plan == packed else ()
     )
     bench.remembers = False
-    bench.search(bench.study(), machine(), trials=5)
+    sampled = {}
+    for factor in (1.0, 0.5):
+        bench.events.clear()
+        trials = bench.search(bench.study(), machine(factor), trials=20).trials
+        assert not any(map(is_shortened, trials))
+        sampled[factor] = sum(trial.role == Role.SAMPLED for trial in trials)
+        *_, last = (event.best for event in bench.events if isinstance(event, SearchStatus) and event.best)
+        assert last.plan != packed
+    assert sampled[0.5] >= sampled[1.0] > 0
     winner = bench.standings.entries[bench.standings.winner().number]
     assert winner.plan != packed
     assert packed in {entry.plan for entry in bench.standings.entries}

@@ -1,13 +1,17 @@
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 
+from autotune.search.execution.ledger import is_shortened
 from autotune.search.learning.surrogate import Posterior
 from autotune.search.pareto import pareto
 from autotune.search.winner import Standing, Standings
 from storage.records import FinishedTrial, ParetoPlan
+from tests.machines.search_bench import PREDICTOR, Bench
+from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import completed, padded_plan
 
 SAMPLES = 100
@@ -64,6 +68,16 @@ def test_plans_that_may_not_win_are_left_out_and_beat_no_other() -> None:
     alone = standings_with((9, 5))
     alone = replace(alone, entries=(replace(alone.entries[0], may_win=False, roles=frozenset({"packed"})),))
     assert numbers(pareto(alone, [], SAMPLES, ("time", "memory"))) == [1]
+
+
+def test_plans_that_need_less_memory_are_measured_whole_however_slow_they_are(bench: Bench) -> None:
+    machine = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.005))
+    settings: dict[str, Any] = {"timed_steps": 5, "time_limit": "1h", "objectives": ["time", "memory"]}
+    trials = bench.search(bench.study(), machine, trials=16, **settings).trials
+    assert not any(map(is_shortened, trials))
+    first, *_, last = pareto(bench.standings, trials, SAMPLES, settings["objectives"])
+    assert last.peak_bytes < 0.8 * first.peak_bytes
+    assert last.estimated_samples_per_second < 0.85 * first.estimated_samples_per_second
 
 
 def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:

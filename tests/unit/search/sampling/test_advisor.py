@@ -147,6 +147,18 @@ def test_a_plan_whose_trial_is_still_running_is_not_proposed() -> None:
     assert len(set(waiting)) == 4
 
 
+def test_a_plan_that_is_slower_than_the_best_may_be_better_by_another_objective() -> None:
+    space = Space(axes_of(**SMALL), solver_of(AMPLE, PREDICTOR))
+    to_beat = []
+    for objectives in (("time",), ("time", "memory"), ("time", "energy")):
+        settings = SETTINGS.model_copy(update={"objectives": objectives})
+        advisor = Advisor(space, CalibratedPredictor(PREDICTOR), limits_of(AMPLE), settings)
+        advisor.learn(measured(space.starts[0]))
+        to_beat.append(advisor.to_beat())
+    assert to_beat[0] == pytest.approx(PREDICTOR.epoch_seconds(space.starts[0]), rel=0.01)
+    assert to_beat[1:] == [None, None]
+
+
 def test_every_proposal_is_a_plan_of_the_space() -> None:
     advisor = advisor_of(TIGHT)
     for _ in range(3):
