@@ -10,7 +10,7 @@ trial that is far off counts little.
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 
@@ -82,6 +82,13 @@ class Posterior:
         """Return (mean, standard deviation) of the first plan's logarithm minus the other's."""
         variance = self.covariance[one, one] + self.covariance[other, other] - 2 * self.covariance[one, other]
         return float(self.mean[one] - self.mean[other]), math.sqrt(max(float(variance), 0.0))
+
+    def given(self, plans: Sequence[int]) -> "Posterior":
+        """Return what it becomes if these plans turn out to take the expected time exactly."""
+        across = self.covariance[:, list(plans)]
+        # Rounding may leave less of an eigenvalue than this share of the largest one.
+        inverse = np.linalg.pinv(across[list(plans)], rcond=1e-9, hermitian=True)
+        return replace(self, covariance=self.covariance - across @ inverse @ across.T)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

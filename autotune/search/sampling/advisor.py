@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 from typing import TypeAlias
 
 import numpy as np
@@ -98,7 +98,7 @@ class Advisor:
         """Plans that completed and may win."""
         self._exceeded: list[tuple[Plan, int]] = []
         self._overheads: list[float] = []
-        """Seconds of completed trials outside their timed steps."""
+        """Seconds of completed trials beyond their steps, each taken to last as long as a timed one."""
         self._factors: Floats = np.ones(len(LAYER_COSTS) + 2)
         """`CalibratedPredictor.factors` when the space was last renewed."""
         self._renew_space()
@@ -149,7 +149,8 @@ class Advisor:
         self._measured = tuple(filter(self._may_win, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
-                self._overheads.append(max(duration_seconds(trial) - sum(measurement.step_seconds), 0.0))
+                steps = (self._settings.warmup_steps + len(measurement.steps)) * fmean(measurement.step_seconds)
+                self._overheads.append(max(duration_seconds(trial) - steps, 0.0))
             case Failed(cause=OutOfMemory(stage=stage)) if is_conclusive(trial):
                 self._exceeded.append((trial.plan, stage))
             case _:
@@ -267,7 +268,7 @@ class Advisor:
         candidates = [plan for plan in self._candidates() if plan not in waiting]
         able = (*self._measured, *filter(self._may_win, waiting))
         if candidates and able:
-            gains = self._gains(candidates, able) * self._chances(candidates)
+            gains = self._gains(candidates, able, waiting) * self._chances(candidates)
             chosen = int(np.argmax(gains / self.trial_seconds(candidates)))
             found = Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
         elif candidates:
@@ -330,11 +331,15 @@ class Advisor:
         seconds: Floats = overhead + steps * self._predictor.steps_seconds(candidates)
         return seconds
 
-    def _gains(self, candidates: Sequence[Plan], able: Sequence[Plan]) -> Floats:
-        """Return the expected improvement (Jones, Schonlau, Welch 1998) on the able plans, a share, [candidates]."""
-        posterior = self.surrogate.posterior((*candidates, *able))
+    def _gains(self, candidates: Sequence[Plan], able: Sequence[Plan], waiting: Collection[Plan]) -> Floats:
+        """Return the expected improvement (Jones, Schonlau, Welch 1998) on the able plans, a share, [candidates].
+
+        Trials of the `waiting` plans are taken to come out as expected (Kriging believer, Ginsbourger et al. 2010).
+        """
+        plans = (*candidates, *able, *waiting)
+        posterior = self.surrogate.posterior(plans).given(range(len(plans) - len(waiting), len(plans)))
         weights = np.array([self._weight_of(plan) for plan in (*candidates, *able)])
-        best = len(candidates) + int(np.argmin((posterior.mean + weights)[len(candidates) :]))
+        best = len(candidates) + int(np.argmin((posterior.mean[: len(weights)] + weights)[len(candidates) :]))
         gains = []
         for number in range(len(candidates)):
             # The joint posterior counts: error that both plans share is no chance to improve.

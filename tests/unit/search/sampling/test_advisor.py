@@ -147,6 +147,27 @@ def test_a_plan_whose_trial_is_still_running_is_not_proposed() -> None:
     assert len(set(waiting)) == 4
 
 
+def test_a_plan_whose_trial_is_still_running_is_taken_to_come_out_as_expected() -> None:
+    advisor = advisor_of()
+    for _ in range(2):
+        advisor.learn(measured(proposed(advisor).plan))
+    running = proposed(advisor).plan
+    others = [plan for plan in advisor._candidates() if plan != running]
+    able = (*advisor._measured, running)
+    gains, before = (advisor._gains(others, able, waiting) for waiting in ((running,), ()))
+    assert (gains <= before + 1e-12).all()
+    assert (gains / before).min() < 0.7
+
+
+def test_a_trial_is_expected_to_take_its_warm_up_once() -> None:
+    advisor = advisor_of()
+    trial = measured(proposed(advisor).plan)
+    step = float(PREDICTOR.predict(trial.plan).step_seconds.mean())
+    steps = SETTINGS.warmup_steps + SETTINGS.timed_steps
+    advisor.learn(replace(trial, result=replace(trial.result, seconds=5 + steps * step)))
+    assert advisor.trial_seconds([trial.plan])[0] == pytest.approx(5 + steps * step, rel=0.01)
+
+
 def test_a_plan_that_is_slower_than_the_best_may_be_better_by_another_objective() -> None:
     space = Space(axes_of(**SMALL), solver_of(AMPLE, PREDICTOR))
     to_beat = []

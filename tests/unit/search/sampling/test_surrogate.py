@@ -168,6 +168,16 @@ def test_the_error_of_the_mean_of_many_steps_is_not_divided_by_their_root_again(
     assert np.sqrt(surrogate.measured([PLANS[0]]).covariance[0, 0]) > 0.09
 
 
+def test_a_plan_that_comes_out_as_expected_tells_of_others_and_is_no_chance_itself() -> None:
+    posterior = surrogate_after(trials_of(PLANS[:1], lambda *_: 1.0)).posterior(STARTS)
+    given = posterior.given([1, 2])
+    assert (given.mean == posterior.mean).all()
+    assert np.diag(given.covariance)[1:3] == pytest.approx(0, abs=1e-9)
+    assert (np.diag(given.covariance) <= np.diag(posterior.covariance) + 1e-12).all()
+    assert given.covariance[3, 3] < 0.999 * posterior.covariance[3, 3]
+    assert (posterior.given([]).covariance == posterior.covariance).all()
+
+
 def test_repeats_shrink_the_error_of_a_difference() -> None:
     errors = []
     for repeats in (1, 4, 12):
