@@ -40,7 +40,7 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
     )
 
 
-def compare_data(options: Options, file: JobFile, wanted: PackOptions, several: Sequence[str]) -> None:
+def compare_data(options: Options, file: JobFile, several: Sequence[str]) -> None:
     # These import torch, which packing a file of lengths does not need.
     from autotune.forecast.what_if import checked_settings, what_if
     from autotune.forecast.what_if_report import what_if_document, what_if_text
@@ -50,5 +50,5 @@ def compare_data(options: Options, file: JobFile, wanted: PackOptions, several: 
     settings = [checked_settings(each) for each in several]
     job = file.job
     url = options.database_url(job.database)
-    found = what_if(job, file.path, settings, wanted=wanted, database_url=url, listener=options.display)
+    found = what_if(job, file.path, settings, database_url=url, listener=options.display)
     options.give(lambda: what_if_document(found), lambda: what_if_text(found))

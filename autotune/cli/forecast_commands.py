@@ -123,7 +123,13 @@ def pack(
     if several:
         if out or plot:
             raise click.UsageError("--what-if compares and writes no file; leave --out and --plot out")
-        compare_data(options, job, packs, several)
+        if packs != PackOptions():
+            raise click.UsageError(
+                "--what-if compares the job's best plans, which choose their own packs; leave the options of packs "
+                "out, and set training.global_batch_samples, training.seed, hardware.devices or data.oversize with "
+                "--set"
+            )
+        compare_data(options, job, several)
     else:
         pack_data(options, job, packs, out=out, picture=plot)
 

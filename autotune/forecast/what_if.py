@@ -18,7 +18,7 @@ from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.model_shape import model_shape
 from autotune.packing.balance import Balanced, balanced
-from autotune.packing.material import PackOptions, job_material
+from autotune.packing.material import Material, PackOptions, job_material
 from autotune.prediction.calibration import CalibrationState
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
@@ -125,81 +125,98 @@ def what_if(
     path: Path,
     several: Sequence[Mapping[str, float]],
     *,
-    wanted: PackOptions,
     database_url: str | None,
     listener: Listener,
 ) -> WhatIf:
     """Return the data of a job as it is, and under each of `several` settings; `path` names the job in reports.
 
     What the job as it is skips or does not use is logged as warnings. Raise PackError for a setting that the model's
-    processors do not have, and what `job_material` raises.
+    processors do not have or that changes nothing, and what `job_material` raises.
     """
-    if wanted.oversize not in (None, "truncate") and any(CUTOFF in each for each in several):
-        raise PackError(f"what if: {CUTOFF} cuts samples, which oversize {wanted.oversize} does not; leave one out")
     for each in several:
         _check_followed(job, each)
-    forecasts = _Forecasts.of(job, database_url)
-    jobs, packs = [], []
+    jobs: list[Job] = []
+    packs: list[Balanced] = []
     for settings in ({}, *several):
         listener(PhaseBegan(phase=Phase.LENGTHS, text=f"Reading {path}{_with(settings)}"))
         jobs.append(_cut_job(job, settings))
         with _model_with(job.model.path, settings) as model:
             changed = jobs[-1].model_copy(update={"model": job.model.model_copy(update={"path": model})})
-            material = job_material(changed, path, wanted, listener)
+            material = job_material(changed, path, PackOptions(), listener)
         if not settings:
             warn_of_bad_data(material.found)
-        packs.append(balanced(material, wanted))
-    now = packs[0].material.index
+        packs.append(balanced(material, PackOptions()))
+        _check_cut(settings, packs[0].material, material)
+    forecasts = _Forecasts.of(job, packs[0].material, database_url)
     variants = tuple(
         Variant(
             settings=settings,
             packs=of_packs,
-            forecast=forecasts.best(each, of_packs, listener),
-            lost=len(np.setdiff1d(now.record, of_packs.material.index.record)),
+            forecast=forecasts.best(each, of_packs.material, listener),
+            lost=_lost(packs[0].material, of_packs.material),
         )
         for settings, each, of_packs in zip(({}, *several), jobs, packs, strict=True)
     )
-    return WhatIf(variants=variants, trials=forecasts.trials or 0, unknown=forecasts.unknown)
+    return WhatIf(variants=variants, trials=forecasts.trials, unknown=forecasts.unknown)
 
 
+def _lost(now: Material, then: Material) -> int:
+    return len(np.setdiff1d(now.index.record, then.index.record))
+
+
+def _check_cut(settings: Mapping[str, float], now: Material, then: Material) -> None:
+    """Raise PackError for a cutoff above all samples."""
+    if CUTOFF in settings and not (now.found.cut or then.found.cut or _lost(now, then)):
+        raise PackError(
+            f"what if: {CUTOFF}={settings[CUTOFF]} changes nothing: no sample has more than "
+            f"{then.index.text_tokens.max()} tokens; leave it out, or lower it"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Forecasts:
     """Forecasts of one job with any data, on the devices of a stored profile."""
 
-    def __init__(self, cluster: Cluster | None, database_url: str | None, unknown: str | None = None) -> None:
-        self.unknown = unknown
-        self.trials: int | None = None
-        """Number of trials that have corrected the layer costs; None before they were looked for."""
-        self._learnt: CalibrationState | None = None
-        self._cluster, self._database_url = cluster, database_url
+    unknown: str | None = None
+    """Why there are none."""
+    cluster: Cluster | None = None
+    trials: int = 0
+    """Number of trials that have corrected the layer costs."""
+    learnt: CalibrationState | None = None
 
     @classmethod
-    def of(cls, job: Job, database_url: str | None) -> "_Forecasts":
+    def of(cls, job: Job, material: Material, database_url: str | None) -> "_Forecasts":
+        """Return forecasts with layer costs as trials with the job's own data correct them."""
         try:
             with read_store(database_url) as store:
                 shape = model_shape(job.model, job.training)
-                return cls(cluster_of_store(job, shape, store, ClusterOptions()), database_url)
+                cluster = cluster_of_store(job, shape, store, ClusterOptions())
+                forecaster = Forecaster(job, shape, cluster, _data(material))
+                forecaster.learn(store.comparable_trials(forecaster.workload))
         except (NoProfile, ProfileError, DatabaseUnavailable) as error:
-            return cls(None, database_url, str(error))
+            return cls(unknown=str(error))
+        return cls(
+            cluster=cluster, trials=forecaster.trials, learnt=forecaster.calibration if forecaster.trials else None
+        )
 
-    def best(self, job: Job, packs: Balanced, listener: Listener) -> Forecast | None:
-        """Return the best plan for the data, with layer costs as trials with the data of the first correct them."""
-        if self._cluster is None:
+    def best(self, job: Job, material: Material, listener: Listener) -> Forecast | None:
+        """Return the best plan for the data.
+
+        What trials tell of a plan beyond the layer costs counts for none: with other data it would be unknown, and
+        times would differ by more than the data do.
+        """
+        if self.cluster is None:
             return None
         listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan"))
-        data = ForecastData(index=packs.material.index, report=packs.material.found)
         shape = model_shape(job.model, job.training)
-        forecaster = Forecaster(job, shape, self._cluster, data, state=self._learnt)
-        if self.trials is None:
-            with read_store(self._database_url) as store:
-                trials = store.comparable_trials(forecaster.workload)
-            forecaster.learn(trials)
-            self.trials = forecaster.trials
-            if self.trials:
-                self._learnt = forecaster.calibration
         try:
-            return forecaster.best(1)[0]
+            return Forecaster(job, shape, self.cluster, _data(material), state=self.learnt).best(1)[0]
         except NoFeasiblePlan:
             return None
+
+
+def _data(material: Material) -> ForecastData:
+    return ForecastData(index=material.index, report=material.found)
 
 
 def _cut_job(job: Job, settings: Mapping[str, float]) -> Job:

@@ -92,4 +92,4 @@ def what_if(
     path = Path(job) if isinstance(job, str | os.PathLike) else Path("job")
     of_job = as_job(job)
     url = chosen_database(database, of_job.database)
-    return what_if(of_job, path, settings, wanted=PackOptions(), database_url=url, listener=listener)
+    return what_if(of_job, path, settings, database_url=url, listener=listener)

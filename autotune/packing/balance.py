@@ -91,8 +91,8 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
         if packs < material.data_parallel:
             raise PackError(
                 f"{material.data_parallel} data-parallel ranks are more than the {number_of(packs, 'pack')} of "
-                f"qv={packing.qv} qt={packing.qt}; give at most --data-parallel {packs}, smaller capacities or more "
-                "data"
+                f"qv={packing.qv} qt={packing.qt}; give at most --data-parallel {packs} (hardware.devices of a job), "
+                "smaller capacities or more data"
             )
     return Side(
         epoch=epoch,

@@ -12,9 +12,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from autotune import what_if
+from autotune import predict, what_if
 from autotune.cli import main
 from autotune.errors import PackError
+from autotune.forecast.forecast import ForecastData
 from autotune.job_file import load_job
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
@@ -183,9 +184,13 @@ REFUSED = (
     (["cutoff=0"], r"cutoff is 0 and has to be above 0"),
     (["cutoff=30,cutoff=40"], r"cutoff is given twice; compare its values as two variants"),
     (["max_pixels=980"], r"max_pixels: the processors of .* have no such setting; give one of max_tiles, cutoff"),
-    (["cutoff=40", "--oversize", "skip"], r"cutoff cuts samples, which oversize skip does not; leave one out"),
+    (["cutoff=1000"], r"cutoff=1000 changes nothing: no sample has more than \d+ tokens; leave it out, or lower it"),
     (["max_tiles=5000"], r"max_tiles=5000 cannot be followed: "),
     (["cutoff=40", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
+    *(
+        (["cutoff=40", *option], r"plans, which choose their own packs; leave the options of packs out, and set train")
+        for option in (["--global-batch", "4"], ["--data-parallel", "1"], ["--epoch", "1"], ["--oversize", "skip"])
+    ),
 )
 
 
@@ -244,3 +249,19 @@ def test_trials_correct_the_layers_and_not_the_change_of_the_data(
     trials.keep(OTHERS, truth)
     assert real[1] < 0.8 * real[0]
     assert seconds() == pytest.approx(real, rel=0.03)
+
+
+def test_how_far_a_plan_is_from_its_prediction_does_not_count_as_a_change_of_the_data(
+    job: JobFile, costs: LayerCosts, trials: Trials
+) -> None:
+    store_profile(job, costs)
+    (best,) = predict(job.path, top=1)
+    trials.keep((best.plan, *OTHERS), costs, factor_of=lambda plan: 0.7 if plan == best.plan else 1.0)
+    longest = ForecastData.of(load_job(job.path)).index.text_tokens.max()
+    found = what_if(job.path, {"cutoff": int(longest) - 1})
+    now, then = (variant.forecast for variant in found.variants)
+    assert found.trials == 1 + len(OTHERS)
+    assert now is not None
+    assert then is not None
+    assert (now.plan.layout, now.plan.stages) == (then.plan.layout, then.plan.stages)
+    assert now.prediction.epoch_seconds == pytest.approx(then.prediction.epoch_seconds, rel=0.02)
