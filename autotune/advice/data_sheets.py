@@ -10,10 +10,14 @@ _GIBI = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSheet:
-    """What a device can do at most, as its maker publishes it; without sparsity."""
+    """What a device can do at most, as its maker publishes it, without sparsity; and the memory that is left to use."""
 
     name: str
     memory_bytes: int
+    """Those that torch sees: its maker's, less what the driver keeps, and error correction where memory is GDDR6.
+
+    The figures are the "total capacity" in out-of-memory messages of torch that were published. Drivers differ by 1 %.
+    """
     flops: float
     """Operations per second of matrix products in bfloat16, added up in float32."""
     float32_flops: float
@@ -32,7 +36,7 @@ class DataSheet:
 
 _A100 = DataSheet(
     name="NVIDIA A100-SXM4-80GB",
-    memory_bytes=80 * _GIBI,
+    memory_bytes=int(79.14 * _GIBI),  # github.com/lianqi1008/Control-GIC/issues/6
     flops=312e12,
     float32_flops=19.5e12,
     memory_bytes_per_second=2039e9,
@@ -42,7 +46,7 @@ _A100 = DataSheet(
 )
 _H100 = DataSheet(
     name="NVIDIA H100 80GB HBM3",
-    memory_bytes=80 * _GIBI,
+    memory_bytes=int(79.11 * _GIBI),  # github.com/vllm-project/vllm/issues/27508
     flops=989e12,
     float32_flops=67e12,
     memory_bytes_per_second=3350e9,
@@ -52,7 +56,7 @@ _H100 = DataSheet(
 )
 _L40S = DataSheet(
     name="NVIDIA L40S",
-    memory_bytes=48 * _GIBI,
+    memory_bytes=int(44.42 * _GIBI),  # github.com/stepfun-ai/Step-Video-T2V/issues/8
     flops=362e12,
     float32_flops=91.6e12,
     memory_bytes_per_second=864e9,
@@ -65,18 +69,23 @@ DATA_SHEETS: dict[str, DataSheet] = {
     "a10": replace(
         _L40S,
         name="NVIDIA A10",
-        memory_bytes=24 * _GIBI,
+        memory_bytes=int(22.18 * _GIBI),  # github.com/OpenBMB/MiniCPM-V/issues/640
         flops=125e12,
         float32_flops=31.2e12,
         memory_bytes_per_second=600e9,
         source="NVIDIA A10 data sheet (nvidia.com/en-us/data-center/products/a10-gpu)",
     ),
-    "a100-40gb": replace(_A100, name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * _GIBI, memory_bytes_per_second=1555e9),
+    "a100-40gb": replace(
+        _A100,
+        name="NVIDIA A100-SXM4-40GB",
+        memory_bytes=int(39.5 * _GIBI),  # github.com/TianheWu/CoSeR/issues/10
+        memory_bytes_per_second=1555e9,
+    ),
     "a100-80gb": _A100,
     "b200": replace(
         _H100,
         name="NVIDIA B200",
-        memory_bytes=180 * 10**9,
+        memory_bytes=int(178.35 * _GIBI),  # github.com/unslothai/unsloth/issues/3411
         flops=2250e12,
         float32_flops=75e12,
         memory_bytes_per_second=8000e9,
@@ -87,7 +96,7 @@ DATA_SHEETS: dict[str, DataSheet] = {
     "h200": replace(
         _H100,
         name="NVIDIA H200",
-        memory_bytes=141 * 10**9,
+        memory_bytes=int(139.81 * _GIBI),  # github.com/sungwon-chae/arxiv_confi, etu_logging.md
         memory_bytes_per_second=4800e9,
         source="NVIDIA H200 Tensor Core GPU data sheet, SXM (nvidia.com/en-us/data-center/h200); DGX H200",
     ),
@@ -95,7 +104,7 @@ DATA_SHEETS: dict[str, DataSheet] = {
     "rtx-4090": replace(
         _L40S,
         name="NVIDIA GeForce RTX 4090",
-        memory_bytes=24 * _GIBI,
+        memory_bytes=int(23.52 * _GIBI),  # github.com/Soul-AILab/SoulX-FlashTalk/issues/5
         flops=165.2e12,
         float32_flops=82.6e12,
         memory_bytes_per_second=1008e9,
