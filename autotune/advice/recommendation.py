@@ -10,7 +10,7 @@ from autotune.advice.data_sheets import DATA_SHEETS, DataSheet, unknown_device
 from autotune.advice.sheet_costs import DEVICES_OF_NODE, SheetCosts
 from autotune.errors import NoFeasiblePlan, NoProfile, ProfileError, RecommendError
 from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
-from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_store
+from autotune.forecast.cluster import Cluster, ClusterOptions, cluster_of_profile, cluster_of_store
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.hardware import default_memory_limit, software
@@ -175,10 +175,10 @@ def _cluster(
     if analytic is None or count == 1 or measured.profiled.hardware.devices > 1:
         return measured, "measured"
     # One device has no neighbour to exchange with.
-    costs = analytic.on(count)
-    layers = replace(measured.profiled.costs, exchanges=costs.exchanges, link=costs.link)
-    profiled = replace(measured.profiled, costs=layers, hardware=replace(measured.profiled.hardware, devices=count))
-    return replace(measured, profiled=profiled), "measured layers, analytic links"
+    alone = measured.profiled
+    costs, hardware = analytic.linked(alone.costs, count), replace(alone.hardware, devices=count)
+    linked = cluster_of_profile(job, replace(alone, costs=costs, hardware=hardware), ClusterOptions(devices=count))
+    return linked, "measured layers, analytic links"
 
 
 def sheet_cluster(job: Job, shape: ModelShape, costs: SheetCosts, count: int) -> Cluster:

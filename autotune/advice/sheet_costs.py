@@ -13,7 +13,7 @@ from autotune.errors import RecommendError
 from autotune.prediction.fit.costs import fit_costs
 from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.exchange import Exchange
-from trials.costs.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.job import ModelSection, TrainingSection
 from trials.model.paths import allocate
 from trials.model.stage import StageModule
@@ -67,11 +67,30 @@ class SheetCosts:
 
     def on(self, devices: int) -> LayerCosts:
         """Return the costs on a number of devices, of which each node has `DEVICES_OF_NODE`."""
+        return self.linked(self.layers, devices)
+
+    def linked(self, alone: LayerCosts, devices: int) -> LayerCosts:
+        """Return the costs on a number of devices, with layers, updates and copies as on the one that has `alone`."""
         rate = 1 / (LINK_SHARE * self.sheet.link_bytes_per_second)
         if devices > DEVICES_OF_NODE:
             rate = 1 / (LINK_SHARE * self.sheet.network_bytes_per_second)
-        link = replace(self.layers.link, seconds_per_byte=rate)
-        return replace(self.layers, link=link, communications=(), exchanges=tuple(self._exchanges(devices, rate)))
+        return replace(
+            alone,
+            link=replace(self.layers.link, seconds_per_byte=rate),
+            communications=(),
+            exchanges=(*alone.exchanges, *self._exchanges(devices, rate)),
+            updates=(*alone.updates, *self._updates(alone.updates[0], devices, rate)),
+        )
+
+    def _updates(self, alone: UpdateCost, devices: int, rate: float) -> Iterator[UpdateCost]:
+        """Yield the update of ZeRO 1 and 2: that of a share of the parameters, and the gathering of all.
+
+        ZeRO 3 gathers weights in the passes.
+        """
+        if devices > 1:
+            gather = rate * (1 - 1 / devices) * self.element_bytes
+            seconds = alone.seconds_per_parameter / devices + gather
+            yield UpdateCost(zero=1, data_parallel=devices, seconds_per_parameter=seconds)
 
     def _exchanges(self, devices: int, rate: float) -> Iterator[Exchange]:
         """Yield averages of gradients, and what ranks gather and scatter that hold weights in shards.

@@ -91,7 +91,7 @@ def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOpt
             f"{path} is of another model, {profiled.model.name} with {difference}; write one of {shape.name} with "
             "`autotune profile JOB --out FILE`"
         )
-    return _cluster_of_profile(job, profiled, options, f", read from {path}")
+    return cluster_of_profile(job, profiled, options, f", read from {path}")
 
 
 def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: ClusterOptions) -> Cluster:
@@ -119,11 +119,12 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         # Exchanges of fewer devices than were profiled are timed too.
         return *unlike, there.devices < number, abs(there.devices - number), profile.software != software()
 
-    cluster = _cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
+    cluster = cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
     return cluster if here is None else replace(cluster, shared_bytes=shared_memory_bytes())
 
 
-def _cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
+def cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
+    """Return as many devices as the options ask for, of those that were profiled."""
     there = profiled.hardware
     devices = options.devices or job.hardware.devices or there.devices
     # CPU ranks share the memory, so their usual limit depends on their number.

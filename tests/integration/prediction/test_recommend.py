@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from autotune import predict, recommend
 from autotune.advice.data_sheets import DATA_SHEETS, DataSheet
-from autotune.advice.operations import MEMORY_SHARE, META, PRODUCT_SHARE, SheetProfiler
+from autotune.advice.operations import LINK_SHARE, MEMORY_SHARE, META, PRODUCT_SHARE, SheetProfiler
 from autotune.advice.recommendation import SPREAD
 from autotune.advice.recommendation_report import recommendation_document, recommendation_text
 from autotune.advice.sheet_costs import SheetCosts, allocated_stage
@@ -25,15 +25,18 @@ from autotune.errors import ProfileError, RecommendError
 from autotune.machine.hardware import software
 from autotune.prediction.features import COSTS as FACTORS
 from autotune.prediction.features import scaled
+from autotune.prediction.updates import update_seconds_per_parameter
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, document
 from tests.values.forecast import store_profile
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.costs.coefficients import LayerKind
+from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.job import ModelSection, TrainingSection
 from trials.model.stage import StageModule
+from trials.plan import Layout
 from trials.tasks.profiling.layer_profile import Profiler, one_of_each
 from trials.tasks.profiling.probes import Probe, ProbeBytes, probes
 from trials.tasks.request import ProbeSizes
@@ -201,6 +204,7 @@ def test_with_the_profile_of_one_device_exchanges_are_those_of_the_data_sheet(
     ideal = two.forecast.prediction.breakdown.totals["ideal"]
     assert ideal == pytest.approx(one.forecast.prediction.breakdown.totals["ideal"] / 2, rel=0.05)
     assert two.relative_error == SPREAD
+    assert not any("no time" in each for each in two.extrapolated)
     monkeypatch.setitem(DATA_SHEETS, "h100", replace(DATA_SHEETS["h100"], link_bytes_per_second=1e6))
     (slow,) = recommend(job.path, device="h100", devices=(2,)).choices
     assert slow.forecast is not None
@@ -305,8 +309,37 @@ def test_a_data_sheet_has_figures_of_one_device_and_their_source(sheet: DataShee
     assert 10e12 < sheet.float32_flops < sheet.flops < 1e16
     assert 1e11 < sheet.memory_bytes_per_second < 1e13
     assert sheet.network_bytes_per_second < sheet.link_bytes_per_second < sheet.memory_bytes_per_second
-    assert 20 << 30 < sheet.memory_bytes < 300 << 30
     assert "nvidia.com" in sheet.source or "white paper" in sheet.source
+
+
+def test_the_memory_of_a_data_sheet_is_no_more_than_torch_has_seen() -> None:
+    """Error correction takes a sixteenth of GDDR6, of which the L40S has 48 GiB and the A10 24 GiB."""
+    seen = {
+        "a10": 22.18, "a100-40gb": 39.5, "a100-80gb": 79.25, "b200": 178.36, "h100": 79.2, "h200": 139.81,
+        "l40s": 44.42, "rtx-4090": 23.65,
+    }
+    assert seen.keys() == DATA_SHEETS.keys()
+    for name, gibi in seen.items():
+        assert 0.98 * gibi < DATA_SHEETS[name].memory_bytes / (1 << 30) <= gibi, name
+
+
+@pytest.mark.usefixtures("home")
+def test_links_of_a_data_sheet_join_what_a_single_device_has(example: Path) -> None:
+    sheet, model = DATA_SHEETS["l40s"], ModelSection(path=str(example / "model"), dtype="bfloat16")
+    sizes = ProbeSizes(unit_counts=(1, 2, 3, 4, 6, 9), sample_shapes=((1, 32), (1, 128), (4, 32), (1, 320), (8, 32)))
+    analytic = SheetCosts.of(sheet, model, TrainingSection(), sizes)
+    copy = Exchange.of_bytes("copy", 1, 1e-10, 2e-10)
+    alone = replace(analytic.layers, exchanges=(copy,))
+    assert analytic.linked(alone, 1).updates == alone.updates
+    for devices, rate in ((8, sheet.link_bytes_per_second), (16, sheet.network_bytes_per_second)):
+        linked = analytic.linked(alone, devices)
+        assert linked.exchange("copy") == copy
+        # Ranks of ZeRO 1 and 2 update a share of the weights, and gather them all, of 2 bytes each.
+        gather = 2 * (1 - 1 / devices) / (LINK_SHARE * rate)
+        expected = alone.updates[0].seconds_per_parameter / devices + gather
+        for zero in (1, 2):
+            layout = Layout(pipeline=1, data=devices, zero=zero)
+            assert update_seconds_per_parameter(linked, layout) == pytest.approx(expected)
 
 
 def bytes_of_language_layer(folder: Path, **rope: object) -> dict[str, int]:
