@@ -1,5 +1,6 @@
 """The collator of packs for models of transformers, and the check that such a model keeps their samples apart."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +24,13 @@ from trials.model.plain.small_copy import (
     small_samples,
 )
 from trials.model.refusals.refusal import refusing
-from trials.model.shrunk import shrunk
+from trials.model.shrunk import shortest_context, shrunk
 from trials.model.skeleton import load_config
 
 # As in parity.py: rounding in float32 stays below it, and faults are above 0.1 %.
 _TOLERANCE = 1e-4
-_REMEDY = (
-    "load it with another attn_implementation, or train it with `autotune launch JOB`, which keeps samples apart itself"
-)
+_LAUNCH = "train it with `autotune launch JOB`, which keeps samples apart itself"
+_REMEDY = f"load it with another attn_implementation, or {_LAUNCH}"
 
 
 class PackCollator:
@@ -63,7 +63,7 @@ class PackCollator:
                 "that model"
             )
         # The attention of the given model, which may have been loaded with another one than the job's default.
-        check_packing(wanted, config.get_text_config()._attn_implementation)
+        check_packing(wanted, config.get_text_config()._attn_implementation, int(samples.index.text_tokens.max()))
         self._config = wanted
         self._encoder = samples.encoder
         self._stand_in = stand_in(wanted)
@@ -82,29 +82,47 @@ def _kind(config: PretrainedConfig) -> str:
     return f"a {config.model_type!r} with {text.num_hidden_layers} layers and {text.vocab_size} tokens"
 
 
-def check_packing(config: PretrainedConfig, attention: str) -> None:
+def check_packing(config: PretrainedConfig, attention: str, longest: float = math.inf) -> None:
     """Compare logits and loss of a pack with those of its samples one by one, in float32 on the CPU.
 
-    The model is a shrunk copy with the `attention` implementation, such as `sdpa`. Raise ModelError where a pack has
-    other results, or cannot be run.
+    The model is a shrunk copy with the `attention` implementation, such as `sdpa`; no sample has more than `longest`
+    tokens. Raise ModelError where a pack has other results, or cannot be run.
     """
-    name = config.model_type
+    name, context = config.model_type, shortest_context(config)
+    is_beyond, remedy = context is not None and longest > context, _REMEDY
     with alone(), refusing(f"packs cannot be run by {name!r} with attention {attention!r}", _REMEDY):
-        small = shrunk(config)
-        model = plain_model(small, attention)
-        samples = small_samples(small)
-        expected = plain_results(model, samples)
-        with torch.no_grad():
-            found = model(**packed_inputs(small, _pack(small, samples)), num_items_in_batch=1)
+        figures = _differences(config, attention, is_beyond=is_beyond)
+        if figures and is_beyond and not _differences(config, attention, is_beyond=False):
+            remedy = (
+                f"cut them to its context with data.oversize: truncate and data.max_tokens: {context}, or {_LAUNCH}"
+            )
+    if figures:
+        raise ModelError(
+            f"the samples of a pack are not kept apart by {name!r} with attention {attention!r}, {figures}; {remedy}"
+        )
+
+
+def _differences(config: PretrainedConfig, attention: str, *, is_beyond: bool) -> str:
+    """Describe how far the results of a pack are from those of its samples; an empty text where they are alike.
+
+    Samples of the pack are on both sides of the model's context, or all within it: then only the pack is longer.
+    Dynamic rotary positions take the frequencies of the longest sample for all, if it is beyond the context.
+    """
+    small = shrunk(config)
+    samples = small_samples(small)
+    if not is_beyond:
+        small = shrunk(config, max(len(sample.input_ids) for sample in samples))
+    model = plain_model(small, attention)
+    expected = plain_results(model, samples)
+    with torch.no_grad():
+        found = model(**packed_inputs(small, _pack(small, samples)), num_items_in_batch=1)
     differences = {
         "logits": relative_difference(found.logits[0], expected.logits),
         "loss": relative_difference(found.loss, expected.loss),
     }
-    if not all(each <= _TOLERANCE for each in differences.values()):  # NaN is a difference too
-        figures = ", ".join(f"{what} by {each:.2%}" for what, each in differences.items())
-        raise ModelError(
-            f"the samples of a pack are not kept apart by {name!r} with attention {attention!r}, {figures}; {_REMEDY}"
-        )
+    if all(each <= _TOLERANCE for each in differences.values()):  # NaN is a difference too
+        return ""
+    return ", ".join(f"{what} by {each:.2%}" for what, each in differences.items())
 
 
 def _pack(config: PretrainedConfig, samples: tuple[SmallSample, ...]) -> MicroBatch:

@@ -25,8 +25,8 @@ _BASE = "dim_model_base"
 _CONTEXT = re.compile(r"max_position_embeddings$|^attention_chunk_size$")
 
 
-def shrunk(config: PretrainedConfig) -> PretrainedConfig:
-    """Return `config` with the first layers that show every kind, few heads and tokens, and a context of CONTEXT.
+def shrunk(config: PretrainedConfig, context: int = CONTEXT) -> PretrainedConfig:
+    """Return `config` with the first layers that show every kind, few heads and tokens, and a `context` of few tokens.
 
     Widths of heads stay, and with them whatever a configuration says of rotary frequencies.
     """
@@ -38,13 +38,19 @@ def shrunk(config: PretrainedConfig) -> PretrainedConfig:
     narrow(text)
     contexts = _contexts(text)
     if contexts:
-        _scale_contexts(text, CONTEXT / min(contexts))
+        _scale_contexts(text, context / min(contexts))
     text["vocab_size"] = VOCABULARY
     for name, value in text.items():
         if name.endswith("token_id") and isinstance(value, int):
             text[name] = min(value, VOCABULARY - 1)
     skeleton.family.shrink_vision(document, layers_of_every_kind(skeleton.modules(skeleton.chain.vision_layers)))
     return type(config).from_dict(document)
+
+
+def shortest_context(config: PretrainedConfig) -> int | None:
+    """Return the tokens of a sample beyond which a model computes in another way; None where it never does."""
+    document = json.loads(config.to_json_string(use_diff=False))
+    return min(_contexts(document.get("text_config", document)), default=None)
 
 
 def shorten(settings: dict[str, Any], layers: int) -> None:

@@ -1,5 +1,7 @@
 """Packs through transformers' own models: samples are kept apart, or the model is refused."""
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,28 @@ def test_blank_images_run_through_a_model_in_a_pack_without_images(name: str, tm
         types = prompt_types(torch.from_numpy(text.positions))
         expected = model(**family.model_inputs(config, torch.from_numpy(text.input_ids), None) | types).logits[0]
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_frequencies_of_the_longest_sample_are_refused_where_one_is_beyond_the_context(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(example / "model", tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    document = json.loads(file.read_text())
+    document["text_config"]["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}  # as of InternVL3
+    samples = SampleDataset(job_of(example, tmp_path / "output", model={"path": str(tmp_path / "model")}))
+    longest = int(samples.index.text_tokens.max())
+    for context in (longest, longest - 1):
+        document["text_config"]["max_position_embeddings"] = context
+        file.write_text(json.dumps(document))
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(load_config(str(tmp_path / "model")))
+        if context == longest:
+            PackCollator(samples, model)
+            continue
+        with pytest.raises(ModelError, match=f"not kept apart by 'internvl' .* and data.max_tokens: {context}, or"):
+            PackCollator(samples, model)
 
 
 # --- the collator, with a real model and data ---
