@@ -95,6 +95,8 @@ class WhatIf:
 
 def checked_settings(settings: Mapping[str, float] | str) -> dict[str, float]:
     """Return settings, or those of a text with NAME=VALUE pairs and commas between. Raise PackError for others."""
+    if not isinstance(settings, str | Mapping):
+        raise PackError(f"what if: settings are a mapping or a text with NAME=VALUE, not {settings!r}")
     pairs = [_pair(each) for each in settings.split(",")] if isinstance(settings, str) else [*settings.items()]
     found: dict[str, float] = {}
     for name, value in pairs:

@@ -27,6 +27,8 @@ def recommend(
     the data its lengths. What the database knows of the device is measured, all else analytic. Raise RecommendError for
     another device or time, and what a job's model and data raise.
     """
+    if devices is not None and (isinstance(devices, str) or not isinstance(devices, Sequence)):
+        raise RecommendError(f"devices must be a list of whole numbers, not {devices!r}; give [4], say")
     for count in devices or ():
         check_whole(RecommendError, devices=(count, 1))
     job = as_job(job)

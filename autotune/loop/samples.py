@@ -17,6 +17,7 @@ from autotune.model_shape import cost_weights, model_shape
 from trials.data.epoch import CostWeights
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
+from trials.data.latest import LatestSamples
 from trials.data.loader import encode
 from trials.data.records.sample import Encoded, Encoder
 from trials.errors import DataError
@@ -59,6 +60,8 @@ class SampleDataset(Dataset[Encoded]):
         check_inputs(self.job, index, self.encoder)
         self.index, _ = hold_out(index, self.job.evaluation)
         self.records = report.records
+        self._latest = LatestSamples("go on from the last checkpoint of your loop")
+        """Those of this process: each worker of a `DataLoader` counts its own."""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -71,7 +74,8 @@ class SampleDataset(Dataset[Encoded]):
     def __getitem__(self, number: int) -> Encoded:
         """Encode a sample. One that can no longer be read is blank, with a warning, as in a launch.
 
-        Raise DataError instead under `data.on_error: fail`, and for a sample with a video.
+        Raise DataError instead under `data.on_error: fail`, for a sample with a video, and where more than half of the
+        latest samples are blank.
         """
         row = self.row(number)
         try:
@@ -80,15 +84,18 @@ class SampleDataset(Dataset[Encoded]):
                     f"{self.index.where(row)}: shows a video, whose inputs transformers makes in its own processor; "
                     "train on videos with `autotune launch JOB`"
                 )
-            return encode(self.index, row, self.encoder, pixels=True)
+            sample = encode(self.index, row, self.encoder, pixels=True)
         except DataError as error:
             # A video is no damaged sample: blanks would replace all videos of the data.
             if self.job.data.on_error == "fail" or isinstance(error, _VideoShown):
                 raise
             _log.warning("%s; a blank sample is used instead", error)
+            self._latest.add(1, (str(error),))
             blank = self.encoder.blank(self.index.lengths(row), pixels=True)
             # Not zeros, which Idefics3 takes for padding and removes.
             return replace(blank, pixel_values=None if blank.pixel_values is None else np.ones_like(blank.pixel_values))
+        self._latest.add(1)
+        return sample
 
     def row(self, number: int) -> int:
         """Return the row of a sample in the index. Raise IndexError for a record that is not trained on."""

@@ -170,7 +170,15 @@ def main() -> None:
     deepspeed.init_distributed("nccl" if torch.cuda.is_available() else "gloo", auto_mpi_discovery=False)
 
     samples = SampleDataset(job)
-    settings, plan = samples.job.training, best_plan(job).plan
+    settings = samples.job.training
+    ignored = settings.model_dump(
+        include={"freeze", "learning_rates", "lora", "loss_weighting", "max_steps"}, exclude_defaults=True
+    )
+    if ignored:
+        sys.exit(
+            f"training.{', training.'.join(ignored)}: this loop does not follow it; remove it, or use `autotune launch`"
+        )
+    plan = best_plan(job).plan
     model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).train()
     if model.get_output_embeddings().weight is model.get_input_embeddings().weight:
         sys.exit("the word embedding is also the output projection: on two stages, their gradients have to be summed")

@@ -10,6 +10,7 @@ clipping.
 import argparse
 import contextlib
 import os
+import sys
 
 import torch
 from torch import distributed
@@ -30,6 +31,13 @@ if ranks > 1:
 
 samples = SampleDataset(job)
 settings = samples.job.training
+ignored = settings.model_dump(
+    include={"freeze", "learning_rates", "lora", "loss_weighting", "max_steps"}, exclude_defaults=True
+)
+if ignored:
+    sys.exit(
+        f"training.{', training.'.join(ignored)}: this loop does not follow it; remove it, or use `autotune launch`"
+    )
 model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32).to(device).train()
 sampler = PackSampler(samples, best_plan(job).plan, rank=rank, ranks=ranks)
 loader = DataLoader(samples, batch_sampler=sampler, collate_fn=PackCollator(samples, model))

@@ -8,6 +8,7 @@ schedule.
 """
 
 import argparse
+import sys
 from typing import Any
 
 import torch
@@ -42,6 +43,13 @@ arguments.add_argument("job", help="job file with a best plan")
 job = arguments.parse_args().job
 samples = SampleDataset(job)
 settings = samples.job.training
+ignored = settings.model_dump(
+    include={"freeze", "learning_rates", "lora", "loss_weighting", "max_steps"}, exclude_defaults=True
+)
+if ignored:
+    sys.exit(
+        f"training.{', training.'.join(ignored)}: this loop does not follow it; remove it, or use `autotune launch`"
+    )
 model = AutoModelForImageTextToText.from_pretrained(samples.job.model.path, dtype=torch.float32)
 arguments = TrainingArguments(
     output_dir=str(settings.output / "trainer"),

@@ -1,7 +1,6 @@
 """Sessions: the engine, data and memory meter of one rank for one request, built and closed together."""
 
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from trials.arrays import Ints
 from trials.data.epoch import Epoch, EpochSettings, Step, build_epoch
 from trials.data.index import DatasetIndex
+from trials.data.latest import LatestSamples
 from trials.data.loader import MicroBatch, micro_batches
 from trials.data.loss_weights import sample_weights
 from trials.data.order import epoch_order
@@ -21,7 +21,7 @@ from trials.engine.compiled import compile_layers
 from trials.engine.engine import TrainingEngine, build_engine
 from trials.engine.gathering import share_weights
 from trials.engine.memory import MemoryMeter, NoMeter, memory_meter
-from trials.errors import DataError, NotFinite
+from trials.errors import NotFinite
 from trials.grid import RankCoordinates
 from trials.model.cut import check_layers, cut
 from trials.model.inputs.encoders import load_encoder
@@ -38,9 +38,6 @@ from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.request import Request, Training
 
 _WHOLE = SharingGroup()
-# A choice: some dead links are usual in large data sets, and a lost disk shows within a few packs.
-_LATEST = 32
-"""Samples of which most have to be readable."""
 
 WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
 """Allocates the parts of a model at some paths on a device, and fills them."""
@@ -59,8 +56,10 @@ class Session:
     encoder: Encoder
     blank_samples: int = 0
     """Samples of this rank so far that could not be read, counted each time they were shown."""
-    latest: deque[tuple[int, int]] = field(default_factory=deque)
-    """(blank samples, all samples) of each of this rank's latest packs."""
+    latest: LatestSamples = field(
+        default_factory=lambda: LatestSamples("run the same command again, which goes on from the last checkpoint")
+    )
+    """Those of this rank."""
 
     def epoch(self, number: int) -> Epoch:
         """Build the packs and steps of epoch `number`: the same on every rank."""
@@ -106,20 +105,8 @@ class Session:
             within=self.engine.stage.tensor.share,
         ):
             self.blank_samples += len(batch.faults)
-            self._check_readable(batch)
+            self.latest.add(len(batch.tokens.lengths), batch.faults)
             yield batch
-
-    def _check_readable(self, batch: MicroBatch) -> None:
-        """Raise DataError where more than half of the latest samples are blank: nothing is learned from them."""
-        self.latest.append((len(batch.faults), len(batch.tokens.lengths)))
-        while sum(count for _, count in self.latest) - self.latest[0][1] >= _LATEST:
-            self.latest.popleft()
-        blank, samples = map(sum, zip(*self.latest, strict=True))
-        if batch.faults and samples >= _LATEST and 2 * blank > samples:
-            raise DataError(
-                f"{blank} of the last {samples} samples cannot be read, the last one: {batch.faults[-1]}; restore the "
-                "files, and run the same command again, which goes on from the last checkpoint"
-            )
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.

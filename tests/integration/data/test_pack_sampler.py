@@ -233,3 +233,17 @@ def test_a_sample_that_has_changed_is_blank_or_refused(
     assert "its record or an image has changed, index the dataset again; a blank sample is used" in caplog.text
     with pytest.raises(DataError, match="its record or an image has changed, index the dataset again"):
         failing[0]
+
+
+def test_a_loop_ends_where_most_samples_cannot_be_read(example: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(example / "model")
+    shutil.copytree(example / "data", tmp_path / "data")
+    samples = SampleDataset(job_of(tmp_path, tmp_path / "output"))
+    shown = samples.index.record[samples.index.vision_units > 0].tolist()
+    texts = samples.index.record[samples.index.vision_units == 0].tolist()
+    shutil.rmtree(tmp_path / "data" / "images")
+    for number in (shown[0], texts[0]) * 32:  # half of them
+        samples[number]
+    samples[shown[0]]
+    with pytest.raises(DataError, match=r"17 of the last 32 samples cannot be read, the last one: .*; restore the"):
+        samples[shown[0]]

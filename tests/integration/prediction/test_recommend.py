@@ -283,6 +283,9 @@ def test_what_nobody_can_recommend_for_is_refused(inputs: tuple[Path, Path]) -> 
         assert message in answer.output
     with pytest.raises(RecommendError, match="deadline: "):
         recommend(job_values(str(inputs[0]), [str(inputs[1])]), device="h100", deadline="soon")
+    for devices in (4, "4"):
+        with pytest.raises(RecommendError, match=r"devices must be a list of whole numbers, not '?4'?; give"):
+            recommend(job_values(str(inputs[0]), [str(inputs[1])]), device="h100", devices=devices)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -315,8 +318,14 @@ def test_a_data_sheet_has_figures_of_one_device_and_their_source(sheet: DataShee
 def test_the_memory_of_a_data_sheet_is_no_more_than_torch_has_seen() -> None:
     """Error correction takes a sixteenth of GDDR6, of which the L40S has 48 GiB and the A10 24 GiB."""
     seen = {
-        "a10": 22.18, "a100-40gb": 39.5, "a100-80gb": 79.25, "b200": 178.36, "h100": 79.2, "h200": 139.81,
-        "l40s": 44.42, "rtx-4090": 23.65,
+        "a10": 22.18,
+        "a100-40gb": 39.5,
+        "a100-80gb": 79.25,
+        "b200": 178.36,
+        "h100": 79.2,
+        "h200": 139.81,
+        "l40s": 44.42,
+        "rtx-4090": 23.65,
     }
     assert seen.keys() == DATA_SHEETS.keys()
     for name, gibi in seen.items():

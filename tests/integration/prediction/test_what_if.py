@@ -224,6 +224,8 @@ def test_the_library_refuses_what_the_command_does(job: JobFile) -> None:
         what_if(job.path, {"tiles": 1})
     with pytest.raises(PackError, match=r"cutoff is 40\.5 and has to be a whole number"):
         what_if(job.path, {"cutoff": 40.5})
+    with pytest.raises(PackError, match="settings are a mapping or a text with NAME=VALUE, not 40"):
+        what_if(job.path, 40)  # type: ignore[arg-type]
 
 
 def test_settings_that_only_work_together_are_compared(watching: JobFile) -> None:

@@ -119,6 +119,30 @@ def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[flo
     return found
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plain_loop.py",),
+        pytest.param(("trainer.py",), marks=pytest.mark.long),
+        pytest.param((*TORCHRUN, "pipeline.py"), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
+def test_an_example_refuses_what_its_loop_does_not_follow(
+    command: tuple[str, ...], example: Path, tmp_path: Path
+) -> None:
+    training = {"freeze": ["vision"], "max_steps": 2}
+    file = tmp_path / "job.yaml"
+    job = job_of(example, tmp_path / "output", training=training)
+    file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
+    *program, script = command
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    arguments = (sys.executable, *program, str(EXAMPLES / script), str(file))
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "training.freeze, training.max_steps: this loop does not follow it; remove it, or use" in done.stderr
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "ranks"),
