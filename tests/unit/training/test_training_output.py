@@ -204,7 +204,7 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
     open_output(tmp_path, SETTINGS, PLAN)
     cosine = replace(SETTINGS, schedule="cosine", learning_rate=5e-4, epochs=2)
     open_output(tmp_path, cosine, PLAN)
-    assert "the schedule cosine is laid over the new number of steps" in caplog.messages[-1]
+    assert "the schedule cosine, with training.warmup: 0, is laid over the new number of steps" in caplog.messages[-1]
     caplog.clear()
     open_output(tmp_path, cosine, PLAN)
     assert not caplog.messages
@@ -213,6 +213,24 @@ def test_a_training_continues_with_another_learning_rate_and_warns(
     open_output(tmp_path, replace(SETTINGS, learning_rate=5e-4, epochs=2), PLAN)
     assert "the training continues with learning_rate 0.0005; it was 0.001 before" in caplog.text
     assert "the training continues with epochs 2; it was 1 before" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "jumps"),
+    [
+        ({"warmup": 0.03}, {"warmup": 0.03, "max_steps": 9}, True),  # a share of all steps
+        ({"warmup": 3}, {"warmup": 5}, True),
+        ({"warmup": 3}, {"warmup": 3, "max_steps": 9}, False),
+        ({}, {"epochs": 2}, False),
+        ({"schedule": "linear"}, {}, True),
+    ],
+)
+def test_a_constant_schedule_jumps_only_by_its_warm_up(
+    before: dict[str, Any], after: dict[str, Any], jumps: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_output(tmp_path, replace(SETTINGS, **before), PLAN)
+    open_output(tmp_path, replace(SETTINGS, **after), PLAN)
+    assert ("the learning rate may jump here" in caplog.text) == jumps
 
 
 @pytest.mark.parametrize(

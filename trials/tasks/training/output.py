@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import uuid4
 
 from pydantic import Field
@@ -23,7 +23,7 @@ from trials import wire
 from trials.errors import OutputTaken, WireError
 from trials.plan import Padded, Plan
 from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after, read_lines
-from trials.tasks.training.settings import MAY_CHANGE, Settings
+from trials.tasks.training.settings import Settings, check_changes, check_fixed
 from trials.units import number_of
 from trials.whole_file import sync, whole_file
 
@@ -140,7 +140,7 @@ def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: 
     _check_rows(folder, record, [plan, *([instead_of] if instead_of else [])], settings)
     # The arrangement matters for packs alone, which `_check_rows` has looked at.
     then = replace(record.settings, arrangement_version=settings.arrangement_version)
-    _check_settings(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
+    check_changes(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
 
 
 def check_fixed_settings(folder: Path, settings: Settings) -> None:
@@ -148,7 +148,7 @@ def check_fixed_settings(folder: Path, settings: Settings) -> None:
     record = read_record(folder / RECORD_FILE)
     if record is not None:
         then = replace(record.settings, plan=settings.plan, arrangement_version=settings.arrangement_version)
-        _check_fixed(folder, then, settings)
+        check_fixed(folder, then, settings)
 
 
 def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
@@ -243,43 +243,6 @@ def _check_rows(folder: Path, record: TrainingRecord, plans: Sequence[Plan], now
         raise OutputTaken(
             f"training.output {folder} belongs to a training with packs that another version of autotune began, which "
             "puts other samples into its steps; continue it with that version, or name another folder"
-        )
-
-
-def _changed(then: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return (value then, value now) of the settings that differ."""
-    return {
-        field.name: (getattr(then, field.name), getattr(now, field.name))
-        for field in fields(Settings)
-        if getattr(then, field.name) != getattr(now, field.name)
-    }
-
-
-def _check_fixed(folder: Path, then: Settings, now: Settings) -> None:
-    changed = _changed(then, now)
-    fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
-    if fixed:
-        other = ""
-        if then.plan != now.plan:
-            other = f", as by `--plan {then.plan}`, or change its plan with `--resume-with {now.plan}`"
-        raise OutputTaken(
-            f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
-            f"name another folder, or go back to those settings{other}"
-        )
-
-
-def _check_settings(folder: Path, then: Settings, now: Settings) -> None:
-    _check_fixed(folder, then, now)
-    changed = _changed(then, now)
-    for name, (old, new) in changed.items():
-        after = f"no {name}" if new is None else f"{name} {new}"
-        before = "had none" if old is None else f"was {old}"
-        _log.warning("%s: the training continues with %s; it %s before", folder, after, before)
-    if now.schedule != "constant" and changed.keys() & {"epochs", "max_steps", "schedule", "warmup"}:
-        _log.warning(
-            "%s: the schedule %s is laid over the new number of steps, so that the learning rate may jump here",
-            folder,
-            now.schedule,
         )
 
 

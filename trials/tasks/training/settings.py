@@ -1,15 +1,19 @@
 """Settings that decide the steps of a training: a resumed training must have the same."""
 
-from dataclasses import dataclass, field
+import logging
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from trials.data.index import DatasetIndex
 from trials.data.steps.arrangement import ARRANGEMENT_VERSION
+from trials.errors import OutputTaken
 from trials.model.identity import config_digest
 from trials.model.skeleton import load_config
 from trials.model.weights import weights_fingerprint
 from trials.tasks.request import Request
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +105,45 @@ def training_settings(request: Request, index: DatasetIndex) -> Settings:
         batch_tolerance=job.training.batch_tolerance,
         step_variance=job.training.step_variance,
     )
+
+
+def check_fixed(folder: Path, then: Settings, now: Settings) -> None:
+    """Raise OutputTaken where the settings of the training in `folder` were others that may not change."""
+    fixed = [f"{name} {old}, not {new}" for name, (old, new) in _changed(then, now).items() if name not in MAY_CHANGE]
+    if fixed:
+        other = ""
+        if then.plan != now.plan:
+            other = f", as by `--plan {then.plan}`, or change its plan with `--resume-with {now.plan}`"
+        raise OutputTaken(
+            f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
+            f"name another folder, or go back to those settings{other}"
+        )
+
+
+def check_changes(folder: Path, then: Settings, now: Settings) -> None:
+    """Raise what `check_fixed` raises, and log settings that may change, and have, as warnings."""
+    check_fixed(folder, then, now)
+    changed = _changed(then, now)
+    for name, (old, new) in changed.items():
+        after = f"no {name}" if new is None else f"{name} {new}"
+        before = "had none" if old is None else f"was {old}"
+        _log.warning("%s: the training continues with %s; it %s before", folder, after, before)
+    # A warm-up below 1 is a share of all steps.
+    follows_steps = now.schedule != "constant" or 0 < now.warmup < 1
+    if changed.keys() & {"schedule", "warmup"} or (follows_steps and changed.keys() & {"epochs", "max_steps"}):
+        _log.warning(
+            "%s: the schedule %s, with training.warmup: %g, is laid over the new number of steps, so that the learning "
+            "rate may jump here",
+            folder,
+            now.schedule,
+            now.warmup,
+        )
+
+
+def _changed(then: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return (value then, value now) of the settings that differ."""
+    return {
+        field.name: (getattr(then, field.name), getattr(now, field.name))
+        for field in fields(Settings)
+        if getattr(then, field.name) != getattr(now, field.name)
+    }
