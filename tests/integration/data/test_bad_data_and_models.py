@@ -6,6 +6,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from safetensors.torch import save_file
 from autotune.workload import prepare
 from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import record, write_records
-from tests.values.training import job_of
+from tests.values.training import job_of, plan_of
 from trials.data import measuring
 from trials.errors import ModelError
 from trials.model.skeleton import build_skeleton, load_config
+from trials.tasks.request import Training
+from trials.tasks.training.settings import Settings, training_settings
 
 BAD_LINES = (b'{"id": 1, ', {"id": 2}, record("<image>What?", "A box.", image="gone.png"))
 
@@ -158,6 +161,21 @@ def test_held_out_samples_are_no_part_of_the_workload(example: Path, tmp_path: P
     assert part.held_out is not None
     assert part.held_out_file != part.index_file
     assert part.workload.data.text_tokens + part.held_out.text_tokens.sum() == whole.workload.data.text_tokens
+
+
+def test_a_training_has_other_settings_with_other_held_out_samples(example: Path, tmp_path: Path) -> None:
+    def settings(sampling: str, seed: int) -> Settings:
+        source = {"path": str((example / "data" / "train.jsonl").resolve()), "sampling": sampling}
+        job = job_of(example, tmp_path / "output", evaluation={"sources": [source], "seed": seed})
+        prepared = prepare(job, tmp_path)
+        return training_settings(prepared.request(plan_of("4+2"), Training(output=job.training.output)), prepared.index)
+
+    last = settings("end:10", 0)
+    assert settings("end:10", 1) == last  # in another order
+    # A random half is drawn with the seed.
+    others = [settings("end:8", 0), settings("random:10", 0), settings("random:10", 1)]
+    assert len({each.evaluation_data for each in (last, *others)}) == 4
+    assert all(replace(each, evaluation_data=last.evaluation_data) == last for each in others)
 
 
 # --- the model ---

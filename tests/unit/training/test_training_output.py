@@ -37,6 +37,7 @@ SETTINGS = Settings(
     weights="random",
     dtype="float32",
     seed=0,
+    evaluation_data="cafe",
     global_batch_samples=8,
     oversize="own-pack",
     learning_rate=1e-3,
@@ -188,6 +189,7 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
         ({"seed": 7}, "belongs to a training with seed 0, not 7; name another folder"),
         ({"global_batch_samples": 16}, "global_batch_samples 8, not 16"),
         ({"weights": "0123"}, "weights random, not 0123"),
+        ({"evaluation_data": "f00d"}, "with other samples of evaluation, .*; go back to those samples, leave"),
         ({"plan": "x", "dtype": "bfloat16"}, "plan 945b356dd79b0367, not x; dtype float32, not bfloat16"),
     ],
 )
@@ -196,6 +198,18 @@ def test_a_training_is_not_resumed_with_other_settings(change: dict[str, Any], m
     with pytest.raises(OutputTaken, match=message):
         open_output(tmp_path, replace(SETTINGS, **change), PLAN)
     open_output(tmp_path, SETTINGS, PLAN)
+
+
+def test_a_training_goes_on_without_evaluations_and_keeps_the_samples_of_those_that_it_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    without = replace(SETTINGS, evaluation_data=None)
+    open_output(tmp_path, without, PLAN)
+    opened = open_output(tmp_path, SETTINGS, PLAN)
+    assert open_output(tmp_path, without, PLAN) == opened
+    with pytest.raises(OutputTaken, match="other samples of evaluation"):
+        open_output(tmp_path, replace(SETTINGS, evaluation_data="f00d"), PLAN)
+    assert not caplog.messages
 
 
 def test_a_training_continues_with_another_learning_rate_and_warns(
@@ -262,6 +276,7 @@ def test_the_record_of_a_training_before_optimizer_settings_opens_with_their_def
     opened = open_output(tmp_path, SETTINGS, PLAN)
     document = json.loads((tmp_path / "autotune.json").read_text())
     for name in (
+        "evaluation_data",
         "freeze",
         "lora",
         "learning_rates",

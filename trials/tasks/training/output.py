@@ -111,7 +111,8 @@ def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Pla
     folder.mkdir(parents=True, exist_ok=True)
     check_settings(folder, settings, plan, instead_of=instead_of)
     new = TrainingRecord(id=uuid4().hex[:16], settings=settings, plan=plan)
-    record = replace(read_record(folder / RECORD_FILE) or new, settings=settings, plan=plan)
+    record = read_record(folder / RECORD_FILE) or new
+    record = replace(record, settings=settings.evaluated_as(record.settings), plan=plan)
     steps, changes = _resumed_steps(folder, record), record.changes
     _set_later_aside(folder, record, steps)
     if instead_of:

@@ -1,11 +1,14 @@
 """Settings that decide the steps of a training: a resumed training must have the same."""
 
 import logging
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trials.data.index import DatasetIndex
+from trials.data.order import epoch_order
 from trials.data.steps.arrangement import ARRANGEMENT_VERSION
 from trials.errors import OutputTaken
 from trials.model.identity import config_digest
@@ -46,6 +49,8 @@ class Settings:
     evaluation_samples: float | None = None
     """Samples of the data that are held out: others would have been trained on before."""
     evaluation_seed: int = 0
+    evaluation_data: str | None = None
+    """Digest of the lengths of the held-out samples, whose losses stand in one file; None where there are none."""
     freeze: tuple[str, ...] = ()
     """Frozen parts, whose weights no checkpoint holds."""
     lora: dict[str, Any] | None = None
@@ -57,6 +62,10 @@ class Settings:
     """Version of the arrangement of packs into steps, `ARRANGEMENT_VERSION`."""
     batch_tolerance: float = 0.1
     step_variance: float = 2.0
+
+    def evaluated_as(self, other: "Settings") -> "Settings":
+        """Return the settings with the held-out samples of `other` where they have none, which mixes with any."""
+        return replace(self, evaluation_data=self.evaluation_data or other.evaluation_data)
 
 
 MAY_CHANGE = (
@@ -97,6 +106,7 @@ def training_settings(request: Request, index: DatasetIndex) -> Settings:
         clip_norm=job.training.clip_norm,
         evaluation_samples=job.evaluation.samples,
         evaluation_seed=job.evaluation.seed if job.evaluation.samples else 0,
+        evaluation_data=_evaluation_digest(request),
         freeze=tuple(sorted(job.training.freeze)),
         lora=job.training.lora.model_dump(mode="json") if job.training.lora.rank else None,
         loss_weighting=job.training.loss_weighting,
@@ -107,9 +117,18 @@ def training_settings(request: Request, index: DatasetIndex) -> Settings:
     )
 
 
+def _evaluation_digest(request: Request) -> str | None:
+    if request.held_out is None:
+        return None
+    index = DatasetIndex.load(request.held_out)
+    return index.keep(np.sort(epoch_order(index, request.job.evaluation.seed, 0))).each_once.digest
+
+
 def check_fixed(folder: Path, then: Settings, now: Settings) -> None:
     """Raise OutputTaken where the settings of the training in `folder` were others that may not change."""
-    fixed = [f"{name} {old}, not {new}" for name, (old, new) in _changed(then, now).items() if name not in MAY_CHANGE]
+    changed = _changed(then, now)
+    others = changed.pop("evaluation_data", None)
+    fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
     if fixed:
         other = ""
         if then.plan != now.plan:
@@ -117,6 +136,12 @@ def check_fixed(folder: Path, then: Settings, now: Settings) -> None:
         raise OutputTaken(
             f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
             f"name another folder, or go back to those settings{other}"
+        )
+    if others:
+        raise OutputTaken(
+            f"training.output {folder} belongs to a training with other samples of evaluation, so that their losses "
+            "cannot be compared; go back to those samples, leave evaluation.sources out to train on without "
+            "evaluations, or name another folder"
         )
 
 
@@ -142,6 +167,7 @@ def check_changes(folder: Path, then: Settings, now: Settings) -> None:
 
 def _changed(then: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Return (value then, value now) of the settings that differ."""
+    then, now = then.evaluated_as(now), now.evaluated_as(then)
     return {
         field.name: (getattr(then, field.name), getattr(now, field.name))
         for field in fields(Settings)
