@@ -17,6 +17,8 @@ from trials.tasks.session import Session, not_finite
 from trials.tasks.training.progress import Evaluated, append_line, read_lines
 from trials.tasks.training.schedule import Schedule
 
+_CONTINUES = "The next launch continues from the last checkpoint, if there is one"
+
 
 class Evaluator:
     """The held-out samples of a training, packed by its plan, and the steps after which they are evaluated."""
@@ -51,7 +53,11 @@ class Evaluator:
         if epoch is None or not self._is_due(step):
             return True
         start = time.perf_counter()
-        with explained(self._session, self._schedule, step):
+        remedy = (
+            f"If there is a checkpoint-{step}, the next launch evaluates it again; rename it to continue from the one "
+            "before"
+        )
+        with explained(self._session, self._schedule, step, remedy):
             loss = _mean_loss(self._session, epoch, stops)
         if loss is None:
             return False
@@ -123,13 +129,10 @@ def check_weights(session: Session, epoch: Epoch) -> None:
 
 
 @contextmanager
-def explained(session: Session, schedule: Schedule, step: int) -> Iterator[None]:
+def explained(session: Session, schedule: Schedule, step: int, remedy: str = _CONTINUES) -> Iterator[None]:
     """Add to a NotFinite the step, its learning rate and how the next launch continues."""
     try:
         yield
     except NotFinite as error:
         rate = session.request.job.training.learning_rate * schedule.factor(step)
-        raise NotFinite(
-            f"step {step}, learning rate {rate:.3g}: {error}. The next launch continues from the last checkpoint, if "
-            "there is one"
-        ) from error
+        raise NotFinite(f"step {step}, learning rate {rate:.3g}: {error}. {remedy}") from error

@@ -75,6 +75,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     # A folder that cannot be written would otherwise show after hours, at the end.
     check_writing(session, task.output, opened.record)
     every = training.checkpoint_every
+    _finish(session, task.output, opened, done, total)
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
     clock = RankClock(session.request.plan.layout, task.window_steps)
     with closing(run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
@@ -90,15 +91,14 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
                 append_line(task.output / PROGRESS_FILE, replace(record, window=window))
             if is_saved:
                 save(done)
-            # Behind the checkpoint: an evaluation may take long, or fail.
+            _finish(session, task.output, opened, done, total)
+            # Behind the checkpoint and the model: an evaluation may take long, or fail.
             if stopped is not Stop.NOW and not evaluator.run(done, stops):
                 stopped = Stop.NOW
             if stopped:
                 if not is_saved:
                     save(done)
                 break
-    if done == total and not (opened.has_model and opened.steps == done):
-        write_model(session, task.output, opened.record, done)
     return TrainingReport(
         steps=done,
         finished=done == total,
@@ -106,6 +106,12 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         blank_samples=session.blank_samples,
         stopped=stopped if done < total else None,
     )
+
+
+def _finish(session: Session, output: Path, opened: OpenedOutput, done: int, total: int) -> None:
+    """Write the model behind the last step, unless an earlier launch has."""
+    if done == total and not (opened.has_model and opened.steps == done):
+        write_model(session, output, opened.record, done)
 
 
 def _agreed(session: Session, asked_to_stop: Callable[[], Stop | None]) -> Stop | None:

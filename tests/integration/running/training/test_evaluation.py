@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tests.values.training import PACKED, plan_of, prepared_of, variant_of
 from trials.channels.folder import file_rendezvous
 from trials.data.loader import encode
 from trials.engine.group import process_group
+from trials.errors import DataError
 from trials.model.family import Images, load_family
 from trials.model.skeleton import load_config
 from trials.outcome import Crash
@@ -181,6 +183,33 @@ def train_alone(
     ):
         assert isinstance(request.task, Training)
         return run_training(session, request.task, asked_to_stop)
+
+
+def test_a_training_whose_last_evaluation_fails_has_its_model(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = held_out_file(shallow, tmp_path)
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        training={"global_batch_samples": 4, "learning_rate": 5e-3, "max_steps": 1},
+        evaluation={"sources": [{"path": str(held_out), "images": str(shallow / "data")}]},
+    )
+    held_out.write_bytes(bytes(held_out.stat().st_size))
+    model = prepared.job.training.output / "model"
+    for _ in range(2):  # the second launch begins with the evaluation
+        with pytest.raises(DataError, match="no sample can be read to evaluate the model on"):
+            train_alone(prepared, monkeypatch, lambda: None)
+        assert (model / "model.safetensors.index.json").exists()
+        shutil.rmtree(model)
+
+
+def held_out_file(example: Path, folder: Path) -> Path:
+    """The last 6 records of the example's data, in a file of their own that a test may change."""
+    records = (example / "data" / "train.jsonl").read_bytes().splitlines(keepends=True)
+    path = folder / "held-out.jsonl"
+    path.write_bytes(b"".join(records[-6:]))
+    return path
 
 
 def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoint_first(
