@@ -52,7 +52,9 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     last, best = _last_and_best(launched)
     if last and best:
         at = "the best" if best == last else f"best {best.evaluation_loss:.3f} after step {best.step}"
-        lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}")
+        lost = last.blank_samples
+        blank = f"; without {number_of(lost, 'sample')} that could not be read, which the logs name" if lost else ""
+        lines.append(f"Evaluation loss {last.evaluation_loss:.3f} after step {last.step}, {at}{blank}")
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     elif not launched.report.finished:

@@ -50,7 +50,8 @@ class TrainingView:
                 self._heard, self._evaluated = now, event
                 if self._best is None or event.evaluation_loss < self._best.evaluation_loss:
                     self._best = event
-                took = f"{number_of(event.samples, 'sample')} in {event.seconds:.1f} s"
+                blank = f", {event.blank_samples} could not be read" if event.blank_samples else ""
+                took = f"{number_of(event.samples, 'sample')} in {event.seconds:.1f} s{blank}"
                 return f"  step {event.step}/{event.of}  evaluation loss {event.evaluation_loss:.3f}  {took}"
             case _:
                 return ""

@@ -109,9 +109,9 @@ def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() 
 
 
 def test_the_last_and_the_best_evaluation_are_named() -> None:
-    def text(*losses: float) -> str:
+    def text(*losses: float, blank: int = 0) -> str:
         found = [
-            Evaluated(step=step, of=8, evaluation_loss=loss, seconds=1, samples=4)
+            Evaluated(step=step, of=8, evaluation_loss=loss, seconds=1, samples=4, blank_samples=blank)
             for step, loss in enumerate(losses, 1)
         ]
         launched = Launched(
@@ -125,4 +125,5 @@ def test_the_last_and_the_best_evaluation_are_named() -> None:
         return launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4).splitlines()[-1]
 
     assert text(2.0, 1.5) == "Evaluation loss 1.500 after step 2, the best"
+    assert text(2.0, blank=3).endswith("the best; without 3 samples that could not be read, which the logs name")
     assert text(2.0, 1.25, 1.5, 1.25, 3.0) == "Evaluation loss 3.000 after step 5, best 1.250 after step 2"

@@ -58,16 +58,18 @@ class Evaluator:
             "before"
         )
         with explained(self._session, self._schedule, step, remedy):
-            loss = _mean_loss(self._session, epoch, stops)
-        if loss is None:
+            found = _mean_loss(self._session, epoch, stops)
+        if found is None:
             return False
+        loss, blank = found
         if self._session.coordinates.rank == 0:
             line = Evaluated(
                 step=step,
                 of=self._total,
                 evaluation_loss=loss,
                 seconds=time.perf_counter() - start,
-                samples=len(epoch.packs.samples),
+                samples=len(epoch.packs.samples) - blank,
+                blank_samples=blank,
             )
             append_line(self._progress, line)
         return True
@@ -85,12 +87,13 @@ def _packed(session: Session, index: DatasetIndex) -> Epoch:
     return build_epoch(index, plan.packing, settings, data_parallel=plan.layout.data)
 
 
-def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> float | None:
-    """Return the mean cross-entropy over the target tokens of all packs, or None when `stops` is True before the end.
+def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tuple[float, int] | None:
+    """Return (mean cross-entropy over the target tokens of all packs, number of samples that cannot be read).
 
-    Samples that cannot be read do not count. Raise DataError where none can.
+    Those do not count in the mean. Return None when `stops` is True before the end. Raise DataError where no sample
+    can be read.
     """
-    total, targets = 0.0, 0
+    total, targets, blank_before = 0.0, 0, session.blank_samples
     steps = range(epoch.steps)
     with _set_aside(session), closing(session.batches(epoch, steps)) as batches:
         for step in steps:
@@ -99,11 +102,15 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> flo
             unweighted = (replace(batch, weights=None) for batch in batches)
             found = session.engine.evaluate(unweighted, len(epoch.rows(step)))
             total, targets = total + found[0], targets + found[1]
+        # All stages leave out the same samples.
+        own = session.blank_samples - blank_before if session.coordinates.stage == 0 else 0
+        blank = torch.tensor(own, device=session.device)
+        comm.all_reduce(blank)
     if not targets:
         raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
     if not math.isfinite(total):
         raise not_finite("the evaluation loss", total / targets)
-    return total / targets
+    return total / targets, int(blank)
 
 
 @contextmanager

@@ -99,6 +99,9 @@ class Evaluated:
     """Mean over the target tokens of the held-out samples."""
     seconds: float
     samples: int
+    """Held-out samples without those that could not be read."""
+    blank_samples: int = 0
+    """Held-out samples that could not be read, and do not count."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for an impossible evaluation."""

@@ -204,6 +204,26 @@ def test_a_training_whose_last_evaluation_fails_has_its_model(
         shutil.rmtree(model)
 
 
+@pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
+def test_held_out_samples_that_cannot_be_read_are_counted(
+    plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    held_out = held_out_file(shallow, tmp_path)
+    prepared = prepared_of(
+        shallow,
+        tmp_path,
+        training={**TRAINING, "epochs": 1, "max_steps": 1},
+        evaluation={"sources": [{"path": str(held_out), "images": str(shallow / "data")}]},
+    )
+    records = held_out.read_bytes().splitlines(keepends=True)
+    held_out.write_bytes(
+        b"".join(bytes(len(each)) if number in (1, 4) else each for number, each in enumerate(records))
+    )
+    assert train(pool, prepared, plan).blank_samples == 0
+    (line,) = (line for line in lines(prepared) if "evaluation_loss" in line)
+    assert (line["samples"], line["blank_samples"]) == (4, 2)
+
+
 def held_out_file(example: Path, folder: Path) -> Path:
     """The last 6 records of the example's data, in a file of their own that a test may change."""
     records = (example / "data" / "train.jsonl").read_bytes().splitlines(keepends=True)
