@@ -47,6 +47,12 @@ def trains(model: nn.Module, paths: Iterable[str]) -> bool:
     return any(parameter.requires_grad for path in paths for _, parameter in parameters_at(model, path))
 
 
+def highest_learning_rate(training: TrainingSection, chain: Chain) -> float:
+    """Return the highest learning rate of the parts that are trained, before the schedule."""
+    parts = (part for part in PARTS if chain.paths_of(part) and training.mode_of(part) != "frozen")
+    return max(map(training.learning_rate_of, parts))
+
+
 def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
     """Return the trained parts as text, for the model's fingerprint; None where the whole model is trained."""
     modes = {part: training.mode_of(part) for part in PARTS if chain.paths_of(part)}

@@ -124,8 +124,8 @@ class Session:
 def not_finite(what: str, value: float) -> NotFinite:
     """Return the error for a value that is NaN or infinite, with the remedies."""
     return NotFinite(
-        f"{what} is {value}; lower training.learning_rate, set training.clip_norm or a longer training.warmup, or "
-        "check the data"
+        f"{what} is {value}; lower training.learning_rate or learning_rates, set training.clip_norm or a longer "
+        "training.warmup, or check the data"
     )
 
 

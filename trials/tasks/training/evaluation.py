@@ -13,6 +13,7 @@ from deepspeed import comm
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.errors import DataError, NotFinite
+from trials.model.trained import highest_learning_rate
 from trials.tasks.session import Session, not_finite
 from trials.tasks.training.progress import Evaluated, append_line, read_lines
 from trials.tasks.training.schedule import Schedule
@@ -141,5 +142,6 @@ def explained(session: Session, schedule: Schedule, step: int, remedy: str = _CO
     try:
         yield
     except NotFinite as error:
-        rate = session.request.job.training.learning_rate * schedule.factor(step)
+        training, chain = session.request.job.training, session.engine.stage.chain
+        rate = highest_learning_rate(training, chain) * schedule.factor(step)
         raise NotFinite(f"step {step}, learning rate {rate:.3g}: {error}. {remedy}") from error

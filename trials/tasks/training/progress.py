@@ -69,7 +69,7 @@ class Progress:
     seconds: float
     samples: int
     learning_rate: float | None = None
-    """`training.learning_rate` after the schedule; those of parts follow the same one."""
+    """Highest of the parts that are trained, after the schedule; others follow the same one."""
     data_wait_seconds: float = 0.0
     """Longest time that a rank waited for its packs: to be read where no workers do it ahead, and copied."""
     text_tokens: int = 0

@@ -19,6 +19,7 @@ from trials.engine.group import wait_for_all
 from trials.errors import OutputTaken, TrialsError
 from trials.grid import RankCoordinates
 from trials.job import TrainingSection
+from trials.model.trained import highest_learning_rate
 from trials.plan import Layout
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
@@ -204,7 +205,9 @@ def run_steps(
 
     Yield each, the times of the ranks in it as `RankClock.add` takes them, and whether it ends its epoch.
     """
-    total = min(course.steps, session.request.job.training.max_steps or course.steps)
+    training = session.request.job.training
+    total = min(course.steps, training.max_steps or course.steps)
+    learning_rate = highest_learning_rate(training, session.engine.stage.chain)
     for stretch in course.stretches:
         before = stretch.before
         first, last = max(0, wanted.start - before), min(stretch.steps, wanted.stop - before)
@@ -234,7 +237,7 @@ def run_steps(
                     loss=loss,
                     seconds=seconds,
                     samples=step.samples,
-                    learning_rate=session.request.job.training.learning_rate * factor,
+                    learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
                     gradient_norm=norm,

@@ -15,6 +15,7 @@ from trials.model.skeleton import build_skeleton, load_config
 from trials.run.pool import WarmPool
 from trials.tasks.request import Training
 from trials.tasks.training.output import open_output
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 from trials.tasks.training.settings import training_settings
 
 pytestmark = pytest.mark.ranks
@@ -55,3 +56,19 @@ def test_a_frozen_part_keeps_its_bits_and_is_in_no_checkpoint(shallow: Path, poo
     assert settings.freeze == ("vision",)
     with pytest.raises(OutputTaken, match="freeze"):
         open_output(parts.job.training.output, training_settings(replace(request, job=changed), parts.index), plan)
+
+
+def test_the_learning_rate_that_is_told_is_the_highest_of_the_trained_parts(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    training = {
+        "freeze": ["vision"],
+        "learning_rate": 1e-2,
+        "learning_rates": {"projector": 1e-4, "language": 1e-3},
+        "max_steps": 2,
+        "schedule": "linear",
+    }
+    prepared = prepared_of(shallow, tmp_path, training=training)
+    train(pool, prepared, plan_of("3+0", "1+2"))
+    lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
+    assert [line.learning_rate for line in lines if isinstance(line, Progress)] == [1e-3, 5e-4]
