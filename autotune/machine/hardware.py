@@ -62,7 +62,7 @@ DEFAULT_CPU_RANKS = 2
 MOST_RANKS_PER_CORE = 4
 
 _log = logging.getLogger(__name__)
-# A choice: each worker holds packs of pixels in memory; `training.workers` names more.
+# A choice: each worker holds packs of pixels in memory; `data.workers` names more.
 _MOST_WORKERS = 4
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
 ENOUGH_SHARED_BYTES = 1 << 30
@@ -72,8 +72,8 @@ ENOUGH_SHARED_BYTES = 1 << 30
 def probe_hardware(devices: int | None = None, groups: int = 1) -> Hardware:
     """Describe this machine with all its devices, or `devices` of them. Raise HardwareError for more than there are.
 
-    `groups` such sets of devices are used at the same time. Warns when a CPU build of torch leaves accelerators
-    unused.
+    `groups` such sets of devices are used at the same time. Warns when they, or a CPU build of torch, leave
+    accelerators unused.
     """
     found = visible(accelerators(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     usable_ones = usable(found, torch_version=software().torch)
@@ -183,6 +183,14 @@ def _accelerated(devices: int | None, machine: Machine, found: Sequence[Accelera
         raise HardwareError(
             f"{_asked(ranks, groups)} but {len(found)} accelerators are visible, {ranks * groups - len(found)} too "
             f"few; {_lower(len(found), groups)}, or check CUDA_VISIBLE_DEVICES"
+        )
+    if devices is None and groups > 1:
+        _log.warning(
+            "each trial, and the training, uses %d of the %d accelerators, because of search.parallel: %d; give "
+            "hardware.devices if that is meant, or set search.parallel to 1 for plans that use all",
+            ranks,
+            len(found),
+            groups,
         )
     used = found[: ranks * groups]
     link, topology = _connections(used[:ranks])

@@ -131,8 +131,17 @@ def test_cpu_ranks_leave_no_core_to_workers() -> None:
 # --- groups of devices ---
 
 
-def test_the_accelerators_are_shared_out_to_the_groups() -> None:
-    assert choose(None, machine=MACHINE, found=GPUS, groups=2).devices == len(GPUS) // 2
+def test_the_accelerators_are_shared_out_to_the_groups_with_a_warning_that_a_training_leaves_some(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    half = len(GPUS) // 2
+    assert choose(None, machine=MACHINE, found=GPUS, groups=2).devices == half
+    (warning,) = caplog.messages
+    assert warning.startswith(f"each trial, and the training, uses {half} of the {len(GPUS)} accelerators, because of")
+    caplog.clear()
+    choose(half, machine=MACHINE, found=GPUS, groups=2)
+    choose(None, machine=MACHINE, found=GPUS)
+    assert not caplog.messages
 
 
 def test_more_groups_than_accelerators_are_refused_with_a_number_that_fits() -> None:
