@@ -47,9 +47,14 @@ def _records(index: DatasetIndex) -> Ints:
     return np.unique(np.stack([path, index.offset]), axis=1, return_inverse=True)[1].reshape(-1)
 
 
+def shown_by(index: DatasetIndex, seed: int) -> DatasetIndex:
+    """Return the samples that the epochs of this seed show."""
+    return index.keep(np.unique(epoch_order(index, seed, 0)))
+
+
 def trained_on(training: DatasetIndex, seed: int, held_out: DatasetIndex) -> Ints:
     """Return the rows of `held_out` whose records a training with this seed also uses."""
-    shown = training.keep(np.unique(epoch_order(training, seed, 0)))
+    shown = shown_by(training, seed)
     found = np.zeros(len(held_out), dtype=np.bool_)
     for number, file in enumerate(held_out.files):
         same = [other for other, each in enumerate(shown.files) if each.path == file.path]

@@ -11,7 +11,7 @@ from autotune.data_problems import check_inputs, check_sources, lost_media, mode
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
-from autotune.held_out import hold_out, trained_on
+from autotune.held_out import hold_out, shown_by, trained_on
 from autotune.machine.device_problems import Finding, memory_limit, warn_of
 from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
@@ -224,13 +224,14 @@ def _read_held_out(
     held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
     warn_of_bad_data(report)
     check_inputs(job, held_out, encoder)
-    if len(rows := trained_on(training, job.training.seed, held_out)):
+    shown = shown_by(held_out, job.evaluation.seed)
+    if len(rows := trained_on(training, job.training.seed, shown)):
         _log.warning(
             "%d of the %d samples of evaluation.sources are also in data.sources, %s among them: the evaluation loss "
             "will be too low; hold samples out by evaluation.samples, or choose others by `sampling`",
             len(rows),
-            len(held_out),
-            held_out.where(int(rows[0])),
+            len(shown),
+            shown.where(int(rows[0])),
         )
     return held_out
 

@@ -344,7 +344,8 @@ class SearchSection(Section):
     confirm_rounds: Annotated[int, Field(gt=0)] = 3
     """Most repeats of each finalist, in turns."""
     final_steps: Annotated[int, Field(ge=0)] = 40
-    """Most steps of the last trial, which measures the winner longer where time is left; 0 for no such trial."""
+    """Most steps of the last trial, which measures the winner longer where time is left; no such trial where this
+    is 0, or not above `timed_steps`."""
     trial_timeout: Seconds = 300.0
     """A trial without a result after this time is ended; the start of its processes does not count."""
     space: SpaceSection = SpaceSection()

@@ -153,6 +153,15 @@ def test_samples_to_evaluate_on_that_are_trained_on_too_are_warned_of(
     )
 
 
+def test_only_drawn_samples_to_evaluate_on_are_warned_of(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = {"path": str((example / "data" / "train.jsonl").resolve())}
+    changes = {"evaluation": {"sources": [{**source, "sampling": "random:10"}]}}
+    prepare(job_of(example, tmp_path / "output", **changes), tmp_path)
+    assert caplog.messages[0].startswith("10 of the 10 samples of evaluation.sources are also in data.sources")
+
+
 def test_held_out_samples_are_no_part_of_the_workload(example: Path, tmp_path: Path) -> None:
     whole = prepare(job_of(example, tmp_path / "output"), tmp_path)
     part = prepare(job_of(example, tmp_path / "output", evaluation={"samples": 0.25}), tmp_path)
