@@ -1,7 +1,7 @@
 """Full trainings: promised speed, comparison with trainings without autotune, and kills. Prints one JSON object.
 
     python -m benchmarks.training [--part promises rival loops kills neutral] [--families internvl qwen2_5_vl llava]
-        [--cases example unlimited pages tiles] [--rounds 3] [--scale 1.0]
+        [--cases example unlimited "free steps" pages tiles] [--rounds 3] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
@@ -129,8 +129,8 @@ def check_rival(rows: Sequence[Row]) -> list[Check]:
 
 def check_loops(rows: Sequence[Row]) -> list[Check]:
     found = {row["case"]: row for row in rows if row["part"] == "ratios"}
-    limited = [row for case, row in found.items() if case != "unlimited"]
-    free = [row for case, row in found.items() if case == "unlimited"]
+    limited = [row for case, row in found.items() if CASES[case][0]]
+    free = [row for case, row in found.items() if not CASES[case][0]]
     same = [row for row in found.values() if row["engine"] is not None]
     over_fastest, over_hand = "tuned over the fastest loop", "tuned over the loop's plan in the engine"
     checks = []

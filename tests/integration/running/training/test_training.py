@@ -113,7 +113,7 @@ def test_an_interrupted_training_continues_its_schedule(
     done = train(pool, parts, plan)
     assert (done.steps, done.finished, done.model) == (5, True, parts.job.training.output / "model")
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-5)
-    expected = {step: 5e-3 * factor for step, factor in enumerate((0, 0.5, 1, 0.75, 0.25), 1)}
+    expected = {step: 1e-2 * factor for step, factor in enumerate((0, 0.5, 1, 0.75, 0.25), 1)}  # of the projector
     assert learning_rates(whole) == pytest.approx(expected)
     assert learning_rates(parts) == pytest.approx(expected)
 
