@@ -45,7 +45,7 @@ _BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps", *DEGREES
 """Arguments that decide on the samples of a step."""
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 _OTHER_TASKS = {"infer", "export", "deploy", "eval", "merge-lora", "app", "web-ui", "chat", "webchat", "api", "sample"}
-"""What the programs of ms-swift and LLaMA-Factory do beside training."""
+"""Subcommands of ms-swift and LLaMA-Factory that do not train."""
 
 
 def draft_of(arguments: Arguments, devices: int) -> Draft:

@@ -292,7 +292,7 @@ class Search:
             yield Candidate(plan=plan, role=Role.SAMPLED, suggestion=suggestion)
             if self._budget.allows_trial():
                 yield from self._reference()
-        self._announce(Note(text=f"{idle} suggestions in a row need no run, so the sampler has nothing new"))
+        self._announce(Note(text=f"The last {idle} suggestions of the sampler need no run, so the search ends"))
 
     def _is_promising(self) -> bool:
         """Return whether one more trial is affordable, may fit, and, where the sampler knows, is worth it."""

@@ -28,7 +28,7 @@ _DEFAULTS = {
     "lr_scheduler_type": "cosine",
     "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": None,
-    "least_batch_samples": 16,  # for which it accumulates where it is not told how often
+    "least_batch_samples": 16,  # reached by accumulation where gradient_accumulation_steps is not set
     "save_steps": 500,
 }
 _FULL_LEARNING_RATE, _LEARNING_RATE = 1e-5, 1e-4

@@ -61,6 +61,12 @@ def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(cl
     assert board.line().endswith("the time is used up, but every finalist is repeated once")
 
 
+def test_held_out_samples_that_could_not_be_read_are_told(clock: Clock) -> None:
+    begun = PhaseBegan(phase=Phase.TRAINING, text="Training")
+    said = hear(Board("launch", clock), [begun, replace(EVALUATED, samples=6, blank_samples=2)])
+    assert said[-1].endswith("  6 samples in 4.0 s, 2 could not be read")
+
+
 def test_a_baseline_that_is_faster_so_far_is_named_with_its_own_ratio(clock: Clock) -> None:
     board, slower = Board("tune", clock), replace(BEST, gains=(Gain(role="packed", gain=0.8, error=0.1),))
     hear(board, [*SEARCH[:10], status(1, best=slower)])

@@ -65,13 +65,17 @@ def test_the_time_of_plans_without_an_explanation_is_predicted(source: StudySour
 
 
 def test_the_table_of_a_step_has_the_gaps_of_the_step_that_is_drawn(source: StudySource) -> None:
-    for side in sides(source, Simulator(source)):
-        assert isinstance(side.simulated, Simulated)
-        chart, seconds = gantt(side, 1.0), side.simulated.timeline.seconds
-        for stage, _, waits in chart.table.rows:
-            passes = (row for row in chart.spec["data"]["values"] if row["stage"] == stage)
-            busy = sum(row["end"] - row["begin"] for row in passes)
-            assert float(waits.removesuffix("%")) == pytest.approx(100 * (1 - busy / seconds), abs=0.06)
+    simulator = Simulator(source)
+    side, plans = sides(source, simulator)[0], dict.fromkeys(trial.plan for trial in source.trials)
+    plan = next(plan for plan in plans if plan.layout.pipeline > 1)
+    simulated = simulator.simulate(plan)
+    assert isinstance(simulated, Simulated)
+    chart, seconds = gantt(replace(side, plan=plan, simulated=simulated), 1.0), simulated.timeline.seconds
+    assert len(chart.table.rows) == plan.layout.pipeline
+    for stage, _, waits in chart.table.rows:
+        passes = (row for row in chart.spec["data"]["values"] if row["stage"] == stage)
+        busy = sum(row["end"] - row["begin"] for row in passes)
+        assert 0 < float(waits.removesuffix("%")) == pytest.approx(100 * (1 - busy / seconds), abs=0.06)
 
 
 @pytest.mark.parametrize(

@@ -314,7 +314,7 @@ def test_suggestions_that_need_no_run_end_the_search(bench: Bench, monkeypatch: 
     bench.search(study, SimulatedLauncher(PREDICTOR), axes=two, sampler="uniform", trials=50)
     found = optuna.load_study(study_name=study.name, storage=bench.store.optuna_url).get_trials()
     assert 5 <= len([each for each in found if each.user_attrs["role"] == Role.SAMPLED]) <= 2 * 5
-    assert bench.said[-1] == "5 suggestions in a row need no run, so the sampler has nothing new"
+    assert bench.said[-1] == "The last 5 suggestions of the sampler need no run, so the search ends"
     ids = [each.user_attrs["trial_id"] for each in found if "trial_id" in each.user_attrs]
     assert sorted(ids) == sorted(trial.id for trial in bench.stored(study))
 

@@ -23,7 +23,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.stop import Stop
 from trials.tasks.training.progress import Progress
 
-NOBODY: Any = None
+UNUSED: Any = None
 CHOSEN = KnownPlan(plan=packed_plan(), speed=None)
 
 
@@ -56,7 +56,7 @@ def test_a_drift_that_ended_without_a_search_is_told_and_the_speeds_say_since_wh
     prepared = replace(prepared_of(tmp_path), job=job)
     with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
         launched = ScriptedTraining(
-            bench=Workbench(prepared=prepared, store=store, agent=NOBODY, site=NOBODY, folder=tmp_path),
+            bench=Workbench(prepared=prepared, store=store, agent=UNUSED, site=UNUSED, folder=tmp_path),
             chosen=CHOSEN,
             certificate=None,
             options=TrainingOptions(retunes=True),
