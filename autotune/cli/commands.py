@@ -70,16 +70,16 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
     metavar="TRAINER",
     help="Search only plans that `autotune export JOB --to TRAINER` writes as they are, such as ms-swift.",
 )
-@click.option("--resume/--fresh", "resume", default=True, help="Use stored results, or measure every plan again.")
+@click.option("--fresh", is_flag=True, help="Measure every plan again, and use no stored result.")
 @LAUNCHER
 @SUBMIT
 @common_with_ranks
-def tune(options: Options, job: "JobFile", resume: bool, **wanted: Any) -> None:
+def tune(options: Options, job: "JobFile", **wanted: Any) -> None:
     """Search the best plan for JOB with short, real training steps."""
     inspect_job(options, job, uses_devices=True, submits=wanted["submit"])
     from autotune.cli.work import tune_job
 
-    tune_job(options, job, fresh=not resume, **wanted)
+    tune_job(options, job, **wanted)
 
 
 @main.command()

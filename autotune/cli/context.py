@@ -157,8 +157,7 @@ def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[...
 
 
 def _interrupted(arguments: Mapping[str, Any]) -> str:
-    is_fresh = arguments.get("fresh") or not arguments.get("resume", True)
-    again = "the same command without --fresh" if is_fresh else "the same command"
+    again = "the same command without --fresh" if arguments.get("fresh") else "the same command"
     return f"Interrupted; what was measured is kept, and {again} goes on."
 
 

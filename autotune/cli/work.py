@@ -46,7 +46,7 @@ from trials.plan import Plan
 from trials.run.pool import WarmPool
 from trials.sites import slurm
 from trials.tasks.request import Training, write_request
-from trials.tasks.training.output import check_settings
+from trials.tasks.training.output import RECORD_FILE, check_settings, read_record
 from trials.tasks.training.settings import training_settings
 
 _SUBMIT = "--submit"
@@ -172,7 +172,9 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
             best = Tuner(bench, options.display).tune(fresh=False)
             keeps = unasked  # the user may have left during the search
         ran = trials_behind(best, bench.store)
-        options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
+        record = read_record(job.training.output / RECORD_FILE)
+        if retune_on_drift or record is None or record.settings.plan == best.plan.id:  # else it keeps its own plan
+            options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         how = TrainingOptions(retunes=retune_on_drift)
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if not retune_on_drift:

@@ -285,6 +285,10 @@ def test_launch_trains_with_the_best_plan_and_compares_the_speed_and_another_pla
     own, said = other.run("launch", str(other.job), "--dry-run")  # the winner is another plan, as after a later search
     assert f"The training goes on with its plan {plan}, not with " in said
     assert own["commands"]
+    with user.environment():
+        ran = CliRunner().invoke(main, ["run", str(other.job)])
+    assert f"The training goes on with its plan {plan}, not with " in ran.stderr
+    assert "gain of best" not in ran.stdout  # the table of a plan that is not trained with
     samples = [json.loads(line)["samples"] for line in (other.output / "progress.jsonl").read_text().splitlines()]
     assert sum(samples) == 24
 

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,9 +61,11 @@ class Chosen(Exception):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_run_asks_only_where_it_has_not_searched(is_known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_asks_only_where_it_has_not_searched(
+    is_known: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     store = SimpleNamespace(last_winner=lambda _: "best" if is_known else None)
-    training = SimpleNamespace(output=None)
+    training = SimpleNamespace(output=tmp_path)
     prepared = SimpleNamespace(job=SimpleNamespace(training=training), workload=SimpleNamespace(fingerprint=""))
     given: dict[str, Any] = {
         "with_values": lambda *_: SimpleNamespace(training=training, database=None),
