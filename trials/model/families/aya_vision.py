@@ -18,7 +18,7 @@ from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import count_images, load_processor, show_by_token
-from trials.model.towers import clip_towers
+from trials.model.towers import clip_towers, tiles
 from trials.model.towers.clip_towers import embed_vision, project, vision_modules, vision_runner
 from trials.model.towers.tiles import check_tile_numbers, model_inputs
 
@@ -80,8 +80,7 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return tiles [units, 3, height, width] and their image tokens."""
     side = config.vision_config.image_size
-    ids = torch.full((units * _tile_tokens(config),), config.image_token_id)
-    return Images(pixels=torch.randn(units, 3, side, side), grids=torch.from_numpy(NO_GRIDS), input_ids=ids)
+    return tiles.random_tiles(config, units, (3, side, side), _tile_tokens(config))
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
@@ -17,7 +17,7 @@ from trials.model.inputs.corrected import convolved_features as _tile_tokens
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
-from trials.model.towers import siglip
+from trials.model.towers import siglip, tiles
 from trials.model.towers.tiles import model_inputs, vision_runner
 
 __all__ = [
@@ -79,11 +79,7 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return images [units, 3, height, width] and their tokens."""
-    return Images(
-        pixels=torch.randn(units, *siglip.unit_shape(config)),
-        grids=torch.from_numpy(NO_GRIDS),
-        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
-    )
+    return tiles.random_tiles(config, units, siglip.unit_shape(config), _tile_tokens(config))
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

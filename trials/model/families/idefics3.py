@@ -17,7 +17,7 @@ from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.split_images import split_images
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
-from trials.model.towers import siglip
+from trials.model.towers import siglip, tiles
 from trials.model.towers.siglip import vision_runner
 
 __all__ = [
@@ -74,11 +74,7 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return tiles [units, 3, height, width] and their image tokens."""
-    return Images(
-        pixels=torch.randn(units, *siglip.unit_shape(config)),
-        grids=torch.from_numpy(NO_GRIDS),
-        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
-    )
+    return tiles.random_tiles(config, units, siglip.unit_shape(config), _tile_tokens(config))
 
 
 def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001

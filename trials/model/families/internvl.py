@@ -23,6 +23,7 @@ from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import load_processor
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
+from trials.model.towers import tiles
 from trials.model.towers.tiles import check_tile_numbers, model_inputs, vision_runner
 
 __all__ = [
@@ -99,11 +100,11 @@ class _Tiles:
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [tiles, 3, height, width], each image's thumbnail last, no grids)."""
         options = shared_tiles(self._processor, len(images))
-        tiles = [
+        made = [
             self._processor([image], input_data_format="channels_last", return_tensors="np", **options)
             for image in images
         ]
-        return np.concatenate([of_image["pixel_values"] for of_image in tiles], dtype=np.float32), NO_GRIDS
+        return np.concatenate([of_image["pixel_values"] for of_image in made], dtype=np.float32), NO_GRIDS
 
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return the context tokens of `units` tiles."""
@@ -184,9 +185,7 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return tiles [units, 3, height, width] and their context tokens."""
-    pixels = torch.randn(units, config.vision_config.num_channels, *config.vision_config.image_size)
-    context = torch.full((units * _tile_tokens(config)[1],), config.image_token_id)
-    return Images(pixels=pixels, grids=torch.from_numpy(NO_GRIDS), input_ids=context)
+    return tiles.random_tiles(config, units, (3, *config.vision_config.image_size), _tile_tokens(config)[1])
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

@@ -17,6 +17,7 @@ from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import check_counts
+from trials.model.towers import tiles
 from trials.model.towers.clip_towers import (
     check_preparation,
     check_prepared_pixels,
@@ -78,8 +79,7 @@ def check(config: PretrainedConfig) -> None:
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return tiles [units, 3, height, width] and their image tokens."""
     side = config.vision_config.image_size
-    ids = torch.full((units * tile_features(config),), config.image_token_id)
-    return Images(pixels=torch.randn(units, 3, side, side), grids=torch.from_numpy(NO_GRIDS), input_ids=ids)
+    return tiles.random_tiles(config, units, (3, side, side), tile_features(config))
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

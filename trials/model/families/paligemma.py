@@ -77,11 +77,7 @@ def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float
 
 def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return images [units, 3, height, width] and their tokens."""
-    return Images(
-        pixels=torch.randn(units, *siglip.unit_shape(config)),
-        grids=torch.from_numpy(NO_GRIDS),
-        input_ids=torch.full((units * _tile_tokens(config),), config.image_token_id),
-    )
+    return tiles.random_tiles(config, units, siglip.unit_shape(config), _tile_tokens(config))
 
 
 def positions(

@@ -6,12 +6,22 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.family import Images, LayerRunner
 
 _MOST_TILES = 400
 """Most tiles of an image, thirty times the published models'; each rectangle up to it is tried."""
+
+
+def random_tiles(config: PretrainedConfig, units: int, shape: tuple[int, ...], tokens: int) -> Images:
+    """Return `units` tiles of this shape, each with as many image tokens."""
+    return Images(
+        pixels=torch.randn(units, *shape),
+        grids=torch.from_numpy(NO_GRIDS),
+        input_ids=torch.full((units * tokens,), config.image_token_id),
+    )
 
 
 def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
