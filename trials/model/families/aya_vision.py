@@ -111,7 +111,7 @@ def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> An
     return processor
 
 
-class _NumberedTiles:
+class _NumberedTiles(tiles.EqualTiles):
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
@@ -120,7 +120,7 @@ class _NumberedTiles:
         self._images, self._tokenizer = processor.image_processor, processor.tokenizer
         self._marks = (processor.start_of_img_token, processor.tile_token, processor.tile_global_token)
         self._end, self._patch = processor.end_of_img_token, processor.img_patch_token
-        self._image_token: int = config.image_token_id
+        self._image_token = config.image_token_id
         self._features = _tile_tokens(config)
         side = config.vision_config.image_size
         self.unit_shape = (3, side, side)
@@ -156,11 +156,3 @@ class _NumberedTiles:
         options: dict[str, Any] = {"crop_to_patches": True, "input_data_format": "channels_last"}
         made = [self._images([image], return_tensors="np", **options)["pixel_values"] for image in images]
         return np.concatenate(made, dtype=np.float32), NO_GRIDS
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the image tokens of `units` tiles."""
-        return [self._image_token] * (units * self._features), NO_GRIDS
-
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
-        """Return a piece for each tile."""
-        return np.ones(units, dtype=np.int64)

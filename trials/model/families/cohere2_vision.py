@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
@@ -101,7 +100,7 @@ class _BrokenTiles(siglip.TileInputs):
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose tiles or tokens differ from the model's."""
         images, tokenizer = processor.image_processor, processor.tokenizer
-        self._image_token: int = config.image_token_id
+        self._image_token = config.image_token_id
         self._features = _tile_tokens(config)
         self._marks: list[int] = tokenizer.convert_tokens_to_ids(
             [processor.boi_token, processor.img_line_break_token, processor.eoi_token]
@@ -120,10 +119,6 @@ class _BrokenTiles(siglip.TileInputs):
         start, line_break, end = self._marks
         tile = [self._image_token] * self._features + [line_break]
         return [start, *tile * ((count - 2) // len(tile)), end]
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the image tokens of `units` tiles."""
-        return [self._image_token] * (units * self._features), NO_GRIDS
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

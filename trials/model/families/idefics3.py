@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
@@ -105,10 +104,6 @@ class TileTokens(siglip.TileInputs):
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
         """Return the tokens of all tiles, with the text between them."""
         return self._split.tokens(size, self._features)
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the image tokens of `units` tiles, and no grids."""
-        return [self._image_token] * (self._features * units), NO_GRIDS
 
 
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:

@@ -77,13 +77,13 @@ def _tile_tokens(config: Any) -> tuple[int, int]:
     return height * width + 1, int(height * width * config.downsample_ratio**2)
 
 
-class _Tiles:
+class _Tiles(tiles.EqualTiles):
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py): tiles between `<img>` and `</img>`."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         self._processor = processor.image_processor
         self._around = processor.start_image_token_id, processor.end_image_token_id
-        self._context: int = config.image_token_id
+        self._image_token = config.image_token_id
         self._features = _tile_tokens(config)[1]
         self.unit_shape = (3, *config.vision_config.image_size)
 
@@ -91,7 +91,7 @@ class _Tiles:
         """Return context tokens between the tokens that begin and end an image."""
         start, end = self._around
         # The count of an image's tokens includes both marks.
-        return [start, *[self._context] * (count - 2), end]
+        return [start, *[self._image_token] * (count - 2), end]
 
     def pixels(
         self,
@@ -105,14 +105,6 @@ class _Tiles:
             for image in images
         ]
         return np.concatenate([of_image["pixel_values"] for of_image in made], dtype=np.float32), NO_GRIDS
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the context tokens of `units` tiles."""
-        return [self._context] * (units * self._features), NO_GRIDS
-
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
-        """Return a piece for each tile."""
-        return np.ones(units, dtype=np.int64)
 
 
 def _check_tiling(config: Any, images: Any) -> None:

@@ -101,14 +101,14 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
     return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_TileInputs, positions=positions)
 
 
-class _TileInputs:
+class _TileInputs(tiles.EqualTiles):
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
     def __init__(self, config: PretrainedConfig, processor: Any) -> None:
         """Raise ModelError for a processor whose tiles or tokens differ from the model's."""
         check(config)
         self._processor = processor.image_processor
-        self._image_token: int = config.image_token_id
+        self._image_token = config.image_token_id
         self._features = tile_features(config)
         side = config.vision_config.image_size
         self.unit_shape = (3, side, side)
@@ -133,11 +133,3 @@ class _TileInputs:
             check_prepared_pixels((height, width), self.unit_shape[1] ** 2 * longer)
         made = self._processor(list(images), input_data_format="channels_last", return_tensors="np")
         return np.asarray(made["pixel_values"], dtype=np.float32), NO_GRIDS
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the tokens of `units` images."""
-        return [self._image_token] * (units * self._features), NO_GRIDS
-
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
-        """Return a piece for each tile."""
-        return np.ones(units, dtype=np.int64)

@@ -16,6 +16,7 @@ from trials.errors import ModelError
 from trials.model.family import LayerRunner, VisionModules
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import narrow, shorten
+from trials.model.towers.tiles import EqualTiles
 
 _LARGEST_TILE = 4_480
 """Five times the tiles of Gemma 3, which are the largest of the published models."""
@@ -105,8 +106,8 @@ def shrink_tower(vision: dict[str, Any], layers: int, side: int) -> None:
     vision["image_size"] = side * vision["patch_size"]
 
 
-class TileInputs:
-    """What implementations of `ImageInputs` (trials/model/inputs/chat_encoder.py) share whose units are tiles."""
+class TileInputs(EqualTiles):
+    """What implementations of `ImageInputs` share whose units are tiles that an image processor makes."""
 
     def __init__(self, config: PretrainedConfig, images: Any, made: Any) -> None:
         """`images` is the image processor, which says that its tiles have `made` as (height, width).
@@ -141,10 +142,6 @@ class TileInputs:
         tiles = [of_image.reshape(-1, *of_image.shape[-3:]) for of_image in made]
         return np.concatenate(tiles, dtype=np.float32), NO_GRIDS
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
-        """Return a piece for each tile."""
-        return np.ones(units, dtype=np.int64)
-
 
 class OneTileInputs(TileInputs):
     """Implementation of `ImageInputs` where an image is one tile, shown as its image tokens alone."""
@@ -152,13 +149,9 @@ class OneTileInputs(TileInputs):
     def __init__(self, config: PretrainedConfig, images: Any, features: int) -> None:
         """`features` are those that the model makes of a tile. Raise ModelError as `TileInputs` does."""
         super().__init__(config, images, (images.size.height, images.size.width))
-        self._image_token: int = config.image_token_id
+        self._image_token = config.image_token_id
         self._features = features
 
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
         """Return `count` image tokens."""
         return [self._image_token] * count
-
-    def blank(self, units: int) -> tuple[list[int], Ints]:
-        """Return the tokens of `units` images, and no grids."""
-        return [self._image_token] * (units * self._features), NO_GRIDS

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
@@ -13,6 +15,22 @@ from trials.model.family import Images, LayerRunner
 
 _MOST_TILES = 400
 """Most tiles of an image, thirty times the published models'; each rectangle up to it is tried."""
+
+
+class EqualTiles:
+    """What implementations of `ImageInputs` (trials/model/inputs/chat_encoder.py) share whose units are tiles."""
+
+    _image_token: int
+    _features: int
+    """Image tokens of a tile."""
+
+    def blank(self, units: int) -> tuple[list[int], Ints]:
+        """Return the image tokens of `units` tiles, and no grids."""
+        return [self._image_token] * (units * self._features), NO_GRIDS
+
+    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+        """Return a piece for each tile."""
+        return np.ones(units, dtype=np.int64)
 
 
 def random_tiles(config: PretrainedConfig, units: int, shape: tuple[int, ...], tokens: int) -> Images:
