@@ -1,16 +1,13 @@
 """Cohere2 Vision: tiles with the whole image last, a line break behind each, and squares of patches that are merged."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PretrainedConfig
 
 from trials.data.records.sample import Encoder
-from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.decoder import language_runner
-from trials.model.family import Images, VisionModules
+from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
@@ -38,6 +35,9 @@ __all__ = [
 ]
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = tiles.embed_vision
+image_features = siglip.image_features
+vision_modules = siglip.vision_modules
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_WIDTH = 128
 """Most of the projector's inner width in a shrunk model."""
@@ -119,24 +119,3 @@ class _BrokenTiles(siglip.TileInputs):
         start, line_break, end = self._marks
         tile = [self._image_token] * self._features + [line_break]
         return [start, *tile * ((count - 2) // len(tile)), end]
-
-
-def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its last norm belongs to the projector."""
-    return siglip.vision_modules(model.model.vision_tower, model.model.multi_modal_projector)
-
-
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
-    """Return vision states [tiles, patches, hidden] of pixels [tiles, 3, height, width]."""
-    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
-    return states
-
-
-def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
-) -> Sequence[torch.Tensor]:
-    """Return features [tiles x features, hidden]."""
-    features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
-    return (features.flatten(0, 2),)

@@ -96,7 +96,7 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
     """Return the tower in parts; its last norm belongs to the projector."""
-    return siglip.vision_modules(model.model.vision_model, model.model.aligner)
+    return siglip.tower_modules(model.model.vision_model, model.model.aligner)
 
 
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001

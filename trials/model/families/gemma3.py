@@ -1,7 +1,6 @@
 """Gemma 3: the tokens of an image attend to each other, and most language layers to a sliding window."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.samples import PackedSamples
 from trials.model.decoder import decoder_runner
-from trials.model.family import Images, LayerRunner, VisionModules
+from trials.model.family import Images, LayerRunner
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.refusals.heads import check_heads
@@ -42,6 +41,9 @@ __all__ = [
 ]
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = tiles.embed_vision
+image_features = siglip.image_features
+vision_modules = siglip.vision_modules
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_SIDE = 3
 """Tokens of an image in a row after shrinking: their square is above the shrunk sliding window."""
@@ -151,27 +153,6 @@ class ImageTokens(siglip.TileInputs):
 def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
     """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
     return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=ImageTokens, positions=positions)
-
-
-def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts."""
-    return siglip.vision_modules(model.model.vision_tower, model.model.multi_modal_projector)
-
-
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
-    """Return vision states [images, patches, hidden] of pixels [images, 3, height, width]."""
-    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
-    return states
-
-
-def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
-) -> Sequence[torch.Tensor]:
-    """Return features [images x tokens, hidden], pooled."""
-    features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
-    return (features.flatten(0, 1),)
 
 
 def language_runner(

@@ -122,6 +122,7 @@ def _check_tiling(config: Any, images: Any) -> None:
 
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = tiles.embed_vision
 OTHER_FORMS = {
     "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
     "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
@@ -188,12 +189,6 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
         layers=tuple(tower.encoder.layer),
         projector=(tower.layernorm, model.model.multi_modal_projector),
     )
-
-
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
-    """Return vision states [tiles, patches + 1, hidden] of pixels [tiles, 3, height, width]."""
-    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
-    return states
 
 
 def image_features(

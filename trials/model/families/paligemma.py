@@ -15,7 +15,7 @@ from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.samples import PackedSamples
 from trials.model.decoder import decoder_runner
-from trials.model.family import Images, LayerRunner, VisionModules, prompt_types
+from trials.model.family import Images, LayerRunner, prompt_types
 from trials.model.inputs.chat_encoder import ChatEncoder, chat_encoder
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
@@ -42,6 +42,9 @@ __all__ = [
 ]
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = tiles.embed_vision
+image_features = siglip.image_features
+vision_modules = siglip.vision_modules
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_SIDE = 3
 """Patches of an image in a row after shrinking: their square is above the shrunk sliding window."""
@@ -140,27 +143,6 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
     return chat_encoder(
         model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions, kind=PromptEncoder
     )
-
-
-def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its last norm belongs to the projector."""
-    return siglip.vision_modules(model.model.vision_tower, model.model.multi_modal_projector)
-
-
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
-    """Return vision states [images, patches, hidden] of pixels [images, 3, height, width]."""
-    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
-    return states
-
-
-def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
-) -> Sequence[torch.Tensor]:
-    """Return features [images x patches, hidden]."""
-    features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
-    return (features.flatten(0, 1),)
 
 
 def language_runner(

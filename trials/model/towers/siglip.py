@@ -79,7 +79,12 @@ def unit_flops(config: PretrainedConfig, tokens: int, *, tower: int, projector: 
     return float(2 * tower * inside + attention + 2 * projector * tokens)
 
 
-def vision_modules(tower: Any, projector: nn.Module) -> VisionModules:
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts."""
+    return tower_modules(model.model.vision_tower, model.model.multi_modal_projector)
+
+
+def tower_modules(tower: Any, projector: nn.Module) -> VisionModules:
     """Return a tower in parts; its last norm belongs to the projector, and its pooling head, if any, is not used."""
     return VisionModules(
         embedding=(tower.embeddings,),
@@ -97,6 +102,16 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
         return result
 
     return run
+
+
+def image_features(
+    model: PreTrainedModel,
+    states: Sequence[torch.Tensor],
+    tokens: PackTokens,  # noqa: ARG001
+) -> Sequence[torch.Tensor]:
+    """Return projected features [tiles x features, hidden]."""
+    features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
+    return (features.flatten(0, -2),)
 
 
 def shrink_tower(vision: dict[str, Any], layers: int, side: int) -> None:

@@ -57,6 +57,12 @@ def check_tile_numbers(images: Any) -> None:
         )
 
 
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+    """Return vision states [tiles, tokens, hidden] of pixels [tiles, 3, height, width]."""
+    states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
+    return states
+
+
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
     """Implement `Family.vision_runner` for towers in which each tile attends to itself."""
 
