@@ -19,7 +19,8 @@ from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.positions import counted_positions as positions
 from trials.model.inputs.processor import count_images, load_processor, show_by_token
 from trials.model.towers import clip_towers, tiles
-from trials.model.towers.clip_towers import embed_vision, project, vision_modules, vision_runner
+from trials.model.towers.clip_towers import embed_vision, project, vision_modules
+from trials.model.towers.siglip import vision_runner
 from trials.model.towers.tiles import check_tile_numbers, model_inputs
 
 __all__ = [

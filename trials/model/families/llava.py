@@ -29,8 +29,8 @@ from trials.model.towers.clip_towers import (
     tile_features,
     unit_flops,
     vision_modules,
-    vision_runner,
 )
+from trials.model.towers.siglip import vision_runner
 from trials.model.towers.tiles import model_inputs
 
 __all__ = [

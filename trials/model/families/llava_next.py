@@ -26,8 +26,8 @@ from trials.model.towers.clip_towers import (
     shrink_tower,
     unit_flops,
     vision_modules,
-    vision_runner,
 )
+from trials.model.towers.siglip import vision_runner
 from trials.model.towers.tile_videos import NEXT, VIDEO_SIZE, TileVideos
 
 __all__ = [

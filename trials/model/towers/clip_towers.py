@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trials.data.records.images import MOST_PIXELS
 from trials.data.tokens import PackTokens
 from trials.errors import DataError, ModelError
-from trials.model.family import LayerRunner, VisionModules
+from trials.model.family import VisionModules
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 
@@ -129,16 +128,6 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
     tower = model.model.vision_tower
     states: torch.Tensor = tower.embeddings(pixels.to(model.dtype))
     return tower.pre_layrnorm(states) if hasattr(tower, "pre_layrnorm") else states
-
-
-def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
-    """Implement `Family.vision_runner`: each tile attends to itself."""
-
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
-        result: torch.Tensor = layer(states, attention_mask=None)
-        return result
-
-    return run
 
 
 def project(model: PreTrainedModel, states: Sequence[torch.Tensor]) -> torch.Tensor:
