@@ -13,35 +13,22 @@ from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.processor import count_images, load_processor, show_by_token
-from trials.model.towers import clip_towers, tiles
-from trials.model.towers.clip_towers import embed_vision, project, vision_modules
-from trials.model.towers.siglip import vision_runner
-from trials.model.towers.tiles import check_tile_numbers, model_inputs
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
+from trials.model.towers import clip_towers, siglip, tiles
+from trials.model.towers.clip_towers import project
+from trials.model.towers.tiles import check_tile_numbers
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = clip_towers.embed_vision
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_modules = clip_towers.vision_modules
+vision_runner = siglip.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 
 

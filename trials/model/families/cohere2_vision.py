@@ -6,38 +6,23 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig
 
 from trials.data.records.sample import Encoder
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.siglip import vision_runner
-from trials.model.towers.tiles import check_tile_numbers, model_inputs
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
+from trials.model.towers.tiles import check_tile_numbers
 
 AUTO_MODEL = AutoModelForImageTextToText
 embed_vision = tiles.embed_vision
 image_features = siglip.image_features
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
 vision_modules = siglip.vision_modules
+vision_runner = siglip.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_WIDTH = 128
 """Most of the projector's inner width in a shrunk model."""

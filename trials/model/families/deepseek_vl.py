@@ -9,35 +9,19 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.siglip import vision_runner
-from trials.model.towers.tiles import model_inputs
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_runner = siglip.vision_runner
 OTHER_FORMS = {
     "multi_modality": "it is DeepSeek-VL or Janus in the form of its own code; give the Hugging Face form of "
     "DeepSeek-VL, of model_type 'deepseek_vl', such as deepseek-community/deepseek-vl-1.3b-chat"

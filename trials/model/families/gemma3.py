@@ -15,35 +15,18 @@ from trials.model.attention.samples import PackedSamples
 from trials.model.decoder import decoder_runner
 from trials.model.family import Images, LayerRunner
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.siglip import vision_runner
 from trials.sharing.group import SharingGroup
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
 embed_vision = tiles.embed_vision
 image_features = siglip.image_features
+positions = counted_positions
 vision_modules = siglip.vision_modules
+vision_runner = siglip.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_SIDE = 3
 """Tokens of an image in a row after shrinking: their square is above the shrunk sliding window."""

@@ -10,7 +10,7 @@ from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position
 
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import VisionModules
 from trials.model.inputs.patched_videos import GLM
 from trials.model.towers import merged_patches
@@ -20,35 +20,18 @@ from trials.model.towers.merged_patches import (
     check_square,
     check_towers,
     embed_patches,
-    model_inputs,
     patch_encoder,
-    random_images,
     shrink_patches,
     shrink_square,
-    unit_flops,
-    vision_runner,
 )
-from trials.model.towers.merged_patches import placed_by_layer as positions
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = merged_patches.model_inputs
+positions = merged_patches.placed_by_layer
+random_images = merged_patches.random_images
+unit_flops = merged_patches.unit_flops
+vision_runner = merged_patches.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _USUAL_SECTIONS = [8, 12, 12]
 

@@ -10,35 +10,20 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.corrected import convolved_features as _tile_tokens
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.tiles import model_inputs, vision_runner
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_runner = tiles.vision_runner
 OTHER_FORMS = {
     "GOT": "it is GOT-OCR2 in the form of its own code; give the Hugging Face form, of model_type 'got_ocr2', such as "
     "stepfun-ai/GOT-OCR-2.0-hf"

@@ -9,35 +9,19 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.split_images import split_images
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.siglip import vision_runner
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+positions = counted_positions
+vision_runner = siglip.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_SIDE = 2
 """Tokens of a tile in a row after shrinking."""

@@ -14,35 +14,17 @@ from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
 from trials.model.inputs.chat_template import chatml, default_template
 from trials.model.inputs.corrected import shared_tiles
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.processor import load_processor
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.towers import tiles
-from trials.model.towers.tiles import check_tile_numbers, model_inputs, vision_runner
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
+from trials.model.towers.tiles import check_tile_numbers
 
 # --- data side ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +105,10 @@ def _check_tiling(config: Any, images: Any) -> None:
 
 AUTO_MODEL = AutoModelForImageTextToText
 embed_vision = tiles.embed_vision
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_runner = tiles.vision_runner
 OTHER_FORMS = {
     "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
     "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"

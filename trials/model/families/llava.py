@@ -12,46 +12,30 @@ from trials.arrays import Ints
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.processor import check_counts
-from trials.model.towers import tiles
+from trials.model.towers import clip_towers, siglip, tiles
 from trials.model.towers.clip_towers import (
     check_preparation,
     check_prepared_pixels,
     check_tile,
     check_tower,
-    embed_vision,
     project,
     shrink_tower,
     tile_features,
-    unit_flops,
-    vision_modules,
 )
-from trials.model.towers.siglip import vision_runner
-from trials.model.towers.tiles import model_inputs
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = clip_towers.embed_vision
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+unit_flops = clip_towers.unit_flops
+vision_modules = clip_towers.vision_modules
+vision_runner = siglip.vision_runner
 _OWN_FORM = (
     "it is LLaVA in the form of its own code; give the Hugging Face form, of model_type 'llava' or 'llava_next', which "
     "is published under names that begin with llava-hf, such as llava-hf/llava-1.5-7b-hf"

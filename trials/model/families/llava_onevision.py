@@ -12,40 +12,21 @@ from transformers import AutoModelForImageTextToText, LlavaOnevisionModel, Pretr
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
-from trials.model.towers import crops
-from trials.model.towers.clip_towers import (
-    embed_vision,
-    project,
-    shrink_tower,
-    unit_flops,
-    vision_modules,
-)
-from trials.model.towers.siglip import vision_runner
+from trials.model.inputs.positions import counted_positions
+from trials.model.towers import clip_towers, crops, siglip
+from trials.model.towers.clip_towers import project, shrink_tower
 from trials.model.towers.tile_videos import ONEVISION, VIDEO_SIZE, TileVideos
 
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
-
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = clip_towers.embed_vision
+language_runner = decoder.language_runner
+positions = counted_positions
+unit_flops = clip_towers.unit_flops
+vision_modules = clip_towers.vision_modules
+vision_runner = siglip.vision_runner
 OTHER_FORMS = {
     "llava_qwen": "it is LLaVA-OneVision in the form of its own code; give the Hugging Face form, of model_type "
     "'llava_onevision', which is published under names that end in -hf, such as llava-hf/llava-onevision-qwen2-7b-ov-hf"

@@ -8,34 +8,22 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.refusals.heads import check_heads
 from trials.model.towers import pixtral_tower
 from trials.model.towers.pixtral_inputs import PixtralInputs
-from trials.model.towers.pixtral_tower import embed_vision, model_inputs, shrink_vision, vision_modules, vision_runner
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = pixtral_tower.embed_vision
+language_runner = decoder.language_runner
+model_inputs = pixtral_tower.model_inputs
+positions = counted_positions
+shrink_vision = pixtral_tower.shrink_vision
+vision_modules = pixtral_tower.vision_modules
+vision_runner = pixtral_tower.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _MOST_MERGED = 64
 """Largest side of a square of merged patches; the published models have 2."""

@@ -15,36 +15,22 @@ from trials.arrays import Ints
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.processor import load_processor, show_by_token
 from trials.model.inputs.split_images import OVIS_ATOM, OVIS_MARKS, TILE, ovis_layout
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
-from trials.model.towers import siglip
-from trials.model.towers.tiles import check_tile_numbers, model_inputs, vision_runner
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
+from trials.model.towers import siglip, tiles
+from trials.model.towers.tiles import check_tile_numbers
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_runner = tiles.vision_runner
 OTHER_FORMS = {
     "ovis": "it is Ovis in the form of its own code; give the Hugging Face form of Ovis2, of model_type 'ovis2', such "
     "as thisisiron/Ovis2-1B-hf"
@@ -115,9 +101,9 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     )
 
 
-def _squarest(tiles: int) -> tuple[int, int]:
-    rows = max(number for number in range(1, math.isqrt(tiles) + 1) if not tiles % number)
-    return rows, tiles // rows
+def _squarest(count: int) -> tuple[int, int]:
+    rows = max(number for number in range(1, math.isqrt(count) + 1) if not count % number)
+    return rows, count // rows
 
 
 def _tokens(config: PretrainedConfig, rows: int, columns: int) -> list[int]:
@@ -184,10 +170,10 @@ class _MarkedTiles(siglip.TileInputs):
         resized: Sequence[tuple[int, int] | None] = (),
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [tiles, 3, height, width], each whole image before its tiles, grids [images, 3])."""
-        tiles, _ = super().pixels(images, resized)
+        made, _ = super().pixels(images, resized)
         layouts = [self._grid(image.shape[:2]) for image in images]
         grids = [[ovis_layout(*layout).count(TILE), *layout] for layout in layouts]
-        return tiles, np.array(grids, dtype=np.int64)
+        return made, np.array(grids, dtype=np.int64)
 
     def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return the grid of units that no token shows."""
@@ -233,8 +219,8 @@ def image_features(
     marks = table(torch.arange(first, first + len(OVIS_MARKS), device=features.device)).split(1)
     shown = [features[:0].flatten(0, 1)]
     grids: list[list[int]] = tokens.grids.tolist()
-    for tiles, (_, *grid) in zip(features.split([units for units, _, _ in grids]), grids, strict=True):
-        left = iter(tiles)
+    for of_image, (_, *grid) in zip(features.split([units for units, _, _ in grids]), grids, strict=True):
+        left = iter(of_image)
         shown += [next(left) if each == TILE else marks[each] for each in ovis_layout(*grid)]
     return (torch.cat([*shown, marks[0][:0]]),)
 

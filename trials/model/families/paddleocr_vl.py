@@ -10,7 +10,7 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.shrunk import narrow, shorten
 from trials.model.towers import merged_patches
@@ -22,32 +22,15 @@ from trials.model.towers.merged_patches import (
     check_towers,
     frames,
     patch_encoder,
-    random_images,
     shrink_marks,
     shrink_square,
-    unit_flops,
 )
-from trials.model.towers.merged_patches import placed_by_layer as positions
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+positions = merged_patches.placed_by_layer
+random_images = merged_patches.random_images
+unit_flops = merged_patches.unit_flops
 OTHER_FORMS: dict[str, str] = {}
 _USUAL_SECTIONS = [16, 24, 24]
 

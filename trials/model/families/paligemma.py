@@ -20,31 +20,13 @@ from trials.model.inputs.chat_encoder import ChatEncoder, chat_encoder
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers import siglip, tiles
-from trials.model.towers.siglip import vision_runner
 from trials.sharing.group import SharingGroup
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
 
 AUTO_MODEL = AutoModelForImageTextToText
 embed_vision = tiles.embed_vision
 image_features = siglip.image_features
 vision_modules = siglip.vision_modules
+vision_runner = siglip.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _SHRUNK_SIDE = 3
 """Patches of an image in a row after shrinking: their square is above the shrunk sliding window."""

@@ -13,9 +13,10 @@ from trials.arrays import Ints
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import LayerRunner
 from trials.model.inputs.patched_videos import QWEN2
+from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
     between,
     block_runner,
@@ -24,35 +25,18 @@ from trials.model.towers.merged_patches import (
     check_towers,
     embed_patches,
     frames,
-    model_inputs,
     patch_encoder,
     placed,
-    random_images,
     rotary_embeddings,
     shrink_patches,
-    vision_modules,
 )
 from trials.model.towers.merged_patches import unit_flops as patch_flops
 
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
-
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = merged_patches.model_inputs
+random_images = merged_patches.random_images
+vision_modules = merged_patches.vision_modules
 OTHER_FORMS: dict[str, str] = {}
 
 

@@ -9,42 +9,26 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from trials.arrays import Ints
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.inputs.patched_videos import QWEN2
+from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
     check_patches,
     check_sections,
     check_towers,
     embed_patches,
-    model_inputs,
     patch_encoder,
     placed,
-    random_images,
     shrink_patches,
-    unit_flops,
-    vision_modules,
-    vision_runner,
 )
 
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
-
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = merged_patches.model_inputs
+random_images = merged_patches.random_images
+unit_flops = merged_patches.unit_flops
+vision_modules = merged_patches.vision_modules
+vision_runner = merged_patches.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 
 

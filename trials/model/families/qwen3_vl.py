@@ -11,42 +11,19 @@ from transformers.vision_utils import get_vision_interpolation_indices_and_weigh
 from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import VisionModules
 from trials.model.inputs.patched_videos import QWEN3
 from trials.model.towers import merged_patches
-from trials.model.towers.merged_patches import (
-    check_patches,
-    check_towers,
-    embed_patches,
-    model_inputs,
-    patch_encoder,
-    random_images,
-    shrink_patches,
-    unit_flops,
-    vision_runner,
-)
-from trials.model.towers.merged_patches import placed_by_layer as positions
-
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
+from trials.model.towers.merged_patches import check_patches, check_towers, embed_patches, patch_encoder, shrink_patches
 
 AUTO_MODEL = AutoModelForImageTextToText
+language_runner = decoder.language_runner
+model_inputs = merged_patches.model_inputs
+positions = merged_patches.placed_by_layer
+random_images = merged_patches.random_images
+unit_flops = merged_patches.unit_flops
+vision_runner = merged_patches.vision_runner
 OTHER_FORMS: dict[str, str] = {}
 _LEARNED_POSITIONS = 16
 """Of a shrunk model: a square that is smaller than some images and larger than others."""

@@ -9,34 +9,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from trials.data.records.sample import NO_GRIDS, Encoder
 from trials.data.tokens import PackTokens
-from trials.model.decoder import language_runner
+from trials.model import decoder
 from trials.model.family import Images, LayerRunner, VisionModules
 from trials.model.inputs.chat_encoder import chat_encoder
-from trials.model.inputs.positions import counted_positions as positions
+from trials.model.inputs.positions import counted_positions
 from trials.model.inputs.text_processor import NoImages, load_text_processor
 from trials.model.refusals.heads import check_heads
 from trials.model.refusals.structure import of_class
 from trials.model.refusals.unsupported import reason
 
-__all__ = [
-    "AUTO_MODEL",
-    "OTHER_FORMS",
-    "check",
-    "embed_vision",
-    "encoder",
-    "image_features",
-    "language_runner",
-    "model_inputs",
-    "positions",
-    "random_images",
-    "shrink_vision",
-    "takes",
-    "unit_flops",
-    "vision_modules",
-    "vision_runner",
-]
-
 AUTO_MODEL = AutoModelForCausalLM
+language_runner = decoder.language_runner
+positions = counted_positions
 OTHER_FORMS: dict[str, str] = {}
 
 
