@@ -1,5 +1,6 @@
 """Aya Vision: images in tiles and the whole one last, and squares of patches that the projector merges."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -85,13 +86,6 @@ def image_features(
     return (project(model, states).flatten(0, 2),)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(
-        model_path, trust_remote_code, max_tokens, inputs=_NumberedTiles, positions=positions, load=_load
-    )
-
-
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """Implement `Loader` (trials/model/inputs/processor.py)."""
     processor = load_processor(path, config, trust_remote_code=trust_remote_code)
@@ -144,3 +138,6 @@ class _NumberedTiles(tiles.EqualTiles):
         options: dict[str, Any] = {"crop_to_patches": True, "input_data_format": "channels_last"}
         made = [self._images([image], return_tensors="np", **options)["pixel_values"] for image in images]
         return np.concatenate(made, dtype=np.float32), NO_GRIDS
+
+
+encoder = functools.partial(chat_encoder, inputs=_NumberedTiles, positions=positions, load=_load)

@@ -1,10 +1,10 @@
 """Cohere2 Vision: tiles with the whole image last, a line break behind each, and squares of patches that are merged."""
 
+import functools
 from typing import Any
 
 from transformers import AutoModelForImageTextToText, PretrainedConfig
 
-from trials.data.records.sample import Encoder
 from trials.errors import ModelError
 from trials.model import decoder
 from trials.model.family import Images
@@ -74,11 +74,6 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     settings["image_token_id"] = min(settings["image_token_id"], VOCABULARY - 1)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_BrokenTiles, positions=positions)
-
-
 class _BrokenTiles(siglip.TileInputs):
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py): a line break behind each tile."""
 
@@ -104,3 +99,6 @@ class _BrokenTiles(siglip.TileInputs):
         start, line_break, end = self._marks
         tile = [self._image_token] * self._features + [line_break]
         return [start, *tile * ((count - 2) // len(tile)), end]
+
+
+encoder = functools.partial(chat_encoder, inputs=_BrokenTiles, positions=positions)

@@ -1,12 +1,12 @@
 """DeepSeek-VL: one tile for each image, and a feature for each of its patches."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -73,9 +73,7 @@ def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
     return siglip.OneTileInputs(config, processor.image_processor, features)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions)
+encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

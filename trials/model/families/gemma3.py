@@ -1,5 +1,6 @@
 """Gemma 3: the tokens of an image attend to each other, and most language layers to a sliding window."""
 
+import functools
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.samples import PackedSamples
@@ -133,9 +134,7 @@ class ImageTokens(siglip.TileInputs):
         return self._tokens * units, NO_GRIDS
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=ImageTokens, positions=positions)
+encoder = functools.partial(chat_encoder, inputs=ImageTokens, positions=positions)
 
 
 def language_runner(

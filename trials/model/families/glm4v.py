@@ -1,5 +1,6 @@
 """GLM-4.1V, and GLM-4.5V with experts: native resolution, learned positions, and patches merged by a convolution."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,6 @@ import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.model import decoder
 from trials.model.family import VisionModules
@@ -50,9 +50,7 @@ def check(config: PretrainedConfig) -> None:
     check_square(config)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=GLM)
+encoder = functools.partial(patch_encoder, positions=positions, rules=GLM)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

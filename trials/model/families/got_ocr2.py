@@ -1,5 +1,6 @@
 """GOT-OCR2: one large tile for each image, a tower with windows in most layers (SAM), and convolutions behind it."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -77,13 +77,11 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     settings["image_token_index"] = min(settings["image_token_index"], VOCABULARY - 1)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions)
-
-
 def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
     return siglip.OneTileInputs(config, processor.image_processor, _tile_tokens(config))
+
+
+encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

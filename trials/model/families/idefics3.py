@@ -1,12 +1,12 @@
 """Idefics3 and SmolVLM: images are split into tiles, with the place of each tile written before it."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -90,9 +90,7 @@ class TileTokens(siglip.TileInputs):
         return self._split.tokens(size, self._features)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=TileTokens, positions=positions)
+encoder = functools.partial(chat_encoder, inputs=TileTokens, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

@@ -1,5 +1,6 @@
 """InternVL in its Hugging Face form."""
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -26,18 +27,21 @@ from trials.model.shrunk import VOCABULARY, narrow, shorten
 from trials.model.towers import tiles
 from trials.model.towers.tiles import check_tile_numbers
 
+AUTO_MODEL = AutoModelForImageTextToText
+embed_vision = tiles.embed_vision
+language_runner = decoder.language_runner
+model_inputs = tiles.model_inputs
+positions = counted_positions
+vision_runner = tiles.vision_runner
+OTHER_FORMS = {
+    "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
+    "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
+}
+
 # --- data side ----------------------------------------------------------------------------------------------------
 
 # Pixels of a side; published models have 448.
 _LARGEST_TILE = 4_480
-
-
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`.
-
-    Raise ModelError for a folder that is not in InternVL's Hugging Face form.
-    """
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_Tiles, positions=positions, load=_load)
 
 
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
@@ -89,6 +93,9 @@ class _Tiles(tiles.EqualTiles):
         return np.concatenate([of_image["pixel_values"] for of_image in made], dtype=np.float32), NO_GRIDS
 
 
+encoder = functools.partial(chat_encoder, inputs=_Tiles, positions=positions, load=_load)
+
+
 def _check_tiling(config: Any, images: Any) -> None:
     """Raise ModelError for an image processor that makes other tiles than the tower takes."""
     made, taken = (images.size.height, images.size.width), tuple(config.vision_config.image_size)
@@ -101,18 +108,6 @@ def _check_tiling(config: Any, images: Any) -> None:
 
 
 # --- model side ---------------------------------------------------------------------------------------------------
-
-
-AUTO_MODEL = AutoModelForImageTextToText
-embed_vision = tiles.embed_vision
-language_runner = decoder.language_runner
-model_inputs = tiles.model_inputs
-positions = counted_positions
-vision_runner = tiles.vision_runner
-OTHER_FORMS = {
-    "internvl_chat": "it is InternVL in the form of its own remote code; give the Hugging Face form, of model_type "
-    "'internvl', which OpenGVLab publishes under names that end in -hf, such as OpenGVLab/InternVL3-1B-hf"
-}
 
 
 def takes(config: PretrainedConfig) -> bool:

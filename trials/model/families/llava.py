@@ -1,5 +1,6 @@
 """LLaVA-1.5 and ViP-LLaVA: one tile for each image."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -80,11 +81,6 @@ def image_features(
     return (project(model, states).flatten(0, 1),)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_TileInputs, positions=positions)
-
-
 class _TileInputs(tiles.EqualTiles):
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py)."""
 
@@ -117,3 +113,6 @@ class _TileInputs(tiles.EqualTiles):
             check_prepared_pixels((height, width), self.unit_shape[1] ** 2 * longer)
         made = self._processor(list(images), input_data_format="channels_last", return_tensors="np")
         return np.asarray(made["pixel_values"], dtype=np.float32), NO_GRIDS
+
+
+encoder = functools.partial(chat_encoder, inputs=_TileInputs, positions=positions)

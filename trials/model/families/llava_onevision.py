@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForImageTextToText, LlavaOnevisionModel, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -112,17 +111,14 @@ def image_features(
     return (crops.shown_features(_pack, model.config, project(model, states), newline, tokens.grids),)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    videos = functools.partial(TileVideos, rules=ONEVISION)
-    return chat_encoder(
-        model_path, trust_remote_code, max_tokens, inputs=_crop_inputs, positions=positions, videos=videos
-    )
-
-
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
     check(config)
     return crops.CropInputs(config, processor, pack=_pack, crops_several=False)
+
+
+encoder = functools.partial(
+    chat_encoder, inputs=_crop_inputs, positions=positions, videos=functools.partial(TileVideos, rules=ONEVISION)
+)
 
 
 def _pack(config: PretrainedConfig, features: torch.Tensor, size: crops.Size, newline: torch.Tensor) -> torch.Tensor:

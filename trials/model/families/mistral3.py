@@ -1,11 +1,11 @@
 """Mistral 3 and LightOnOCR: the Pixtral tower, whose patches are merged before the projector."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -59,9 +59,7 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     return pixtral_tower.random_images(config, units, side=config.spatial_merge_size)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=PixtralInputs, positions=positions)
+encoder = functools.partial(chat_encoder, inputs=PixtralInputs, positions=positions)
 
 
 def image_features(

@@ -1,5 +1,6 @@
 """Ovis2: a tile's features are rows of a table, mixed by a softmax, and so are the marks between the tiles."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,6 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from transformers.models.ovis2.modeling_ovis2 import hard_softmax
 
 from trials.arrays import Ints
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -122,11 +122,6 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     settings["visual_indicator_token_ids"] = list(range(VOCABULARY - 1 - len(OVIS_MARKS), VOCABULARY - 1))
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(model_path, trust_remote_code, max_tokens, inputs=_MarkedTiles, positions=positions, load=_load)
-
-
 def _load(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> Any:
     """Implement `Loader` (trials/model/inputs/processor.py)."""
     processor = load_processor(path, config, trust_remote_code=trust_remote_code)
@@ -182,6 +177,9 @@ class _MarkedTiles(siglip.TileInputs):
     def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
         """Return the units of each image."""
         return grids[:, 0]
+
+
+encoder = functools.partial(chat_encoder, inputs=_MarkedTiles, positions=positions, load=_load)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:

@@ -1,5 +1,6 @@
 """PaddleOCR-VL: native resolution, patches row after row, and learned positions that are interpolated to each image."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.model import decoder
 from trials.model.family import Images, LayerRunner, VisionModules
@@ -48,9 +48,7 @@ def check(config: PretrainedConfig) -> None:
     check_square(config)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=None)
+encoder = functools.partial(patch_encoder, positions=positions, rules=None)
 
 
 def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """PaliGemma and PaliGemma 2: the tokens of images and prompt see each other, those of the answer all before them."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Sample
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Sample
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model.attention.samples import PackedSamples
@@ -120,11 +121,7 @@ def _inputs(config: PretrainedConfig, processor: Any) -> siglip.OneTileInputs:
     return siglip.OneTileInputs(config, processor.image_processor, features)
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(
-        model_path, trust_remote_code, max_tokens, inputs=_inputs, positions=positions, kind=PromptEncoder
-    )
+encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions, kind=PromptEncoder)
 
 
 def language_runner(

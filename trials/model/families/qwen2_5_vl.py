@@ -1,5 +1,6 @@
 """Qwen2.5-VL: native resolution, with attention inside windows in most vision layers."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from transformers.vision_utils import get_vision_window_index
 
 from trials.arrays import Ints
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -77,9 +77,7 @@ def positions(
     return placed(config, input_ids, grids, [float(pace * np.float32(each)) for each in seconds or [0.0] * len(grids)])
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN2)
+encoder = functools.partial(patch_encoder, positions=positions, rules=QWEN2)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -1,5 +1,6 @@
 """Qwen2-VL: native resolution, with attention inside each image in all vision layers."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,6 @@ import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from trials.arrays import Ints
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.model import decoder
 from trials.model.inputs.patched_videos import QWEN2
@@ -54,9 +54,7 @@ def positions(
     return placed(config, input_ids, grids, [1.0] * len(grids))
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN2)
+encoder = functools.partial(patch_encoder, positions=positions, rules=QWEN2)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

@@ -1,5 +1,6 @@
 """Qwen3-VL, dense or with experts: features of several vision layers are added behind the first language layers."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,6 @@ import torch
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights
 
-from trials.data.records.sample import Encoder
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
@@ -57,9 +57,7 @@ def check(config: PretrainedConfig) -> None:
         )
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return patch_encoder(model_path, trust_remote_code, max_tokens, positions=positions, rules=QWEN3)
+encoder = functools.partial(patch_encoder, positions=positions, rules=QWEN3)
 
 
 def shrink_vision(settings: dict[str, Any], layers: int) -> None:

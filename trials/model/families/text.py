@@ -1,5 +1,6 @@
 """Causal language models of text alone, such as Llama, Qwen3 or Gemma 3's text models."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from trials.data.records.sample import NO_GRIDS, Encoder
+from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens
 from trials.model import decoder
 from trials.model.family import Images, LayerRunner, VisionModules
@@ -55,16 +56,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     """Leave the configuration as it is: it has no vision side."""
 
 
-def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | None = None) -> Encoder:
-    """Return the encoder of a model folder, which cuts samples to `max_tokens`."""
-    return chat_encoder(
-        model_path,
-        trust_remote_code,
-        max_tokens,
-        inputs=NoImages,
-        positions=positions,
-        load=load_text_processor,
-    )
+encoder = functools.partial(chat_encoder, inputs=NoImages, positions=positions, load=load_text_processor)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:  # noqa: ARG001

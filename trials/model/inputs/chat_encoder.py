@@ -51,8 +51,8 @@ class ImageInputs(Protocol):
 
 def chat_encoder(
     model_path: str,
-    trust_remote_code: bool,
-    max_tokens: int | None,
+    trust_remote_code: bool = False,
+    max_tokens: int | None = None,
     *,
     inputs: Callable[[PretrainedConfig, Any], ImageInputs],
     positions: Positions,
@@ -60,9 +60,9 @@ def chat_encoder(
     videos: VideoLoader | None = None,
     kind: "type[ChatEncoder] | None" = None,
 ) -> "ChatEncoder":
-    """Return the encoder of a model folder, of a `kind` if any; `inputs` gets its configuration and its processor.
+    """Implement `Family.encoder`, with an encoder of a `kind` if any.
 
-    Without `videos`, samples with videos are refused.
+    `inputs` gets the model's configuration and its processor. Without `videos`, samples with videos are refused.
 
     Raise ModelError where the folder's processor, tokenizer or chat template is not enough.
     """

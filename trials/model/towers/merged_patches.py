@@ -40,16 +40,13 @@ _LEARNED_SIDE = 4
 
 def patch_encoder(
     model_path: str,
-    trust_remote_code: bool,
-    max_tokens: int | None,
+    trust_remote_code: bool = False,
+    max_tokens: int | None = None,
     *,
     positions: Positions,
     rules: VideoRules | None,
 ) -> Encoder:
-    """Return the encoder of a model folder with its chat template, tokenizer and processor, and `rules` for videos.
-
-    Without `rules`, samples with videos are refused.
-    """
+    """Implement `Family.encoder`, with `rules` for videos. Without them, samples with videos are refused."""
     videos = functools.partial(PatchVideos, rules=rules) if rules else None
     return chat_encoder(
         model_path, trust_remote_code, max_tokens, inputs=PatchInputs, positions=positions, videos=videos
