@@ -129,10 +129,11 @@ class ChatMeasurer:
         processor's image token is None, the model takes text alone.
         """
         self._again = again
-        self._processor = processor
+        self.processor = processor
+        """The model's own processor, without the part for videos."""
         self._tokenizer = processor.tokenizer
-        self._max_tokens = max_tokens
-        self._digest = digest
+        self.max_tokens = max_tokens
+        self.digest = digest
         # Processors check their settings for each image anew, which takes as long as its text.
         self._count = functools.lru_cache(_COUNTED)(functools.partial(count_images, processor))
         if not self._tokenizer.is_fast:
@@ -156,9 +157,9 @@ class ChatMeasurer:
             image_tokens=tuple(self._placeholders),
             video=self._video_token,
         )
-        self._no_end = self._missing_end(stops)
+        self.no_end = self._missing_end(stops)
         written_here = bool(processor.image_token) and processor.chat_template == chatml(processor.image_token)
-        self._no_template = "conversations are written as ChatML" if written_here else None
+        self.no_template = "conversations are written as ChatML" if written_here else None
         if not isinstance(videos, str) and not self.template.shows_videos():
             self._videos = (
                 f"the chat template does not show a video as {self._video_token} once; save the model's own template "
@@ -169,19 +170,6 @@ class ChatMeasurer:
         return self._again, ()
 
     @property
-    def digest(self) -> str:
-        return self._digest
-
-    @property
-    def processor(self) -> Any:
-        """The model's own processor, without the part for videos."""
-        return self._processor
-
-    @property
-    def max_tokens(self) -> int | None:
-        return self._max_tokens
-
-    @property
     def videos(self) -> VideoInputs | None:
         """What makes the model's videos; None where they are refused."""
         return None if isinstance(self._videos, str) else self._videos
@@ -189,14 +177,6 @@ class ChatMeasurer:
     @property
     def no_videos(self) -> str | None:
         return self._videos if isinstance(self._videos, str) else None
-
-    @property
-    def no_end(self) -> str | None:
-        return self._no_end
-
-    @property
-    def no_template(self) -> str | None:
-        return self._no_template
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
@@ -273,7 +253,7 @@ class ChatMeasurer:
 
     def _encoded(self, text: str, answers: tuple[LearntAnswer, ...]) -> tuple[Ints, Ints]:
         """Return (ids [tokens], offsets [tokens, 2]). Some processors make a prompt and its answer two texts."""
-        apart, adds = getattr(self._processor, "takes_suffix", False), self._adds_special_tokens(text)
+        apart, adds = getattr(self.processor, "takes_suffix", False), self._adds_special_tokens(text)
         starts = [0, *(answer.start for answer in answers if apart)]
         made = [
             self._tokenizer(text[start:end], add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
@@ -287,7 +267,7 @@ class ChatMeasurer:
     def _source(self, sample: Sample, videos: tuple[VideoCount, ...]) -> bytes:
         """Return all that ids and targets of a conversation depend on, in which each image has one token."""
         turns = [(turn.role, turn.text, turn.is_learnt) for turn in sample.turns]
-        return json.dumps([self._digest, turns, len(sample.images), [video.text for video in videos]]).encode()
+        return json.dumps([self.digest, turns, len(sample.images), [video.text for video in videos]]).encode()
 
     def _placed(
         self,
@@ -312,13 +292,13 @@ class ChatMeasurer:
             shown=shown,
             counts=counts,
             videos=videos,
-            kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self._max_tokens),
+            kept=kept_tokens(int(width.sum()), int(ends[is_image].max(initial=0)), self.max_tokens),
             unused=unused,
         )
 
     def _tokens(self, videos: Sequence[VideoCount]) -> dict[str, str]:
         """Return the tokens that stand for images and videos, by the placeholders of records."""
-        shown = {IMAGE: str(self._processor.image_token)} if self._placeholders else {}
+        shown = {IMAGE: str(self.processor.image_token)} if self._placeholders else {}
         return {**shown, VIDEO: self._video_token} if videos and self._video_token else shown
 
     def _adds_special_tokens(self, text: str) -> bool:

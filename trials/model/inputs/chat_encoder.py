@@ -122,7 +122,7 @@ class ChatEncoder:
         check_vocabulary(config, tokenizer)
         # Pad tokens have no label, so any token will do where the tokenizer has none for padding.
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-        self._pad_token_id = next(int(each) for each in ids if each is not None)
+        self.pad_token_id = next(int(each) for each in ids if each is not None)
 
     @property
     def digest(self) -> str:
@@ -131,10 +131,6 @@ class ChatEncoder:
     @property
     def max_tokens(self) -> int | None:
         return self.measurer.max_tokens
-
-    @property
-    def pad_token_id(self) -> int:
-        return self._pad_token_id
 
     @property
     def unit_shape(self) -> tuple[int, ...]:

@@ -37,26 +37,18 @@ class PatchVideos:
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: VideoRules) -> None:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self._rules = rules
-        self._settings = _sized(load_settings(path, rules.defaults))
-        _check(self._settings, config)
-        self._frames = FramePreparation(self._settings)
+        self.settings = _sized(load_settings(path, rules.defaults))
+        _check(self.settings, config)
+        self._frames = FramePreparation(self.settings)
         # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
-        self._processor.video_processor = SimpleNamespace(**{name: self._settings[name] for name in _PATCHES})
+        self._processor.video_processor = SimpleNamespace(**{name: self.settings[name] for name in _PATCHES})
         # In the text a layer of frames has a token of its own, by which it is found.
         self._processor.image_token = self._processor.video_token
-        self._token: int = config.image_token_id if rules.as_images else config.video_token_id
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return self._settings
-
-    @property
-    def token(self) -> int:
-        return self._token
+        self.token: int = config.image_token_id if rules.as_images else config.video_token_id
 
     def chosen(self, clip: Clip) -> Ints:
-        most = self._settings["max_frames"]
+        most = self.settings["max_frames"]
         if not clip.is_file:
             if clip.frames > most:
                 raise DataError(
@@ -64,11 +56,11 @@ class PatchVideos:
                     f"raise max_frames in {FILE}"
                 )
             return np.arange(clip.frames)
-        return self._rules.sampled(clip, self._settings)
+        return self._rules.sampled(clip, self.settings)
 
     def count(self, clip: Clip) -> VideoCount:
         frames, height, width = self._grid(clip)
-        merged = self._settings["merge_size"]
+        merged = self.settings["merge_size"]
         # One merged patch for each layer: the text around it does not depend on their number.
         inputs = {
             "video_grid_thw": np.array([[frames, merged, merged]]),
@@ -80,7 +72,7 @@ class PatchVideos:
 
     def prepared(self, clip: Clip, video: Video) -> PreparedVideo:
         grid, chosen = self._grid(clip), self.chosen(clip)
-        side, together = self._settings["patch_size"], self._settings["temporal_patch_size"]
+        side, together = self.settings["patch_size"], self.settings["temporal_patch_size"]
         made = self._frames.prepared(video_pixels(video, chosen.tolist()), (grid[1] * side, grid[2] * side))
         return PreparedVideo(
             pixels=self._patches(made, grid).numpy(),
@@ -92,19 +84,19 @@ class PatchVideos:
         """Return (layers, height, width) in patches."""
         try:
             frames = len(self.chosen(clip))
-            size = self._rules.resized(frames, clip.size, self._settings)
+            size = self._rules.resized(frames, clip.size, self.settings)
         except ValueError as error:
             raise DataError(
                 f"the model's processor refuses a video of {clip.frames} frames of {clip.size[1]} x {clip.size[0]} "
                 f"pixels: {error}"
             ) from error
         check_volume(clip, frames, size)
-        side, together = self._settings["patch_size"], self._settings["temporal_patch_size"]
+        side, together = self.settings["patch_size"], self.settings["temporal_patch_size"]
         return math.ceil(frames / together), size[0] // side, size[1] // side
 
     def _patches(self, frames: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
         """Return [units, merged patches, values] of frames [frames, 3, height, width]; missing ones repeat the last."""
-        side, together, merged = (self._settings[name] for name in _PATCHES)
+        side, together, merged = (self.settings[name] for name in _PATCHES)
         missing = grid[0] * together - len(frames)
         whole = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
         parts = whole.view(

@@ -80,16 +80,16 @@ class TileVideos:
 
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: TileRules) -> None:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
-        self._settings = load_settings(path, rules.defaults)
+        self.settings = load_settings(path, rules.defaults)
         self._processor = copy.copy(processor)
-        self._token: int = config.video_token_id
+        self.token: int = config.video_token_id
         self._tile: int = config.vision_config.image_size
         self._check_size()
         for name in ("num_frames", "fps"):
-            value = self._settings[name]
+            value = self.settings[name]
             if value is not None and (not isinstance(value, int | float) or not 0 < value <= 1_000_000):
                 raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a number above 0")
-        self._frames = FramePreparation(self._settings, may_crop=True)
+        self._frames = FramePreparation(self.settings, may_crop=True)
         side = rules.side(config, self._tile // config.vision_config.patch_size)
         made = self.count(Clip(frames=1, size=(1, 1), is_file=False)).width - rules.ends
         if made != side**2:
@@ -100,8 +100,8 @@ class TileVideos:
 
     def _check_size(self) -> None:
         """Raise ModelError for frames of another size than the tower's tiles."""
-        crops, tile = self._settings["do_center_crop"], {"height": self._tile, "width": self._tile}
-        made, size = self._settings["crop_size" if crops else "size"], self._settings["size"]
+        crops, tile = self.settings["do_center_crop"], {"height": self._tile, "width": self._tile}
+        made, size = self.settings["crop_size" if crops else "size"], self.settings["size"]
         if made != tile:
             raise ModelError(
                 f"the video processor makes frames of {str(made)[:60]} but the model takes {tile}; correct {FILE}"
@@ -117,7 +117,7 @@ class TileVideos:
 
     def _resized(self, clip: Clip) -> tuple[int, int]:
         """Return the (height, width) to which frames are scaled."""
-        size = self._settings["size"]
+        size = self.settings["size"]
         if "shortest_edge" not in size:
             return size["height"], size["width"]
         height, width = get_resize_output_image_size(
@@ -128,18 +128,10 @@ class TileVideos:
         )
         return height, width
 
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        return self._settings
-
-    @property
-    def token(self) -> int:
-        return self._token
-
     def chosen(self, clip: Clip) -> Ints:
         if not clip.is_file:
             return np.arange(clip.frames)
-        fps, frames = clip.wanted_fps or self._settings["fps"], self._settings["num_frames"]
+        fps, frames = clip.wanted_fps or self.settings["fps"], self.settings["num_frames"]
         if clip.wanted_fps:
             frames = None
         elif fps is None and frames is None:
