@@ -69,7 +69,7 @@ class Dimension:
     pattern = ""
     """Regular expression of its part of a layout's name, with groups that are named by fields of `Layout`."""
 
-    def code(self, layout: Layout) -> str:  # noqa: ARG002
+    def code(self, layout: Layout) -> str:
         """Return its part of the layout's name, which `pattern` matches; empty for the usual value."""
         return ""
 
@@ -77,11 +77,11 @@ class Dimension:
         """Return the value of the field that a group of `pattern` has found."""
         return int(code)
 
-    def text(self, layout: Layout, times: str) -> str:  # noqa: ARG002
+    def text(self, layout: Layout, times: str) -> str:
         """Return its part of the layout's text, with what joins it to the parts before; `times` stands in products."""
         return ""
 
-    def coordinates(self, layout: Layout) -> tuple[float, ...]:  # noqa: ARG002
+    def coordinates(self, layout: Layout) -> tuple[float, ...]:
         """Return where the layout lies along the dimension: at a distance of 1 layouts have little in common."""
         return ()
 
@@ -91,7 +91,7 @@ class Dimension:
     def check(self, layout: Layout, job: "Job", hardware: Hardware) -> None:
         """Raise InvalidPlan, with the reason, for a value that the model, its training or the nodes do not allow."""
 
-    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:  # noqa: ARG002
+    def unprofiled(self, costs: LayerCosts, layout: Layout, *, exactly: bool) -> str | None:
         """Return what plans with the layout need beyond the costs of a profile; None where they can be predicted.
 
         With `exactly`, for plans that are to be compared, a value counts as known only if it was timed itself.
@@ -99,11 +99,7 @@ class Dimension:
         return None
 
     def exchanges(
-        self,
-        costs: LayerCosts,  # noqa: ARG002
-        layout: Layout,  # noqa: ARG002
-        sequence: int,  # noqa: ARG002
-        others: Sequence[Exchange],
+        self, costs: LayerCosts, layout: Layout, sequence: int, others: Sequence[Exchange]
     ) -> Sequence[Exchange]:
         """Return what ranks exchange for packs that `sequence` data ranks compute together, as the profile timed it.
 
@@ -111,6 +107,6 @@ class Dimension:
         """
         return others
 
-    def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts | None:  # noqa: ARG002
+    def further(self, workload: Workload, solver: PlanSolver) -> FurtherLayouts | None:
         """Return the layouts beyond the usual ones that a search may try; None for a dimension without any."""
         return None

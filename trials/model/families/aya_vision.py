@@ -78,9 +78,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return projected features [tiles x features, hidden]."""
     return (project(model, states).flatten(0, 2),)
@@ -120,7 +118,7 @@ class _NumberedTiles(tiles.EqualTiles):
                 "patch_size and downsample_factor in processor_config.json"
             )
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return the image tokens of all tiles, each behind its mark."""
         start, tile, whole = self._marks
         cut = (count - 2) // (self._features + 1) - 1
@@ -130,9 +128,7 @@ class _NumberedTiles(tiles.EqualTiles):
         return [each for one in found for each in ([one] * self._features if one == self._image_token else [one])]
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [tiles, 3, height, width], each whole image behind its tiles, no grids)."""
         options: dict[str, Any] = {"crop_to_patches": True, "input_data_format": "channels_last"}

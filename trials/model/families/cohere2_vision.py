@@ -94,7 +94,7 @@ class _BrokenTiles(siglip.TileInputs):
         check_tile_numbers(images)
         super().__init__(config, images, (images.size.height, images.size.width))
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return the image tokens of all tiles, with the tokens around them."""
         start, line_break, end = self._marks
         tile = [self._image_token] * self._features + [line_break]

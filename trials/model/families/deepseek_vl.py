@@ -81,16 +81,14 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     return siglip.tower_modules(model.model.vision_model, model.model.aligner)
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [images, patches, hidden] of pixels [images, 3, height, width]."""
     states: torch.Tensor = model.model.vision_model.embeddings(pixels.to(model.dtype))
     return states
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [images x patches, hidden]."""
     features = model.model.aligner(model.model.vision_model.post_layernorm(states[0]))

@@ -125,7 +125,7 @@ class ImageTokens(siglip.TileInputs):
                 f"are {config.boi_token_id} and {config.eoi_token_id}; correct them in config.json"
             )
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has them)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return an image's tokens between its marks."""
         return self._tokens
 

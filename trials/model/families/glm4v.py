@@ -85,9 +85,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [merged patches, hidden]."""
     tower, side = model.model.visual, model.model.visual.spatial_merge_size

@@ -107,7 +107,7 @@ def _relative_positions(queries: int, keys: int, table: torch.Tensor) -> torch.T
     return entries[places[:, None] - places + keys - 1]
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [images, rows, columns, hidden] of pixels [images, 3, height, width]."""
     tower = model.model.vision_tower
     states: torch.Tensor = tower.patch_embed(pixels.to(model.dtype))
@@ -115,9 +115,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [images x features, hidden]."""
     features = model.model.multi_modal_projector(model.model.vision_tower.neck(states[0]))

@@ -60,7 +60,7 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     return tiles.random_tiles(config, units, siglip.unit_shape(config), _tile_tokens(config))
 
 
-def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
     """Return the sample with its tiles [1, tiles, 3, height, width]."""
     return {"input_ids": input_ids[None], "pixel_values": images.pixels[None] if images else None}
 
@@ -85,7 +85,7 @@ class TileTokens(siglip.TileInputs):
                 "tokens in the model; correct image_seq_len, or scale_factor in config.json"
             )
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return the tokens of all tiles, with the text between them."""
         return self._split.tokens(size, self._features)
 
@@ -103,7 +103,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [tiles, patches, hidden] of pixels [tiles, 3, height, width]."""
     tower = model.model.vision_model
     side = pixels.shape[-1] // tower.patch_size
@@ -114,9 +114,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [tiles x tokens, hidden]."""
     features = model.model.connector(model.model.vision_model.post_layernorm(states[0]))

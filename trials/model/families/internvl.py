@@ -73,16 +73,14 @@ class _Tiles(tiles.EqualTiles):
         self._features = _tile_tokens(config)[1]
         self.unit_shape = (3, *config.vision_config.image_size)
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return context tokens between the tokens that begin and end an image."""
         start, end = self._around
         # The count of an image's tokens includes both marks.
         return [start, *[self._image_token] * (count - 2), end]
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [tiles, 3, height, width], each image's thumbnail last, no grids)."""
         options = shared_tiles(self._processor, len(images))
@@ -173,9 +171,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [tiles x tokens, hidden]: class token dropped, pixels shuffled, projected."""
     last = model.model.vision_tower.layernorm(states[0])

@@ -73,9 +73,7 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return projected features [tiles x features, hidden]."""
     return (project(model, states).flatten(0, 1),)
@@ -97,14 +95,12 @@ class _TileInputs(tiles.EqualTiles):
         check_tile(config, made)
         check_counts(processor, {(5, 7): self._features})
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return `count` image tokens."""
         return [self._image_token] * count
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [images, 3, height, width], no grids)."""
         for height, width, _ in (image.shape for image in images):

@@ -63,7 +63,7 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     return crops.random_images(config, units, _pack, crops_several=False)
 
 
-def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
     """Return what the model takes; it cuts a single image, so that it takes none of one unit."""
     inputs: dict[str, Any] = {"input_ids": input_ids[None]}
     if images:

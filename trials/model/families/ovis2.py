@@ -155,7 +155,7 @@ class _MarkedTiles(siglip.TileInputs):
         check_tile_numbers(images)
         super().__init__(config, images, (images.size.height, images.size.width))
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return the image tokens of the whole image and its tiles, with the marks around them."""
         return _tokens(self._config, *self._grid(size))
 
@@ -174,7 +174,7 @@ class _MarkedTiles(siglip.TileInputs):
         """Return the grid of units that no token shows."""
         return [], np.array([[units, 0, 0]], dtype=np.int64)
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return the units of each image."""
         return grids[:, 0]
 
@@ -197,7 +197,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [tiles, patches, hidden] of pixels [tiles, 3, height, width]."""
     states: torch.Tensor = model.model.vision_tower.transformer.embeddings(pixels.to(model.dtype))
     return states

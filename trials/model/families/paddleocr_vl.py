@@ -109,7 +109,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     rotary, images = tower.encoder.rotary_pos_emb(states, places), frames(tokens)
     attend = block_runner(tower, len(states))
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         return attend(layer, states, images, rotary)
 
     return run

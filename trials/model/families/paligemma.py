@@ -66,12 +66,7 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
     return tiles.random_tiles(config, units, siglip.unit_shape(config), _tile_tokens(config))
 
 
-def positions(
-    config: PretrainedConfig,
-    input_ids: Ints,
-    grids: Ints,  # noqa: ARG001 (the Protocol has them)
-    seconds: Sequence[float] | None = None,  # noqa: ARG001
-) -> Ints:
+def positions(config: PretrainedConfig, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None = None) -> Ints:
     """Return places from 1, and 0 for the tokens of the prompt, 1 for others, [2, tokens].
 
     Ids do not show where an answer begins, of which an encoder knows. Here a prompt ends with its last image, or else
@@ -125,11 +120,7 @@ encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions, k
 
 
 def language_runner(
-    model: PreTrainedModel,  # noqa: ARG001
-    rotary: nn.Module,
-    states: torch.Tensor,
-    tokens: PackTokens,
-    sharing: SharingGroup,
+    model: PreTrainedModel, rotary: nn.Module, states: torch.Tensor, tokens: PackTokens, sharing: SharingGroup
 ) -> LayerRunner:
     """Run causal layers in which the tokens of a prompt see each other, too, whatever the sliding window."""
     places, is_answer = tokens.positions

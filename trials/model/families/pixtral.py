@@ -57,9 +57,7 @@ encoder = functools.partial(chat_encoder, inputs=PixtralInputs, positions=positi
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [patches, hidden]."""
     return (model.model.multi_modal_projector(states[0]),)

@@ -44,12 +44,7 @@ def check(config: PretrainedConfig) -> None:
     check_sections(config)
 
 
-def positions(
-    config: PretrainedConfig,
-    input_ids: Ints,
-    grids: Ints,
-    seconds: Sequence[float] | None = None,  # noqa: ARG001
-) -> Ints:
+def positions(config: PretrainedConfig, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None = None) -> Ints:
     """Implement `Family.positions`: layers of frames count one by one."""
     return placed(config, input_ids, grids, [1.0] * len(grids))
 
@@ -62,15 +57,13 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     shrink_patches(settings, layers, width="embed_dim", output="hidden_size")
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [patches, hidden] of pixels [units, merged patches, values]."""
     return embed_patches(model, pixels)
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [merged patches, hidden]."""
     return (model.model.visual.merger(states[0]),)

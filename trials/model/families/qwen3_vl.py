@@ -101,9 +101,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return features [merged patches, hidden] of the last layer, then of the inner ones."""
     tower = model.model.visual

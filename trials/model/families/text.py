@@ -36,18 +36,18 @@ def check(config: PretrainedConfig) -> None:
     check_heads(config, "language")
 
 
-def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:  # noqa: ARG001
+def unit_flops(config: PretrainedConfig, *, tower: int, projector: int) -> float:
     """Return 0: a unit has no values."""
     return 0.0
 
 
-def random_images(config: PretrainedConfig, units: int) -> Images:  # noqa: ARG001
+def random_images(config: PretrainedConfig, units: int) -> Images:
     """Return units without values, which no token shows."""
     nothing = torch.zeros(0, dtype=torch.int64)
     return Images(pixels=torch.zeros(units, 0), grids=torch.from_numpy(NO_GRIDS), input_ids=nothing)
 
 
-def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
     """Return the tokens."""
     return {"input_ids": input_ids[None]}
 
@@ -59,25 +59,23 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 encoder = functools.partial(chat_encoder, inputs=NoImages, positions=positions, load=load_text_processor)
 
 
-def vision_modules(model: PreTrainedModel) -> VisionModules:  # noqa: ARG001
+def vision_modules(model: PreTrainedModel) -> VisionModules:
     """Return no modules."""
     return VisionModules()
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return the units as they are."""
     return pixels
 
 
-def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Return what runs no layer."""
     return lambda _layer, _number, states: states
 
 
 def image_features(
-    model: PreTrainedModel,  # noqa: ARG001
-    states: Sequence[torch.Tensor],  # noqa: ARG001
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return no features."""
     return ()

@@ -57,11 +57,8 @@ class Cohere2VisionImageProcessorPil(GotOcr2ImageProcessorPil):
         return [*tiles, self.resize(image, patch_size, resample)] if len(tiles) > 1 else tiles
 
     def get_number_of_image_patches(
-        self,
-        height: int,
-        width: int,
-        images_kwargs: Mapping[str, Any] | None = None,  # noqa: ARG002 (the settings alone say how images are cut)
+        self, height: int, width: int, images_kwargs: Mapping[str, Any] | None = None
     ) -> int:
-        """Return the tiles of an image, the whole image included."""
+        """Return the tiles of an image, the whole image included: the settings alone say how it is cut."""
         rows, columns = self.grid(height, width) if self.crop_to_patches else (1, 1)
         return 1 + rows * columns if rows * columns > 1 else 1

@@ -185,7 +185,7 @@ class PaliGemma(PaliGemmaProcessor):  # type: ignore[misc]
     takes_suffix = True
     """Whether an answer is another text for the tokenizer than the prompt before it."""
 
-    def complete(self, config: PretrainedConfig) -> None:  # noqa: ARG002 (as others have it)
+    def complete(self, config: PretrainedConfig) -> None:
         """Set the chat template, which published folders do not have. One that is there writes the whole text."""
         self.takes_suffix = default_template(self.chat_template, self.tokenizer.chat_template) is None
         if self.takes_suffix:

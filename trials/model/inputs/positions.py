@@ -9,10 +9,7 @@ from trials.arrays import Ints
 
 
 def counted_positions(
-    config: PretrainedConfig,  # noqa: ARG001 (the Protocol has them)
-    input_ids: Ints,
-    grids: Ints,  # noqa: ARG001
-    seconds: Sequence[float] | None = None,  # noqa: ARG001
+    config: PretrainedConfig, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None = None
 ) -> Ints:
     """Implement `Family.positions` for models that count tokens from 0."""
     return np.arange(len(input_ids), dtype=np.int64)[None]

@@ -29,7 +29,7 @@ class TextProcessor:
         return {}
 
 
-def load_text_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> TextProcessor:  # noqa: ARG001
+def load_text_processor(path: str, config: PretrainedConfig, *, trust_remote_code: bool) -> TextProcessor:
     """Implement `Loader` (trials/model/inputs/processor.py)."""
     return TextProcessor(tokenizer=load_tokenizer(path, trust_remote_code=trust_remote_code))
 
@@ -42,22 +42,20 @@ class NoImages:
     def __init__(self, config: PretrainedConfig, processor: TextProcessor) -> None:
         """Ignore both: neither says anything of images."""
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return no token."""
         return []
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return one unit without values for each image."""
         return np.zeros((len(images), *self.unit_shape), dtype=np.float32), NO_GRIDS
 
-    def blank(self, units: int) -> tuple[list[int], Ints]:  # noqa: ARG002
+    def blank(self, units: int) -> tuple[list[int], Ints]:
         """Return no token and no grid."""
         return [], NO_GRIDS
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return a piece for each unit."""
         return np.ones(units, dtype=np.int64)

@@ -123,7 +123,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [tiles, tokens, hidden] of pixels [tiles, 3, height, width]."""
     tower = model.model.vision_tower
     states: torch.Tensor = tower.embeddings(pixels.to(model.dtype))

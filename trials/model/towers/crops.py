@@ -190,14 +190,12 @@ class CropInputs:
             },
         )
 
-    def tokens(self, size: Size, count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: Size, count: int) -> list[int]:
         """Return `count` image tokens."""
         return [self._image_token] * count
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, 3, height, width], grids [images, 3])."""
         sizes = [image.shape[:2] for image in images]
@@ -213,6 +211,6 @@ class CropInputs:
         """Return the grid of units that no token shows."""
         return [], np.array([[units, 0, 0]], dtype=np.int64)
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return the tiles of each image, and the frames of each video."""
         return grids[:, 0]

@@ -70,7 +70,7 @@ class PatchInputs:
                 "correct preprocessor_config.json"
             )
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return one image token for each of `count` merged patches."""
         return [self._image_token] * count
 
@@ -98,7 +98,7 @@ class PatchInputs:
         """Return the tokens and the grid of one image of `units` merged patches in a row."""
         return [self._image_token] * units, np.array([[1, self._merge, self._merge * units]], dtype=np.int64)
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return the merged patches of each image or video."""
         pieces: Ints = grids.prod(axis=1) // self._merge**2
         return pieces
@@ -253,10 +253,7 @@ def placed(config: PretrainedConfig, input_ids: Ints, grids: Ints, steps: Sequen
 
 
 def placed_by_layer(
-    config: PretrainedConfig,
-    input_ids: Ints,
-    grids: Ints,
-    seconds: Sequence[float] | None = None,  # noqa: ARG001
+    config: PretrainedConfig, input_ids: Ints, grids: Ints, seconds: Sequence[float] | None = None
 ) -> Ints:
     """Implement `Family.positions` where the text between them says the time of the layers of frames."""
     # Each layer of frames is placed as an image of its own.
@@ -328,7 +325,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     rotary, images = rotary_embeddings(tower, states, tokens), frames(tokens)
     attend = block_runner(tower, len(states))
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         return attend(layer, states, images, rotary)
 
     return run

@@ -43,9 +43,7 @@ class PixtralInputs:
         return [*(row * rows)[:-1], self._processor.image_end_token_id]
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, *unit_shape], grids [images, 2])."""
         made = [self._processed(image) for image in images]
@@ -58,7 +56,7 @@ class PixtralInputs:
         grid = [[self._side, self._side * units]]
         return [self._processor.image_token_id] * units, np.array(grid, dtype=np.int64)
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return the merged patches of each image."""
         pieces: Ints = grids.prod(axis=1) // self._side**2
         return pieces

@@ -152,7 +152,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [patches, hidden] of pixels [units, merged patches, values]."""
     tower = tower_of(model)
     # Patches of images of several shapes are no rectangle, so each is an image of its own.
@@ -170,7 +170,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     rotary = tower.patch_positional_embedding(states, places.to(states.device, non_blocking=True))
     images = PackedSamples(tuple(rows * columns for rows, columns in shapes), causal=False)
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = layer(states[None], None, position_embeddings=rotary, samples=images)
         return result[0]
 

@@ -94,10 +94,10 @@ def tower_modules(tower: Any, projector: nn.Module) -> VisionModules:
     )
 
 
-def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Implement `Family.vision_runner`. No tile is padded, so that no mask is needed."""
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = layer(states, None)
         return result
 
@@ -105,9 +105,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
 
 
 def image_features(
-    model: PreTrainedModel,
-    states: Sequence[torch.Tensor],
-    tokens: PackTokens,  # noqa: ARG001
+    model: PreTrainedModel, states: Sequence[torch.Tensor], tokens: PackTokens
 ) -> Sequence[torch.Tensor]:
     """Return projected features [tiles x features, hidden]."""
     features = model.model.multi_modal_projector(model.model.vision_tower.post_layernorm(states[0]))
@@ -145,9 +143,7 @@ class TileInputs(EqualTiles):
             )
 
     def pixels(
-        self,
-        images: Sequence[NDArray[np.uint8]],
-        resized: Sequence[tuple[int, int] | None] = (),  # noqa: ARG002 (the Protocol has it)
+        self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [tiles, 3, height, width], no grids) of one sample's images [height, width, 3]."""
         made = [
@@ -167,6 +163,6 @@ class OneTileInputs(TileInputs):
         self._image_token = config.image_token_id
         self._features = features
 
-    def tokens(self, size: tuple[int, int], count: int) -> list[int]:  # noqa: ARG002 (the Protocol has it)
+    def tokens(self, size: tuple[int, int], count: int) -> list[int]:
         """Return `count` image tokens."""
         return [self._image_token] * count

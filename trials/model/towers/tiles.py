@@ -28,7 +28,7 @@ class EqualTiles:
         """Return the image tokens of `units` tiles, and no grids."""
         return [self._image_token] * (units * self._features), NO_GRIDS
 
-    def pieces(self, units: int, grids: Ints) -> Ints:  # noqa: ARG002 (the Protocol has it)
+    def pieces(self, units: int, grids: Ints) -> Ints:
         """Return a piece for each tile."""
         return np.ones(units, dtype=np.int64)
 
@@ -42,7 +42,7 @@ def random_tiles(config: PretrainedConfig, units: int, shape: tuple[int, ...], t
     )
 
 
-def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:  # noqa: ARG001
+def model_inputs(config: PretrainedConfig, input_ids: torch.Tensor, images: Images | None) -> dict[str, Any]:
     """Implement `Family.model_inputs` for models that take tiles [tiles, 3, height, width]."""
     return {"input_ids": input_ids[None], "pixel_values": images.pixels if images else None}
 
@@ -57,16 +57,16 @@ def check_tile_numbers(images: Any) -> None:
         )
 
 
-def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:  # noqa: ARG001
+def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [tiles, tokens, hidden] of pixels [tiles, 3, height, width]."""
     states: torch.Tensor = model.model.vision_tower.embeddings(pixels.to(model.dtype))
     return states
 
 
-def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:  # noqa: ARG001
+def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
     """Implement `Family.vision_runner` for towers in which each tile attends to itself."""
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         output = layer(states)
         result: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return result
