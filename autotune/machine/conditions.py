@@ -7,7 +7,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event, Thread
-from types import TracebackType
 from typing import Protocol, Self
 
 import psutil
@@ -66,9 +65,7 @@ class Watch(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     @property
     def conditions(self) -> Conditions:
@@ -109,9 +106,7 @@ class MachineWatch:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._open:
             self._ended.set()
             self._thread.join()

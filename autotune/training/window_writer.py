@@ -2,7 +2,6 @@
 
 import logging
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 from storage.errors import StorageError
@@ -25,9 +24,7 @@ class WindowWriter:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Wait until the thread has tried to store what waits."""
         self._has_ended = True
         self._wake.set()

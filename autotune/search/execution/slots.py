@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from threading import Event
-from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from autotune.search.execution.runner import Runner
@@ -29,9 +28,7 @@ class TrialSlots(Generic[T, R]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._cancelled.set()
         # Waits for the tasks: they use the pools of ranks, which the caller closes next.
         self._threads.shutdown()
