@@ -1,8 +1,10 @@
 """The configuration of DeepSpeed for the engine of a plan."""
 
+import importlib
 from typing import Any
 
 import torch
+from deepspeed.runtime import compiler
 
 from trials.engine.static_memory import BUCKET
 from trials.job import TrainingSection
@@ -29,3 +31,17 @@ def configuration(layout: Layout, training: TrainingSection, dtype: torch.dtype)
         "steps_per_print": 1 << 40,  # never: the progress file says more
         "timers": {"throughput": {"enabled": False}},  # it waits for the device before and after each pack
     }
+
+
+def import_muon() -> None:
+    """Import DeepSpeed's Muon optimizer with functions that are not compiled.
+
+    Plans never use it, but every engine with ZeRO imports it, which compiles them: about 4 s of CPU time in each new
+    rank.
+    """
+    compile_function = compiler.compile
+    compiler.compile = lambda: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compile_function

@@ -17,13 +17,12 @@ from torch import nn
 
 from trials.data.loader import MicroBatch
 from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, without_dropout
-from trials.engine.configuration import configuration
+from trials.engine.configuration import configuration, import_muon
 from trials.engine.copying import States
 from trials.engine.frozen_stages import Instructions, instructions_of
 from trials.engine.gradients.clipping import count_in_norm, join_norms
 from trials.engine.gradients.messages import in_buckets, sum_gradients
 from trials.engine.gradients.node_reduction import NodeReduction
-from trials.engine.muon import import_uncompiled
 from trials.engine.replica_engine import ReplicaEngine
 from trials.engine.sharded_engine import ShardedEngine
 from trials.engine.state import OptimizerState
@@ -89,7 +88,7 @@ def build_engine(
     plan: Plan, stage: StageModule, where: RankCoordinates, device: torch.device, training: TrainingSection
 ) -> TrainingEngine:
     """Build the engine for this rank. Every rank of the process group must call it."""
-    import_uncompiled()
+    import_muon()
     if plan.layout.pipeline > 1:
         return PipelineEngine(plan, stage, where, device, training)
     if plan.layout.whole_copies:
