@@ -22,7 +22,12 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pools(pool: WarmPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, WarmPool]]:
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def pools(pool: WarmPool, four_ranks: WarmPool) -> Mapping[int, WarmPool]:
     """Ranks by their number."""
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as four:
-        yield {2: pool, 4: four}
+    return {2: pool, 4: four_ranks}

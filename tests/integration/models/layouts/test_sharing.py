@@ -1,10 +1,9 @@
 """Packs that ranks share: loss and gradients equal those of the plain model on single samples."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,10 +20,9 @@ from tests.machines.faulty_ranks import SHARING_FAULTS, serve_with_mixed_rows, s
 from tests.machines.own_ranks import on_ranks
 from tests.tiny_models import text
 from tests.values.parameters import parameters
-from tests.values.training import PACKED, plan_of, prepared_of, train, variant_of
+from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials import plugins
 from trials.channels.folder import FolderChannel
-from trials.launchers.local import LocalLauncher
 from trials.plan import Levelled, Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
 from trials.stage import Recomputed
@@ -139,22 +137,6 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(scope="module")
-def tied_shallow(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with few layers, and an output projection that is the word embedding."""
-
-    def change(config: dict[str, Any]) -> None:
-        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
-
-    return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
 def test_packs_that_two_ranks_share_have_the_plain_models_gradients(
@@ -174,9 +156,9 @@ def test_packs_shared_on_four_ranks_have_the_plain_models_gradients(
 @pytest.mark.long
 @pytest.mark.parametrize("plan", [plan_of("4+1r1,0", "0+1", data=2, packing=TIGHT)], ids=["pipeline"])
 def test_a_tied_embedding_of_shared_packs_gets_the_gradients_of_both_its_uses(
-    plan: Plan, tied_shallow: Path, four_ranks: WarmPool, tmp_path: Path
+    plan: Plan, tied: Path, four_ranks: WarmPool, tmp_path: Path
 ) -> None:
-    check(plan, prepared_of(tied_shallow, tmp_path, hardware={"devices": 4}), four_ranks, WITHIN)
+    check(plan, prepared_of(tied, tmp_path, hardware={"devices": 4}), four_ranks, WITHIN)
 
 
 @pytest.mark.long
@@ -253,9 +235,16 @@ def test_ranks_may_share_one_pack_of_a_row_and_not_another(shallow: Path, tmp_pa
 def test_adamw_has_the_same_losses_and_weights_while_degrees_change(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:
-    """Each epoch is one step of all samples, so that its loss and update depend on no plan."""
+    check_change(plans, shallow, pool, tmp_path)
+
+
+def check_change(plans: tuple[Plan, Plan], example: Path, pool: WarmPool, folder: Path) -> None:
+    """A training that changes from one plan to the other learns what one of two stages does.
+
+    Each epoch is one step of all samples, so that its loss and update depend on no plan.
+    """
     whole, changed = (
-        prepared(shallow, tmp_path / name, epochs=4, global_batch_samples=24) for name in ("whole", "changed")
+        prepared(example, folder / name, epochs=4, global_batch_samples=24) for name in ("whole", "changed")
     )
     assert train(pool, whole, plan_of("3+0", "1+2")).steps == 4
     train(pool, changed, plans[0], max_steps=2)

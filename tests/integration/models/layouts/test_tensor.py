@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,19 @@ from torch import nn
 from autotune.workload import Prepared
 from storage.store import Store
 from tests.contracts.test_families import TINY
-from tests.integration.models.layouts.test_sharing import compared, levelled
+from tests.integration.models.layouts.test_sharing import check_change, compared, levelled
 from tests.integration.models.test_parity import check
 from tests.integration.running.test_certificate import faults_in
-from tests.integration.running.training.test_changed_plans import change, lines, losses, prepared
-from tests.integration.running.training.test_training_families import checkpointed
+from tests.integration.running.training.test_changed_plans import lines, prepared
 from tests.machines.faulty_ranks import TENSOR_FAULTS, serve_with_tensor_faults
 from tests.machines.own_ranks import on_ranks
 from tests.tiny_models import text
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
-from tests.values.training import PACKED, plan_of, prepared_of, train, variant_of
+from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials import plugins, wire
 from trials.channels.folder import FolderChannel
 from trials.engine.group import process_group
-from trials.launchers.local import LocalLauncher
 from trials.plan import Packed, Padded, Plan
 from trials.run.pool import WarmPool
 from trials.sharing.group import SharingGroup
@@ -100,22 +97,6 @@ TEXT_KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tied_shallow(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example with few layers, and an output projection that is the word embedding."""
-
-    def change(config: dict[str, Any]) -> None:
-        config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
-
-    return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("plan", TWO_RANKS.values(), ids=TWO_RANKS)
 def test_layers_that_two_ranks_hold_have_the_plain_models_gradients(
@@ -152,10 +133,10 @@ def test_levels_of_packs_may_share_them_among_ranks_that_hold_the_same_slices(
     ),
 )
 def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
-    plan: Plan, tied_shallow: Path, pool: WarmPool, four_ranks: WarmPool, tmp_path: Path
+    plan: Plan, tied: Path, pool: WarmPool, four_ranks: WarmPool, tmp_path: Path
 ) -> None:
     ranks = plan.layout.world_size
-    job = prepared_of(tied_shallow, tmp_path, hardware={"devices": ranks})
+    job = prepared_of(tied, tmp_path, hardware={"devices": ranks})
     check(plan, job, pool if ranks == 2 else four_ranks, WITHIN)
 
 
@@ -164,19 +145,7 @@ def test_a_tied_embedding_gets_the_gradients_of_both_its_uses(
 def test_adamw_has_the_same_losses_and_weights_while_the_tensor_degree_changes(
     plans: tuple[Plan, Plan], shallow: Path, pool: WarmPool, profile_store: Store, tmp_path: Path
 ) -> None:
-    """Each epoch is one step of all samples, so that its loss and update depend on no plan."""
-    whole, changed = (
-        prepared(shallow, tmp_path / name, epochs=4, global_batch_samples=24) for name in ("whole", "changed")
-    )
-    assert train(pool, whole, plan_of("3+0", "1+2")).steps == 4
-    train(pool, changed, plans[0], max_steps=2)
-    change(changed, plans[1])
-    assert train(pool, changed, plans[1]).steps == 4
-    assert losses(changed) == pytest.approx(losses(whole), rel=WITHIN)
-    one, other = (checkpointed(each.job.training.output / "checkpoint-4") for each in (whole, changed))
-    assert one.keys() == other.keys()
-    for name in (name for name in one if name.startswith("weight:")):
-        assert torch.linalg.vector_norm(one[name] - other[name]) <= 1e-4 * torch.linalg.vector_norm(one[name]), name
+    check_change(plans, shallow, pool, tmp_path)
 
 
 @pytest.mark.long
