@@ -29,6 +29,13 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         yield pool
 
 
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
+    """Four ranks, which start with the first request."""
+    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
+        yield pool
+
+
 @pytest.fixture(scope="session")
 def prepared(example: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """The job on the example, for two ranks."""

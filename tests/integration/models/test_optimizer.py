@@ -1,6 +1,5 @@
 """The first update is AdamW's, with clipped gradients and each part's learning rate and decay, whatever the layout."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from safetensors import safe_open
 from tests.integration.models.test_parity import ADAM_SHARE, plain_model, reference
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, variant_of
-from trials.launchers.local import LocalLauncher
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.request import Training
@@ -54,13 +52,6 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
 
     return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    """Ranks that start with the first request."""
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("plan", parameters(PLANS, short=("tensor, ZeRO 1",)))

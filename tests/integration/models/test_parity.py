@@ -107,12 +107,6 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
         yield pool
 
 
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
-
-
 @pytest.mark.parametrize(
     "plan",
     parameters(

@@ -1,13 +1,12 @@
 """Ranks and models that several layouts are compared on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.values.training import variant_of
-from trials.launchers.local import LocalLauncher
 from trials.run.pool import WarmPool
 
 
@@ -19,12 +18,6 @@ def tied(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
 
     return variant_of(shallow, tmp_path_factory.mktemp("tied"), change)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -30,12 +30,6 @@ TIGHT = Packed(qv=6, qt=300, qv_min=6, qt_min=200, packer="best-fit")
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
 def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
     with WarmPool(LocalLauncher(tmp_path_factory.mktemp("eight"), 8, "cpu")) as pool:
         yield pool

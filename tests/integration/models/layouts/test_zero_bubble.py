@@ -21,7 +21,6 @@ from tests.values.training import offloading, plan_of, prepared_of, stage, varia
 from trials import wire
 from trials.engine.group import process_group
 from trials.engine.zero_bubble import ComputeWeightGradients, ZeroBubbleSchedule
-from trials.launchers.local import LocalLauncher
 from trials.model.skeleton import load_config
 from trials.model.weight_gradients import WeightGradients
 from trials.plan import Layout, Levelled, Packed, Plan
@@ -70,12 +69,6 @@ ON_FOUR: dict[str, Plan] = {
         ),
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
 
 
 def prepared(plan: Plan, example: Path, folder: Path, **sections: Any) -> Prepared:

@@ -1,7 +1,6 @@
 """What the memory meter counts, compared with the prediction."""
 
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials.costs.layer_costs import LayerCosts
 from trials.engine.memory import MemoryExceeded, SavedTensorMeter
-from trials.launchers.local import LocalLauncher
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.outcome import OutOfMemory, StageMeasurement
@@ -153,12 +151,6 @@ def test_predicted_bytes_of_every_stage_are_close_to_the_measured(
     plan: Plan, prepared: Prepared, costs: LayerCosts, pool: WarmPool
 ) -> None:
     check(plan, prepared, costs, pool)
-
-
-@pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
-    with WarmPool(LocalLauncher(tmp_path_factory.mktemp("four"), 4, "cpu")) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")
