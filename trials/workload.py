@@ -28,7 +28,8 @@ class Hardware:
     driver: str | None
     cpu_name: str
     cpu_cores: int
-    """Logical processors on which the scheduler may run this process."""
+    """Logical processors on which the scheduler may run this process; without accelerators the share of one of the
+    groups of ranks that work at the same time."""
     ram_bytes: int
     nodes: int = 1
     """Machines over which the ranks are spread."""

@@ -162,13 +162,16 @@ def conditions_of(looks: Sequence[Look], cores: int) -> Conditions:
     )
 
 
-def disturbance(conditions: Conditions, hardware: Hardware) -> str | None:
-    """Return why a measurement under these conditions should not be trusted; None when it can be."""
+def disturbance(conditions: Conditions, hardware: Hardware, groups: int = 1) -> str | None:
+    """Return why a measurement under these conditions should not be trusted; None when it can be.
+
+    `groups` groups of ranks worked at the same time.
+    """
     cores, disturbing = conditions.cores, conditions.disturbing_cpu
     if hardware.accelerator == "cpu":
         # Ranks share the cores evenly, as threads; the remainder is free for others, and so is what a quota forbids.
         unused = hardware.cpu_cores % hardware.of_node if hardware.of_node < hardware.cpu_cores else 0
-        free = cores - hardware.cpu_cores + unused
+        free = max(0, cores - groups * (hardware.cpu_cores - unused))
         takes_cores = disturbing - free > _CORES_SHARE * cores
     else:
         takes_cores = disturbing > _CORES_SHARE * cores and disturbing + conditions.own_cpu > _FULL_SHARE * cores

@@ -9,6 +9,7 @@ from autotune.machine.devices import any_in_use, device_names, locked
 from autotune.machine.hardware import probe_hardware
 from trials import plugins
 from trials.job import Job
+from trials.machine.control_groups import usable_cores
 from trials.sites import SITES
 from trials.units import number_of
 from trials.workload import Hardware
@@ -33,12 +34,12 @@ def hardware_of(job: Job) -> Hardware:
         )
     groups = job.search.parallel
     here = probe_hardware(wanted and wanted // nodes, groups)
-    if here.accelerator == "cpu" and here.devices * groups > here.cpu_cores:
+    if here.accelerator == "cpu" and here.devices * groups > (cores := usable_cores()):
         _log.warning(
             "%d ranks share %s, so measured times are unreliable; %s",
             here.devices * groups,
-            number_of(here.cpu_cores, "CPU core"),
-            f"set hardware.devices to {nodes * max(1, here.cpu_cores // groups)} or less"
+            number_of(cores, "CPU core"),
+            f"set hardware.devices to {nodes * max(1, cores // groups)} or less"
             + (", or lower search.parallel" if groups > 1 else ""),
         )
     return replace(here, devices=nodes * here.devices, nodes=nodes)

@@ -155,7 +155,6 @@ class Tuner:
                             self._bench.folder / "ranks" / study.id / str(group),
                             hardware.devices,
                             group=group,
-                            groups=search.parallel,
                         ),
                         REQUESTS_PER_START[search.workers],
                         start_events(self._listener, group),

@@ -99,10 +99,10 @@ def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
     It holds for the example and its variants: what was measured is one layer of each kind.
     """
 
-    def give(url: str, devices: int = 2, example: Path | None = None) -> None:
-        work = prepared.workload
+    def give(url: str, devices: int = 2, example: Path | None = None, groups: int = 1) -> None:
+        work, cores = prepared.workload, max(1, prepared.workload.hardware.cpu_cores // groups)
         model = work.model if example is None else model_shape(job_of(example, Path()).model)
-        work = replace(work, hardware=replace(work.hardware, devices=devices), model=model)
+        work = replace(work, hardware=replace(work.hardware, devices=devices, cpu_cores=cores), model=model)
         with open_store(url) as store:
             store.add_workload(work)
             store.save_layer_profile(

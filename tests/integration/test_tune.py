@@ -344,7 +344,7 @@ def test_trials_run_side_by_side_each_on_a_device_of_its_own(
     shallow: Path, tmp_path: Path, give_profile: Callable[..., None]
 ) -> None:
     user = User(shallow, tmp_path, devices=1, parallel=2)
-    give_profile(user.url, 1, shallow)
+    give_profile(user.url, 1, shallow, groups=2)
     best, _ = user.run("tune", str(user.job))
     searched = "role NOT IN ('confirm', 'final')"
     times = user.rows(f"SELECT started, finished FROM autotune_trial WHERE {searched} ORDER BY number")

@@ -116,7 +116,7 @@ class NodeProcesses:
     def check(self) -> None:
         """Processes that end are noticed by the signs of life that they no longer give."""
 
-    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+    def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:
         raise NotImplementedError("no test asks for them")
 
     def end(self) -> None:

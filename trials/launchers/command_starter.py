@@ -128,7 +128,7 @@ class CommandStarter:
             _end(process)
         self._token_file.unlink(missing_ok=True)
 
-    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+    def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:
         rendezvous, ranks = self._free(), tuple(map(len, places))
         worker = ("trials.run.worker", "--request", str(request))
         found = []
@@ -137,7 +137,7 @@ class CommandStarter:
             argv = self._tool.command(spot, worker, is_module=True)
             if node and self._hosts and self._reach.passes_environment:  # ssh would not pass these variables
                 argv = self._reach.command(self._hosts[node], argv)
-            found.append(Command(argv=argv, environment=shared_environment(accelerator, len(of_node))))
+            found.append(Command(argv=argv, environment=shared_environment(accelerator, len(of_node) * groups)))
         return tuple(found)
 
     def _start(self, node: int) -> None:

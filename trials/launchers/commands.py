@@ -91,7 +91,7 @@ def allocator_setting(environment: Mapping[str, str]) -> tuple[str, tuple[str, .
     return name, tuple(environment.get(name, EXPANDABLE).replace(" ", "").split(","))
 
 
-def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[Command, ...]:
+def worker_commands(world_size: int, accelerator: str, request: Path, *, groups: int = 1) -> tuple[Command, ...]:
     """Return one command per rank on this machine: it serves the request in the folder `request` and ends."""
     rendezvous = {"MASTER_ADDR": _LOOPBACK, "MASTER_PORT": str(free_port(_LOOPBACK))}
     return tuple(
@@ -100,5 +100,5 @@ def worker_commands(world_size: int, accelerator: str, request: Path) -> tuple[C
             argv=(sys.executable, "-P", "-m", "trials.run.worker", "--request", str(request)),
             environment=environment | rendezvous,
         )
-        for environment in rank_environments(world_size, accelerator)
+        for environment in rank_environments(world_size, accelerator, groups=groups)
     )

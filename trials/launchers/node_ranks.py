@@ -63,12 +63,14 @@ class NodeSite:
 
     nodes: Nodes
     accelerator: str
+    groups: int
 
-    def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> NodeLauncher:
-        return NodeLauncher(self.nodes, folder, world_size, self.accelerator, group=group, groups=groups)
+    def launcher(self, folder: Path, world_size: int, *, group: int = 0) -> NodeLauncher:
+        return NodeLauncher(self.nodes, folder, world_size, self.accelerator, group=group, groups=self.groups)
 
     def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
-        return self.nodes.starter.commands(self.nodes.places(world_size), self.accelerator, request)
+        places = self.nodes.places(world_size)
+        return self.nodes.starter.commands(places, self.accelerator, request, groups=self.groups)
 
 
 class NodeRanks(ChannelRanks):

@@ -50,7 +50,7 @@ class Starter(Protocol):
     def end(self) -> None:
         """End what is left of the processes that were started here."""
 
-    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+    def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:
         """Return commands that serve the request in a folder without an agent, by the ranks of each node."""
 
 

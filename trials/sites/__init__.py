@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 class Site(Protocol):
     """Where ranks are started."""
 
-    def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> Launcher:
+    def launcher(self, folder: Path, world_size: int, *, group: int = 0) -> Launcher:
         """Return a launcher of groups of `world_size` ranks, which writes requests, errors and logs to `folder`.
 
-        Of several `groups` that work at the same time, the first has the first devices, and so on.
+        Of the job's groups, which work at the same time, the first has the first devices, and so on. All ranks have the
+        share of the cores of such a group, so that a training is as fast as its trials.
         """
 
     def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
@@ -77,7 +78,7 @@ class Place:
             groups=self.groups,
             patience_seconds=self.settings.start_timeout,
         ) as nodes:
-            yield NodeSite(nodes, hardware.accelerator)
+            yield NodeSite(nodes, hardware.accelerator, self.groups)
 
 
 class SiteModule(Protocol):

@@ -18,12 +18,13 @@ class LocalSite:
     """Ranks that are processes of this machine."""
 
     accelerator: str
+    groups: int = 1
 
-    def launcher(self, folder: Path, world_size: int, *, group: int = 0, groups: int = 1) -> LocalLauncher:
-        return LocalLauncher(folder, world_size, self.accelerator, group=group, groups=groups)
+    def launcher(self, folder: Path, world_size: int, *, group: int = 0) -> LocalLauncher:
+        return LocalLauncher(folder, world_size, self.accelerator, group=group, groups=self.groups)
 
     def commands(self, world_size: int, request: Path) -> tuple[Command, ...]:
-        return worker_commands(world_size, self.accelerator, request)
+        return worker_commands(world_size, self.accelerator, request, groups=self.groups)
 
 
 def shape(settings: HardwareSection, _: Mapping[str, str]) -> Shape:
@@ -37,4 +38,4 @@ def shape(settings: HardwareSection, _: Mapping[str, str]) -> Shape:
 
 @contextmanager
 def open_site(place: Place) -> Iterator[Site]:
-    yield LocalSite(place.hardware.accelerator)
+    yield LocalSite(place.hardware.accelerator, place.groups)

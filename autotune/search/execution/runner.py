@@ -122,7 +122,7 @@ class Runner:
             run = _run_result(task, prediction, answer, shortened=steering.shortened)
             conditions = watch.conditions
             joules.append(conditions.energy_joules)
-            reason = disturbance(conditions, self._prepared.workload.hardware)
+            reason = disturbance(conditions, self._prepared.workload.hardware, search.parallel)
             is_short_of_memory = isinstance(run.outcome, Failed) and isinstance(run.outcome.cause, OutOfMemory)
             if is_short_of_memory and not conditions.disturbing_gpu:
                 reason = None  # others made it slower, but took none of its memory

@@ -117,6 +117,13 @@ def test_on_a_cpu_others_count_when_they_take_cores_from_ranks(
     assert reason == (f"other processes used {disturbing:.1f} of {cores} cores" if disturbed else None)
 
 
+def test_cores_of_other_groups_of_ranks_are_not_free() -> None:
+    half = replace(CPU, cpu_cores=4, devices=4)  # of 8 cores
+    others = replace(QUIET, cores=8, disturbing_cpu=2.0)
+    assert disturbance(others, half) is None
+    assert disturbance(others, half, groups=2) == "other processes used 2.0 of 8 cores"
+
+
 def test_cores_beyond_a_quota_are_free_for_others() -> None:
     under_quota = replace(CPU, cpu_cores=4, devices=4)  # of 16 cores
     assert disturbance(replace(QUIET, cores=16, disturbing_cpu=12.5), under_quota) is None

@@ -149,9 +149,11 @@ def test_more_groups_than_accelerators_are_refused_with_a_number_that_fits() -> 
         choose(3, machine=MACHINE, found=GPUS, groups=2)
 
 
-def test_groups_on_a_cpu_share_its_cores_and_memory() -> None:
+def test_groups_on_a_cpu_share_its_cores_and_memory(caplog: pytest.LogCaptureFixture) -> None:
     hardware = choose(1, machine=MACHINE, found=(), groups=4)
-    assert hardware.devices == 1
+    assert (hardware.devices, hardware.cpu_cores) == (1, 1)
+    assert choose(1, machine=MACHINE, found=(), groups=8).cpu_cores == 1
+    assert caplog.messages[0].startswith("each trial, and the training, uses 1 of the 4 CPU cores, because of")
     assert default_memory_limit(hardware, groups=4) == default_memory_limit(choose(4, machine=MACHINE, found=()))
     with pytest.raises(HardwareError, match=r"lower search\.parallel"):
         choose(5, machine=MACHINE, found=(), groups=4)

@@ -36,7 +36,7 @@ class NoNodes:
     def end(self) -> None:
         pass
 
-    def commands(self, places: Sequence[range], accelerator: str, request: Path) -> tuple[Command, ...]:
+    def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:
         raise NotImplementedError
 
 

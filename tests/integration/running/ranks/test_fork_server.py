@@ -13,6 +13,7 @@ from tests.values.training import plan_of, prepared_of
 from trials.launchers.local import LocalLauncher
 from trials.outcome import Crash
 from trials.run.pool import Answers, WarmPool
+from trials.sites.local import LocalSite
 from trials.tasks.request import Trial
 
 pytestmark = pytest.mark.ranks
@@ -48,6 +49,19 @@ def trap_compilers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join((str(folder), os.environ["PATH"])))
     return compiled
+
+
+def test_ranks_of_a_profile_and_a_training_have_the_threads_of_trials_side_by_side(
+    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    site, started_before = LocalSite("cpu", groups=3), servers()
+    assert {each.environment["OMP_NUM_THREADS"] for each in site.commands(2, tmp_path)} == {"2"}
+    with WarmPool(site.launcher(tmp_path / "ranks", 2)) as pool:
+        assert isinstance(pool.ask(prepared.request(PLAN, TRIAL), 120), Answers)
+        (server,) = set(servers()) - set(started_before)
+        assert server.environ()["OMP_NUM_THREADS"] == "2"
 
 
 @pytest.mark.usefixtures("own_server")
