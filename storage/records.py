@@ -112,7 +112,7 @@ class TrialResult:
     disturbance: str | None = None
     """What disturbed the run, for messages; None for a trusted result."""
     energy_joules: float | None = None
-    """Energy of all devices during the run, including warm-up."""
+    """Energy of all devices in the timed steps."""
     disturbed: tuple[DisturbedRun, ...] = ()
     """The runs before the one that counts, oldest first."""
     seconds: float | None = None

@@ -30,7 +30,7 @@ launch the next kernels, so below it other processes do not slow them down."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Load, clocks and energy of the machine over some time."""
+    """Load, clocks and power of the machine over some time."""
 
     cores: int
     """Number that this process may run on; a quota may allow it to keep fewer busy."""
@@ -42,8 +42,9 @@ class Conditions:
     """Whether another process computed on the devices."""
     throttled: tuple[str, ...]
     """Reasons for which the devices ran slower than they should, at any time."""
-    energy_joules: float | None
-    """Energy that the devices consumed; None where they do not count it."""
+    power_watts: float | None
+    """Mean power of all devices from the end of the first timed step to the end of the last one; None where they do not
+    count energy, and without two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +61,25 @@ class Look:
     activity: Activity
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd:
+    """The moment at which a timed step has ended."""
+
+    seconds: float
+    """On time.monotonic's clock."""
+    energy_joules: float | None
+    """Of `Activity`."""
+
+
 class Watch(Protocol):
     """Observer of the machine while its context lasts."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+    def step(self) -> None:
+        """Note that a timed step has just ended."""
 
     @property
     def conditions(self) -> Conditions:
@@ -94,6 +108,7 @@ class MachineWatch:
         self._root = psutil.Process(root)
         self._cores = os.sched_getaffinity(0)
         self._looks: list[Look] = []
+        self._steps: list[StepEnd] = []
         self._ended = Event()
         self._thread = Thread(target=self._look_on, name="conditions", daemon=True)
 
@@ -112,9 +127,13 @@ class MachineWatch:
             self._thread.join()
             self._look()
 
+    def step(self) -> None:
+        energy = self._activity().energy_joules
+        self._steps.append(StepEnd(seconds=time.monotonic(), energy_joules=energy))
+
     @property
     def conditions(self) -> Conditions:
-        return conditions_of(self._looks, len(self._cores))
+        return conditions_of(self._looks, len(self._cores), self._steps)
 
     def _look_on(self) -> None:
         while not self._ended.wait(self._interval_seconds):
@@ -142,8 +161,8 @@ class MachineWatch:
         )
 
 
-def conditions_of(looks: Sequence[Look], cores: int) -> Conditions:
-    """Summarize one or more samples, given in order of time, of processes that may run on these `cores`."""
+def conditions_of(looks: Sequence[Look], cores: int, steps: Sequence[StepEnd] = ()) -> Conditions:
+    """Summarize samples, one or more in order of time as `steps` are, of processes that may run on these `cores`."""
     first, last = looks[0], looks[-1]
     seconds = last.seconds - first.seconds
     # The time of a process disappears from the sum if it ends before its parent waits for it; that is no negative use.
@@ -151,15 +170,20 @@ def conditions_of(looks: Sequence[Look], cores: int) -> Conditions:
     disturbing = max(0.0, last.busy_seconds - first.busy_seconds - own)
     # In some containers NVML reports process numbers of the host. None of them is an own process, so nothing is known.
     ours: frozenset[int] = frozenset().union(*(look.own_pids for look in looks))
-    start, end = first.activity.energy_joules, last.activity.energy_joules
     return Conditions(
         cores=cores,
         disturbing_cpu=disturbing / seconds if seconds >= _LEAST_SECONDS else 0.0,
         own_cpu=own / seconds if seconds >= _LEAST_SECONDS else 0.0,
         disturbing_gpu=any(look.activity.pids & ours and look.activity.pids - ours for look in looks),
         throttled=tuple(sorted(frozenset().union(*(look.activity.slowdowns for look in looks)))),
-        energy_joules=None if start is None or end is None else end - start,
+        power_watts=_power_watts(steps[0], steps[-1]) if len(steps) > 1 else None,
     )
+
+
+def _power_watts(first: StepEnd, last: StepEnd) -> float | None:
+    if first.energy_joules is None or last.energy_joules is None:
+        return None
+    return (last.energy_joules - first.energy_joules) / (last.seconds - first.seconds)
 
 
 def disturbance(conditions: Conditions, hardware: Hardware, groups: int = 1) -> str | None:

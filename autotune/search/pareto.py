@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from autotune.search.execution.ledger import duration_seconds
 from autotune.search.winner import Standing, Standings
 from storage.records import FinishedTrial, ParetoPlan
+from trials.outcome import Completed
 from trials.plan import Plan
 
 
@@ -21,15 +21,13 @@ def pareto(
     """
     if set(objectives) <= {"time"}:
         return ()
-    counted: dict[Plan, list[FinishedTrial]] = defaultdict(list)
+    joules, seconds = defaultdict[Plan, float](float), defaultdict[Plan, float](float)
     for trial in trials:
-        if trial.result.energy_joules is not None:
-            counted[trial.plan].append(trial)
-    # Mean power of all devices, start and warm-up included.
-    watts = {
-        plan: sum(trial.result.energy_joules or 0.0 for trial in each) / sum(map(duration_seconds, each))
-        for plan, each in counted.items()
-    }
+        outcome, energy = trial.result.outcome, trial.result.energy_joules
+        if isinstance(outcome, Completed) and energy is not None:
+            joules[trial.plan] += energy
+            seconds[trial.plan] += sum(outcome.measurement.step_seconds)
+    watts = {plan: joules[plan] / seconds[plan] for plan in joules}
     able = (standings.entries[number] for number in standings.able)
     found = [_entry(standing, watts.get(standing.plan), samples) for standing in able]
     # `reshape`, since an empty list would become an array without columns.

@@ -290,10 +290,13 @@ class Undisturbed:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def step(self) -> None:
+        pass
+
     @property
     def conditions(self) -> Conditions:
         return Conditions(
-            cores=2, disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), energy_joules=None
+            cores=2, disturbing_cpu=0.0, own_cpu=0.0, disturbing_gpu=False, throttled=(), power_watts=None
         )
 
 

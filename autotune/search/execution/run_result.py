@@ -18,7 +18,8 @@ class RunResult:
     disturbance: str | None = None
     """What disturbed the run that counts, in words; the name under which it is stored."""
     energy_joules: float | None = None
-    """Energy that all devices consumed from the start of the trial to its end, warm-up and all runs included."""
+    """Energy of all devices in the timed steps: the mean power from the end of the first to that of the last, times the
+    seconds of all."""
     disturbed: tuple[DisturbedRun, ...] = ()
     """Runs before the one that counts, oldest first."""
     seconds: float | None = None

@@ -113,44 +113,43 @@ class Runner:
             task = trial_steps(prediction, search.warmup_steps, search.timed_steps)
         request = self._prepared.request(plan, task)
         disturbed: tuple[DisturbedRun, ...] = ()
-        joules: list[float | None] = []
         began = self._clock()
         for callback in (on_step, None) if self._was_undisturbed else (on_step,):
-            steering = _Steering(prediction, task, 0.0 if timed_steps else search.step_error, callback)
             with self._watch(self._prepared.workload.hardware) as watch:
+                steering = _Steering(prediction, task, 0.0 if timed_steps else search.step_error, callback, watch)
                 answer = self._pool.ask(request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on)
             run = _run_result(task, prediction, answer, shortened=steering.shortened)
             conditions = watch.conditions
-            joules.append(conditions.energy_joules)
             reason = disturbance(conditions, self._prepared.workload.hardware, search.parallel)
             is_short_of_memory = isinstance(run.outcome, Failed) and isinstance(run.outcome.cause, OutOfMemory)
             if is_short_of_memory and not conditions.disturbing_gpu:
                 reason = None  # others made it slower, but took none of its memory
-            result = replace(run, disturbance=reason, disturbed=disturbed)
+            energy = _energy_joules(run, conditions.power_watts)
+            result = replace(run, disturbance=reason, disturbed=disturbed, energy_joules=energy)
             if reason is None:
                 break
             disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, disturbance=reason),)
         self._was_undisturbed = reason is None
-        counted = [each for each in joules if each is not None]
-        # A sum over some of the runs would be taken for the energy of all.
-        energy = sum(counted) if len(counted) == len(joules) else None
-        return replace(result, seconds=self._clock() - began, energy_joules=energy)
+        return replace(result, seconds=self._clock() - began)
 
 
 class _Steering:
     """The decision after each timed step whether a trial goes on."""
 
-    def __init__(self, prediction: Prediction, task: Trial, error: float, on_step: StepCallback | None) -> None:
+    def __init__(
+        self, prediction: Prediction, task: Trial, error: float, on_step: StepCallback | None, watch: Watch
+    ) -> None:
         self.shortened = False
         """Whether it ended before its measurement was complete."""
         self._predicted = prediction.step_seconds[list(task.timed_steps)].tolist()
         self._epoch_seconds = prediction.epoch_seconds
         self._error = error
-        self._on_step = on_step
+        self._on_step, self._watch = on_step, watch
         self._ratios: list[float] = []
 
     def shall_go_on(self, seconds: float) -> bool:
         """Return whether the trial goes on after a step that took `seconds`."""
+        self._watch.step()
         self._ratios.append(seconds / self._predicted[len(self._ratios)])
         is_wanted = self._on_step is None or self._on_step(self._ratios[-1] * self._epoch_seconds)
         self.shortened = not (is_wanted or self._is_complete)
@@ -177,6 +176,12 @@ def estimate_epoch(measurement: Measurement, prediction: Prediction) -> tuple[fl
     spread = float(ratios.std(ddof=1) / ratios.mean()) if len(ratios) > 1 else 0.0
     seconds = float(measured.sum() * scale)
     return seconds, seconds * spread / math.sqrt(len(ratios))
+
+
+def _energy_joules(run: RunResult, power_watts: float | None) -> float | None:
+    if power_watts is None or not isinstance(run.outcome, Completed):
+        return None
+    return power_watts * sum(run.outcome.measurement.step_seconds)
 
 
 def _run_result(task: Trial, prediction: Prediction, answer: Answers | Cause, *, shortened: bool) -> RunResult:

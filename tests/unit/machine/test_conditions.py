@@ -13,14 +13,14 @@ import psutil
 import pynvml
 import pytest
 
-from autotune.machine.conditions import Conditions, Look, MachineWatch, conditions_of, disturbance
+from autotune.machine.conditions import Conditions, Look, MachineWatch, StepEnd, conditions_of, disturbance
 from autotune.machine.nvml import Activity
 from tests.machines.simulated_nvml import simulate
 from tests.values.storage import WORKLOAD
 
 GPU = replace(WORKLOAD.hardware, devices=2, cpu_cores=16)
 CPU = replace(GPU, accelerator="cpu", devices=2, cpu_cores=2)
-QUIET = Conditions(cores=2, disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), energy_joules=None)
+QUIET = Conditions(cores=2, disturbing_cpu=0.0, own_cpu=1.5, disturbing_gpu=False, throttled=(), power_watts=None)
 SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(60)"
 
@@ -47,10 +47,9 @@ def look(
     own: float = 0.0,
     pids: tuple[int, ...] = (),
     slowdowns: tuple[str, ...] = (),
-    energy: float | None = None,
 ) -> Look:
     """Return a sample in which 1 and 2 are the own processes."""
-    activity = Activity(pids=frozenset(pids), slowdowns=frozenset(slowdowns), energy_joules=energy)
+    activity = Activity(pids=frozenset(pids), slowdowns=frozenset(slowdowns), energy_joules=None)
     return Look(seconds=seconds, busy_seconds=busy, own_seconds=own, own_pids=frozenset({1, 2}), activity=activity)
 
 
@@ -89,11 +88,20 @@ def test_another_process_on_our_devices_is_seen(looks: list[tuple[int, ...]], st
     assert conditions_of([look(pids=pids) for pids in looks], 2).disturbing_gpu is stranger
 
 
-def test_every_slowdown_is_kept_and_energy_is_a_difference() -> None:
-    looks = [look(energy=100.5), look(slowdowns=("thermal", "power brake")), look(slowdowns=("thermal",), energy=350)]
-    found = conditions_of(looks, 2)
-    assert (found.throttled, found.energy_joules) == (("power brake", "thermal"), 249.5)
-    assert conditions_of([look(energy=100), look()], 2).energy_joules is None
+def test_every_slowdown_is_kept() -> None:
+    looks = [look(), look(slowdowns=("thermal", "power brake")), look(slowdowns=("thermal",))]
+    assert conditions_of(looks, 2).throttled == ("power brake", "thermal")
+
+
+@pytest.mark.parametrize(
+    ("energies", "expected"),
+    [((100.5, 700.0, 350.5), 125.0), ((100.0, None, 200.0), 50.0), ((100.0, None), None), ((100.0,), None), ((), None)],
+)
+def test_power_is_that_of_the_timed_steps_whatever_starting_and_loading_take(
+    energies: tuple[float | None, ...], expected: float | None
+) -> None:
+    steps = [StepEnd(seconds=60.0 + second, energy_joules=energy) for second, energy in enumerate(energies)]
+    assert conditions_of([look(), look()], 2, steps).power_watts == expected
 
 
 @pytest.mark.parametrize(
@@ -163,7 +171,7 @@ def test_a_busy_process_is_disturbing_unless_it_is_an_own_process() -> None:
     assert theirs.disturbing_cpu >= used - 0.15
     assert theirs.disturbing_cpu - ours.disturbing_cpu == pytest.approx(used, abs=0.15)
     assert used < 0.3 or disturbance(theirs, CPU) is not None
-    assert (ours.disturbing_gpu, ours.throttled, ours.energy_joules) == (False, (), None)
+    assert (ours.disturbing_gpu, ours.throttled, ours.power_watts) == (False, (), None)
 
 
 def test_children_that_end_meanwhile_count_as_own_processes() -> None:
@@ -181,13 +189,18 @@ def test_a_watch_on_accelerators_reads_what_they_tell(monkeypatch: pytest.Monkey
     def processes(handle: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=psutil.Process().pid if handle == "0" else 1)]
 
-    energies = iter([1000, 2000, 31000, 42000])
+    energies = iter([1000, 2000, 4000, 5000, 34000, 45000, 90000, 90000])
     simulate(monkeypatch)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", processes)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: next(energies))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     watch = MachineWatch(GPU)
     with watch:
-        pass
+        began = time.monotonic()
+        watch.step()
+        watch.step()
+        took = time.monotonic() - began
     found = watch.conditions
-    assert (found.disturbing_gpu, found.throttled, found.energy_joules) == (True, (), 70.0)
+    assert (found.disturbing_gpu, found.throttled) == (True, ())
+    assert found.power_watts is not None
+    assert found.power_watts >= 70.0 / took

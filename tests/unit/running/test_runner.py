@@ -179,14 +179,14 @@ def test_a_completed_trial_says_what_an_epoch_takes(tmp_path: Path) -> None:
     assert 0 < result.epoch_seconds_error < 0.03 * PREDICTOR.predict(PLAN).epoch_seconds
 
 
-def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Conditions:
+def conditions(disturbing_gpu: bool, power_watts: float | None = None) -> Conditions:
     return Conditions(
         cores=2,
         disturbing_cpu=0.0,
         own_cpu=2.0,
         disturbing_gpu=disturbing_gpu,
         throttled=(),
-        energy_joules=energy_joules,
+        power_watts=power_watts,
     )
 
 
@@ -202,7 +202,7 @@ def conditions(disturbing_gpu: bool, energy_joules: float | None = None) -> Cond
 def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_too(
     tmp_path: Path, disturbed: tuple[bool, ...], runs: int, disturbance: str | None
 ) -> None:
-    machine = iter([conditions(disturbing, 100.0) for disturbing in disturbed])
+    machine = iter([conditions(disturbing, 100.0 * run) for run, disturbing in enumerate(disturbed, 1)])
 
     class OtherMachine(Undisturbed):
         @property
@@ -213,7 +213,9 @@ def test_a_disturbed_trial_is_run_once_more_and_marked_when_that_is_disturbed_to
     result = Runner(prepared_of(tmp_path), CalibratedPredictor(PREDICTOR), pool, OtherMachine).run(PLAN)
     assert isinstance(result.outcome, Completed)
     assert pool.asked == [PLAN] * runs
-    assert (result.disturbance, result.energy_joules) == (disturbance, 100.0 * runs)
+    timed = sum(result.outcome.measurement.step_seconds)
+    assert result.disturbance == disturbance
+    assert result.energy_joules == pytest.approx(100.0 * runs * timed)
     assert [run.disturbance for run in result.disturbed] == ["another process computed on the devices"] * (runs - 1)
     assert result.seconds is not None
 

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from storage.records import FinishedTrial, ParetoPlan
 from tests.machines.search_bench import PREDICTOR, Bench
 from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.search import completed, padded_plan
+from trials.outcome import Completed
 
 SAMPLES = 100
 
@@ -35,11 +35,18 @@ def standings_with(*entries: tuple[float, int]) -> Standings:
     return Standings(entries=standings, posterior=posterior, measured=posterior)
 
 
-def spent(number: int, joules: float, seconds: float) -> FinishedTrial:
+def spent(number: int, joules: float, *step_seconds: float, seconds: float = 60.0) -> FinishedTrial:
+    """Return a trial of `seconds` in all, with the energy of its timed steps."""
     made = completed(padded_plan(number), 1.0)
-    return replace(
-        made, result=replace(made.result, energy_joules=joules, finished=made.started + timedelta(seconds=seconds))
+    assert isinstance(made.result.outcome, Completed)
+    measurement = replace(
+        made.result.outcome.measurement,
+        steps=tuple(range(len(step_seconds))),
+        step_seconds=step_seconds,
+        losses=(1.0,) * len(step_seconds),
     )
+    outcome = replace(made.result.outcome, measurement=measurement)
+    return replace(made, result=replace(made.result, outcome=outcome, energy_joules=joules, seconds=seconds))
 
 
 def numbers(found: tuple[ParetoPlan, ...]) -> list[int]:
@@ -80,8 +87,8 @@ def test_plans_that_need_less_memory_are_measured_whole_however_slow_they_are(be
     assert last.estimated_samples_per_second < 0.85 * first.estimated_samples_per_second
 
 
-def test_energy_is_mean_power_for_an_epoch_over_its_samples() -> None:
-    trials = [spent(1, 300, 1), spent(1, 100, 1), spent(2, 100, 2)]
+def test_energy_is_mean_power_of_the_steps_for_an_epoch_over_its_samples() -> None:
+    trials = [spent(1, 300, 0.5, 0.5), spent(1, 100, 1.0, seconds=600.0), spent(2, 100, 1.0, 1.0, seconds=5.0)]
     found = pareto(standings_with((10, 1), (20, 1)), trials, SAMPLES, ("time", "energy"))
     assert numbers(found) == [1, 2]
     assert [entry.joules_per_sample for entry in found] == [20.0, 10.0]
