@@ -44,7 +44,7 @@ class Conditions:
     """Reasons for which the devices ran slower than they should, at any time."""
     power_watts: float | None
     """Mean power of all devices from the end of the first timed step to the end of the last one; None where they do not
-    count energy, and without two steps."""
+    count energy, on several nodes, and without two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,8 @@ class MachineWatch:
             self._look()
 
     def step(self) -> None:
-        energy = self._activity().energy_joules
+        # The devices of other nodes count as well, and only those of this one can be read.
+        energy = self._activity().energy_joules if self._hardware.nodes == 1 else None
         self._steps.append(StepEnd(seconds=time.monotonic(), energy_joules=energy))
 
     @property

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 
 import psutil
@@ -183,6 +184,19 @@ def test_children_that_end_meanwhile_count_as_own_processes() -> None:
         time.sleep(0.1)
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     assert watch.conditions.own_cpu >= 0.7 * used / (time.monotonic() - began)
+
+
+def test_the_energy_of_one_node_is_not_taken_for_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    energies = count(1000)
+    simulate(monkeypatch)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: next(energies))
+    here, both = MachineWatch(replace(GPU, devices=2)), MachineWatch(replace(GPU, devices=4, nodes=2))
+    for watch in (here, both):
+        with watch:
+            watch.step()
+            watch.step()
+    assert here.conditions.power_watts is not None
+    assert both.conditions.power_watts is None
 
 
 def test_a_watch_on_accelerators_reads_what_they_tell(monkeypatch: pytest.MonkeyPatch) -> None:
