@@ -3,7 +3,9 @@
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
+from trials.arrays import Ints
 from trials.data.epoch import PackPart
 from trials.data.index import DatasetIndex
 from trials.data.loader import PackDataset
@@ -11,15 +13,14 @@ from trials.model.inputs.encoders import load_encoder
 from trials.tasks.answer import LoadTiming
 from trials.tasks.request import Request
 
-# Choices: different sizes, so that the fit separates the time of a pack from that of its samples; two of each.
-_PACK_SAMPLES = (1, 1, 2, 2, 4, 4)
+# A choice: different sizes, so that the fit separates the time of a pack from that of its samples.
+_PACK_SAMPLES = (1, 2, 4)
 
 
 def time_loading(request: Request, repeats: int) -> tuple[LoadTiming, ...]:
     """Time packs of some of the job's samples, with and without pixels; files are cached after the first read."""
     index = DatasetIndex.load(request.index)
-    chance = np.random.default_rng(request.job.training.seed)
-    packs = [chance.integers(len(index), size=count) for count in _PACK_SAMPLES]
+    packs = drawn_packs(index.vision_units, request.job.training.seed)
     encoder = load_encoder(request.job.model, request.job.data)
     timings = []
     for pixels in (True, False):
@@ -34,6 +35,17 @@ def time_loading(request: Request, repeats: int) -> tuple[LoadTiming, ...]:
                 )
             )
     return tuple(timings)
+
+
+def drawn_packs(vision_units: NDArray[np.integer], seed: int) -> tuple[Ints, ...]:
+    """Return rows of packs, of each size one of any samples, and one of samples with vision units where there are any.
+
+    Of data with few images none might be drawn by chance, and an image would seem to load in no time.
+    """
+    chance = np.random.default_rng(seed)
+    every, with_images = np.arange(len(vision_units)), np.flatnonzero(vision_units)
+    of_kinds = (every, with_images if len(with_images) else every)
+    return tuple(chance.choice(rows, size=count) for count in _PACK_SAMPLES for rows in of_kinds)
 
 
 def _seconds(dataset: PackDataset, number: int) -> float:
