@@ -12,7 +12,7 @@ import torch
 
 from trials import channels
 from trials.channels import Channel
-from trials.engine.allocator import AllocatorPeaks, needed_bytes
+from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
 from trials.engine.group import env_rendezvous, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
@@ -114,7 +114,7 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
             needed, limit = error.needed_bytes, error.memory_limit_bytes
         else:
             peaks = AllocatorPeaks.of(torch.cuda.memory_stats())
-            needed, limit = needed_bytes(peaks, str(error)), request.memory_limit_bytes
+            needed, limit = needed_bytes(peaks, str(error)), _allocatable_bytes()
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
@@ -122,3 +122,13 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     of_disk = isinstance(error, OSError) and error.errno in _OF_THE_DISK
     return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]), of_machine=of_disk)
+
+
+def _allocatable_bytes() -> int:
+    """Return the most that the allocator could take from the device: others may leave less than the job's limit.
+
+    A profile has no limit of the job.
+    """
+    free, total = torch.cuda.mem_get_info()
+    limit = round(torch.cuda.get_per_process_memory_fraction() * total)
+    return usable_bytes(limit, total=total, free=free, reserved=torch.cuda.memory_reserved())

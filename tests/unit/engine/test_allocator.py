@@ -36,12 +36,13 @@ class Allocator:
     """What `torch.cuda` tells of the allocator: the statistics before, then those behind the steps."""
 
     def __init__(self, patch: pytest.MonkeyPatch, case: dict[str, Any]) -> None:
-        self.statistics, self.fraction, self.resets = case["before"], 0.0, 0
+        self.statistics, self.fraction, self.resets = case["before"], 1.0, 0
         memory = case["memory"]
-        patch.setattr(torch.cuda, "mem_get_info", lambda device: (memory["free"], memory["total"]))
-        patch.setattr(torch.cuda, "memory_reserved", lambda device: memory["reserved"])
+        patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (memory["free"], memory["total"]))
+        patch.setattr(torch.cuda, "memory_reserved", lambda device=None: memory["reserved"])
         patch.setattr(torch.cuda, "memory_stats", lambda device=None: self.statistics)
         patch.setattr(torch.cuda, "set_per_process_memory_fraction", self._limit)
+        patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: self.fraction)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
 
     def _limit(self, fraction: float, device: torch.device) -> None:
@@ -113,15 +114,24 @@ def test_a_tensor_without_room_counts_to_what_was_needed() -> None:
     assert needed_bytes(peaks, "Tried to allocate 20.00 MiB.") == max(peaks.reserved, peaks.allocated + 20 * (1 << 20))
 
 
-def test_a_rank_reports_what_it_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("memory_of", "is_limited", "limit"),
+    [("out-of-memory", True, 70 * GIB), ("held-by-others", True, 50 * GIB), ("held-by-others", False, 50 * GIB)],
+    ids=["of the job", "of what others leave", "of a profile"],
+)
+def test_a_rank_reports_what_it_needed_and_what_it_could_have(
+    memory_of: str, is_limited: bool, limit: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     case = recorded("out-of-memory")
-    Allocator(monkeypatch, case).statistics = case["statistics"]
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: case["statistics"])
+    allocator = Allocator(monkeypatch, recorded(memory_of))
+    if is_limited:
+        CudaMeter(CUDA, case["limit"])
+    allocator.statistics = case["statistics"]
     monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(case["limit"]))
     (tmp_path / REQUEST).write_text("{}")
     cause = serving._cause(torch.OutOfMemoryError(case["message"]), 0, FolderChannel(tmp_path))
     assert isinstance(cause, OutOfMemory)
-    assert (cause.limit_bytes, cause.needed_bytes) == (70 * GIB, 70_974_308_352 + round(5.25 * GIB))
+    assert (cause.limit_bytes, cause.needed_bytes) == (limit, 70_974_308_352 + round(5.25 * GIB))
 
 
 class _Request:
