@@ -37,7 +37,8 @@ class ProfiledCosts:
 
     def __str__(self) -> str:
         taken = self.created.astimezone(UTC)
-        return f"{self.hardware}, {taken:%Y-%m-%d %H:%M} UTC"
+        disturbed = f", while {self.costs.disturbance}" if self.costs.disturbance else ""
+        return f"{self.hardware}, {taken:%Y-%m-%d %H:%M} UTC{disturbed}"
 
 
 def stored_costs(profile: LayerProfile) -> ProfiledCosts:

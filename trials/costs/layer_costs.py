@@ -79,6 +79,10 @@ class LayerCosts:
     compile_seconds: Measured | None = None
     """Seconds in which a rank compiles layers of all kinds; None where layers were not compiled."""
     slow_calls: tuple[SlowCall, ...] = ()
+    shortened: tuple[tuple[str, float], ...] = ()
+    """`ProfileReport.shortened`."""
+    disturbance: str | None = None
+    """What disturbed the machine while it was profiled, in words."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.dimensions.usual import zero_stages
@@ -49,6 +50,7 @@ def layer_costs(
     """
     work = prepared.workload
     if not fresh and (stored := stored_costs(work, store)) is not None:
+        _warn_of_conditions(stored)
         return stored
     layers = "compiled layers" if prepared.job.training.compile else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
@@ -100,21 +102,12 @@ def profile_layers(
     if not isinstance(answer, Answers):
         raise TrialsKeepFailing(f"the layers could not be profiled: {with_remedy(answer)}; logs are in {logs}")
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
-    costs = fit_costs(reports, hardware.nodes)
-    if reports[0].shortened:
-        _log.warning(
-            "the links between the ranks are slow, so the profile timed smaller exchanges than usual: %s; predictions "
-            "continue their times in proportion to the size, and are less certain until trials correct them",
-            ", ".join(
-                f"{what} ({f'1/{1 / share:.0f}' if share else 'computed'})" for what, share in reports[0].shortened
-            ),
-        )
-    if reason := disturbance(watched.conditions, hardware):
-        _log.warning(
-            "while the layers were timed, %s; predictions are less certain until trials correct them; "
-            "`autotune profile JOB --fresh` measures again",
-            reason,
-        )
+    costs = replace(
+        fit_costs(reports, hardware.nodes),
+        shortened=reports[0].shortened,
+        disturbance=disturbance(watched.conditions, hardware),
+    )
+    _warn_of_conditions(costs)
     if costs.noisy_kinds:
         _log.warning(
             "the times of these layers differ by more than %.0f%% between repeats, after three rounds: %s; predictions "
@@ -123,6 +116,22 @@ def profile_layers(
             ", ".join(f"{kind} ({costs[kind].noise:.0%})" for kind in costs.noisy_kinds),
         )
     return costs
+
+
+def _warn_of_conditions(costs: LayerCosts) -> None:
+    """Warn of what made the profile shorter or less certain, each time that it is taken."""
+    if costs.shortened:
+        _log.warning(
+            "the links between the ranks are slow, so the profile timed smaller exchanges than usual: %s; predictions "
+            "continue their times in proportion to the size, and are less certain until trials correct them",
+            ", ".join(f"{what} ({f'1/{1 / share:.0f}' if share else 'computed'})" for what, share in costs.shortened),
+        )
+    if costs.disturbance:
+        _log.warning(
+            "while the layers were timed, %s; predictions are less certain until trials correct them; "
+            "`autotune profile JOB --fresh` measures again",
+            costs.disturbance,
+        )
 
 
 def design(
