@@ -191,8 +191,8 @@ class DataProfile:
 class Workload:
     """Model, data, hardware, software, and the settings that every plan shares."""
 
-    # Settings that change neither time nor memory of the usual steps have no part in it, such as learning rates, the
-    # weights of samples in the loss and a curriculum in the first steps: what was measured holds for all of them.
+    # Settings that hardly change time and memory of the usual steps have no part in it, such as learning rates,
+    # clipping, the weights of samples in the loss and a curriculum in the first steps: measurements hold for all.
     model: ModelShape
     data: DataProfile
     hardware: Hardware

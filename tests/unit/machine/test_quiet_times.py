@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trials.costs.layer import NOISE_LIMIT
-from trials.tasks.profiling.quiet import QuietTimes, Times, spread
+from trials.tasks.profiling.quiet import QuietTimes, Times, are_quiet, spread
 
 
 def test_noisy_times_are_taken_again_and_the_quietest_kept() -> None:
@@ -58,3 +58,13 @@ def test_probes_of_several_calls_are_timed_at_one_speed() -> None:
     for mine, found in zip(own, medians, strict=True):
         np.testing.assert_allclose(found[:3], level * mine * np.array([1, 2, 1]))
     assert max(map(spread, (*first, *second))) < 1e-9
+
+
+def test_further_sizes_are_timed_by_all_ranks_or_by_none() -> None:
+    quiet, noisy = [0.01, 0.02, 0.9], [0.01, 0.2, 0.9]
+    assert [are_quiet(spreads, 0.05) for spreads in (quiet, noisy)] == [True, False]
+
+    def of_both(median: Sequence[float]) -> list[float]:
+        return [max(0.02, 0.2, *median)]
+
+    assert [are_quiet(spreads, 0.05, of_both) for spreads in (quiet, noisy)] == [False, False]

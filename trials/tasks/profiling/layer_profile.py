@@ -32,9 +32,9 @@ from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.loading import time_loading
-from trials.tasks.profiling.pace import Pace
+from trials.tasks.profiling.pace import Pace, slowest
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
-from trials.tasks.profiling.quiet import QuietTimes, Times, spread
+from trials.tasks.profiling.quiet import QuietTimes, Times, are_quiet, spread
 from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.slow_calls import time_slow_calls
 from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tensor
@@ -56,7 +56,8 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     slow_calls = profiler.slow_calls(task.sizes)
     compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
-    if statistics.median(timing.spread for timing in timings) <= task.curve_spread:
+    of_all = None if task.exchange_seconds is None else partial(slowest, device)
+    if are_quiet([timing.spread for timing in timings], task.curve_spread, of_all):
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
     layers = replace(
         _report(stage, timings),

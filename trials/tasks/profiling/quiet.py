@@ -8,6 +8,7 @@ import numpy as np
 
 from trials.arrays import Floats
 from trials.costs.layer import NOISE_LIMIT
+from trials.tasks.profiling.pace import Slowest
 
 # A choice: a machine that is still disturbed in the third round is marked as noisy instead.
 _MORE_ROUNDS = 2
@@ -30,6 +31,13 @@ class Times(NamedTuple):
     """Weight gradients that are deferred from the backward pass."""
     deferral: float = 0.0
     """What deferring them adds to all passes."""
+
+
+def are_quiet(spreads: Sequence[float], most: float, slowest: Slowest | None = None) -> bool:
+    """Return whether the median spread is at most this, with `slowest` that of every rank: all get the same answer."""
+    # A rank that timed more than the others would time it alone, while they wait for it.
+    median = [statistics.median(spreads)]
+    return max(slowest(median) if slowest else median) <= most
 
 
 class QuietTimes:
