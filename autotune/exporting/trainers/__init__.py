@@ -11,6 +11,7 @@ from autotune.draft.adapters import PARTS_BY_NAME
 from autotune.draft.leftovers import learning_text
 from autotune.draft.shell_script import NoValue
 from autotune.draft.trainers import Trainer
+from autotune.exporting.settings import common_settings
 from autotune.search.space.abilities import Abilities
 from trials import plugins
 from trials.data.records.sample import Kind
@@ -48,6 +49,20 @@ class Export:
     @property
     def devices(self) -> int:
         return self.held.plan.layout.data
+
+    @property
+    def steps(self) -> int:
+        """Steps of all epochs, of which each has those of the first."""
+        return self.job.training.epochs * self.epoch.steps
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the job by common names, without a number of steps that all epochs together do not make.
+
+        transformers' Trainer goes on until it has made them, and begins further epochs for that.
+        """
+        found = common_settings(self.job)
+        return {name: value for name, value in found.items() if name != "max_steps" or value < self.steps}
 
     @property
     def output(self) -> Path:

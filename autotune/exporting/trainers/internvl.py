@@ -136,7 +136,7 @@ def decided(export: Export) -> dict[str, Any]:
     """Return the arguments for the plan, the data and the settings of the job."""
     packing, training = export.held.plan.packing, export.job.training
     longest = int(export.epoch.index.text_tokens.max()) + ROOM
-    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(export.settings, reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "do_train": True,
         "conv_style": _style(export),
@@ -156,7 +156,7 @@ def decided(export: Export) -> dict[str, Any]:
         found |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "strict_mode": False}
         found |= {"loss_reduction": training.loss_weighting, "loss_reduction_all_gather": True}
         # Its packs are a stream without a length, for which Trainer asks for a number of steps.
-        found.setdefault("max_steps", training.epochs * export.epoch.steps)
+        found.setdefault("max_steps", export.steps)
         found["remove_unused_columns"] = False
     else:
         found["per_device_train_batch_size"] = getattr(packing, "samples", 1)

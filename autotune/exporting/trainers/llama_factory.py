@@ -166,7 +166,7 @@ def decided(export: Export) -> dict[str, Any]:
     packing = export.held.plan.packing
     assert isinstance(packing, Padded)
     limits = image_limits(export.job.model.path)
-    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(export.settings, reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "stage": "sft",
         "do_train": True,

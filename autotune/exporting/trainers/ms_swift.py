@@ -17,7 +17,7 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, messages
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import common_settings, learning_left_out
+from autotune.exporting.settings import learning_left_out
 from autotune.exporting.trainers import (
     ROOM,
     Export,
@@ -129,7 +129,7 @@ def _rows(export: Export) -> Ints:
 def decided(export: Export) -> dict[str, Any]:
     """Return the arguments for the plan, the data and the settings of the job, without the system prompt."""
     vision, language = export.recomputes
-    found = own_settings(common_settings(export.job), reader.NAMES, ARGUMENTS) | {
+    found = own_settings(export.settings, reader.NAMES, ARGUMENTS) | {
         "output_dir": export.output.name,
         "dataset": [_DATA],
         "split_dataset_ratio": 0,

@@ -12,7 +12,7 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, human_and_gpt, numbered
 from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
-from autotune.exporting.settings import check_mergers, common_settings, learning_left_out, tuned
+from autotune.exporting.settings import check_mergers, learning_left_out, tuned
 from autotune.exporting.trainers import (
     ROOM,
     Export,
@@ -132,7 +132,7 @@ def _name(export: Export) -> str:
 def decided(export: Export) -> dict[str, Any]:
     """Return the arguments for the plan, the data and the settings of the job."""
     packing = export.held.plan.packing
-    common = common_settings(export.job) | tuned(export.job)
+    common = export.settings | tuned(export.job)
     limits = image_limits(export.job.model.path)
     found = own_settings(common, NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
