@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
+
 from autotune.data_problems import warn_of_bad_data
 from autotune.draft.arguments import Arguments
 from autotune.draft.present import Present
@@ -26,6 +28,7 @@ from autotune.plan_file import read_plan
 from trials import plugins
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
+from trials.data.order import epoch_order
 from trials.job import Job
 from trials.model.inputs.encoders import load_measurer, token_limit
 from trials.model.skeleton import load_config
@@ -116,7 +119,7 @@ def export_plan(
 
 
 def _held_out(job: Job) -> DatasetIndex | None:
-    """Return the samples to evaluate on; None where the job has none. Log bad lines of their own as warnings."""
+    """Return the samples that the job evaluates on; None where it has none. Log bad lines of their own as warnings."""
     evaluation = job.evaluation
     if evaluation.samples is None and evaluation.sources is None:
         return None
@@ -125,7 +128,7 @@ def _held_out(job: Job) -> DatasetIndex | None:
     if evaluation.sources is None:  # the data of the training, of which its reading warns
         return hold_out(index, evaluation)[1]
     warn_of_bad_data(report)
-    return index
+    return index.keep(np.sort(epoch_order(index, evaluation.seed, 0))).each_once
 
 
 def _own(exporter: Exporter, present: Arguments) -> Mapping[str, Any]:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's
     from trials.data.epoch import Epoch
     from trials.data.index import DatasetIndex
 
+ROOM = 64
+"""Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Export:
@@ -40,7 +43,7 @@ class Export:
     cuts_at: int | None
     """Number of tokens at which the job cuts samples; None where it does not."""
     held_out: "DatasetIndex | None"
-    """Samples to evaluate on."""
+    """Samples to evaluate on, each as often as an evaluation shows it."""
     present: Mapping[str, Any]
     """Arguments of the user's own configuration, by the trainer's names; empty where none is given."""
     python: Path | None
@@ -63,6 +66,14 @@ class Export:
         """
         found = common_settings(self.job)
         return {name: value for name, value in found.items() if name != "max_steps" or value < self.steps}
+
+    @property
+    def cut_length(self) -> int:
+        """Tokens at which a trainer is to cut samples: where the job cuts them, or else more than any sample has."""
+        if self.cuts_at is not None:
+            return self.cuts_at
+        indexes = [self.epoch.index] if self.held_out is None else [self.epoch.index, self.held_out]
+        return max(int(index.text_tokens.max()) for index in indexes) + ROOM
 
     @property
     def output(self) -> Path:
@@ -128,10 +139,6 @@ EXPORTS: plugins.Plugins[Exporter] = plugins.Plugins(__name__)
 
 def has_videos(export: Export) -> bool:
     return bool((export.epoch.index.kind & Kind.VIDEO).any())
-
-
-ROOM = 64
-"""Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
 
 
 def own_settings(common: Mapping[str, Any], names: Mapping[str, str], arguments: Iterable[str]) -> dict[str, Any]:

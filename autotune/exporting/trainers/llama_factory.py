@@ -15,7 +15,7 @@ from autotune.exporting.conversations import Media, checked_sample, has_unlearnt
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, common_settings, learning_left_out
-from autotune.exporting.trainers import ROOM, Export, has_videos, kept_of, own_settings, zero_configuration
+from autotune.exporting.trainers import Export, has_videos, kept_of, own_settings, zero_configuration
 from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
@@ -174,7 +174,7 @@ def decided(export: Export) -> dict[str, Any]:
         "dataset": "train",
         "disable_shuffling": True,
         "packing": False,
-        "cutoff_len": export.cuts_at or int(export.epoch.index.text_tokens.max()) + ROOM,
+        "cutoff_len": export.cut_length,
         "per_device_train_batch_size": packing.samples,
         "gradient_accumulation_steps": export.epoch.micro_batches,
         "disable_gradient_checkpointing": not export.recomputes[1],

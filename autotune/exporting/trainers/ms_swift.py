@@ -19,7 +19,6 @@ from autotune.exporting.counting.counted import Counted, Package, count_by_packa
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import learning_left_out
 from autotune.exporting.trainers import (
-    ROOM,
     Export,
     has_videos,
     kept_of,
@@ -182,9 +181,7 @@ def _longest(export: Export) -> dict[str, Any]:
 
     A sample above it would be dropped, with its pack.
     """
-    if export.cuts_at is not None:
-        return {"max_length": export.cuts_at, "truncation_strategy": "right"}
-    return {"max_length": int(export.epoch.index.text_tokens.max()) + ROOM, "truncation_strategy": "delete"}
+    return {"max_length": export.cut_length, "truncation_strategy": "delete" if export.cuts_at is None else "right"}
 
 
 def _packing(export: Export) -> dict[str, Any]:
