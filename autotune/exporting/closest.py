@@ -130,7 +130,7 @@ class Restricted:
         packing = plan.packing
         if self.abilities.packs != "in order" or not isinstance(packing, Packed):
             return HeldPlan(plan=plan, seconds=seconds)
-        found = self._holding.nearest(packing, count)
+        found = self._holding.nearest(packing, plan.layout.data, count)
         if found is None:
             return None
         shorter, order = found

@@ -53,8 +53,8 @@ class Holding:
             self._rebuilt[key] = epoch is not None and order_of(epoch) is not None
         return self._rebuilt[key]
 
-    def nearest(self, packing: Packed, count: int = LENGTHS) -> tuple[Packed, PackOrder] | None:
-        """Return the packs, or the nearest shorter ones, whose order tells the trainer where they end.
+    def nearest(self, packing: Packed, data: int, count: int = LENGTHS) -> tuple[Packed, PackOrder] | None:
+        """Return the packs, or the nearest shorter ones, whose order tells the trainer of `data` ranks where they end.
 
         Of the `count` lengths a few more are tried for an order that stays the same where the trainer counts some
         tokens otherwise. Packs stay long enough for the longest sample where it would be lost.
@@ -65,7 +65,7 @@ class Holding:
             further -= found is not None
             if not further:
                 break
-            epoch = self.epoch(other, self._workload.hardware.devices)
+            epoch = self.epoch(other, data)
             if epoch is None or not (other is packing or epoch.keeps_batch):
                 continue
             order = order_of(epoch)
@@ -108,7 +108,8 @@ class Holding:
         qv = min(max(data.vision_units, 1), MOST_UNITS)
         tried = lengths(data, self._workload.global_batch_samples, hold_all=holds_all(self._workload))
         packings = packings_of(replace(axes, capacities=tuple((qv, qt) for qt in tried), padded=())).usual()
-        rebuilt = (self.nearest(each) for each in packings if isinstance(each, Packed))
+        devices = self._workload.hardware.devices
+        rebuilt = (self.nearest(each, devices) for each in packings if isinstance(each, Packed))
         return replace(axes, capacities=tuple(dict.fromkeys((each.qv, each.qt) for each, _ in filter(None, rebuilt))))
 
 

@@ -1,5 +1,6 @@
 """Steps and ranks of an exported training: those of the job."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 from autotune.draft.arguments import read_arguments
 from autotune.job_file import load_job
 from tests.programs.users import JobFile
+from tests.values.forecast import IN_BFLOAT16
 from tests.values.training import plan_of
-from trials.plan import Padded
+from trials import wire
+from trials.plan import Padded, Plan
 
 Exported = Callable[..., tuple[dict[str, Any], Path]]
 HELD_BY_ALL = plan_of("12+8r12,8", data=2, packing=Padded(samples=2))
@@ -29,3 +32,14 @@ def test_steps_end_a_training_early_and_never_prolong_it(trainer: str, job: JobF
         assert int(arguments["num_train_epochs"]) == load_job(job.path).training.epochs
         found = arguments.get("max_steps")
         assert (found if found is None else str(found)) == written
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_packs_are_in_steps_of_the_ranks_of_the_plan_where_there_are_more_devices(exported: Exported) -> None:
+    document, alike = exported("ms-swift", IN_BFLOAT16)
+    plan = wire.decode(Plan, json.dumps(document["plan"]))
+    assert plan.layout.data == 2
+    document, out = exported("ms-swift", plan, "--devices", "4")
+    assert document["plan_id"] == plan.id
+    for name in ("train.jsonl", "sft.yaml"):
+        assert (out / name).read_text() == (alike / name).read_text()
