@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from autotune.errors import ExportError
 from autotune.exporting.conversations import Media, checked_sample, human_and_gpt
 from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
+from autotune.exporting.pack_stream import BUFFER, PackStream, stream_of
 from autotune.exporting.settings import common_settings, mean_left_out, weighting_left_out
 from autotune.exporting.trainers import (
     ROOM,
@@ -47,8 +49,6 @@ DROPPED = (
 )
 REMEDY = "save the model's own chat template and limits of tiles in its folder"
 _STYLE, _TILE = "internvl2_5", 448
-_BUFFER = 20
-"""Packs among which the scripts of the repository look for one with room for a sample."""
 
 
 def check(job: Job, family: str) -> None:
@@ -135,7 +135,6 @@ def _tiles(export: Export) -> int:
 def decided(export: Export) -> dict[str, Any]:
     """Return the arguments for the plan, the data and the settings of the job."""
     packing, training = export.held.plan.packing, export.job.training
-    longest = int(export.epoch.index.text_tokens.max()) + ROOM
     found = own_settings(export.settings, reader.NAMES, ARGUMENTS) | {
         "output_dir": str(export.output),
         "do_train": True,
@@ -143,7 +142,7 @@ def decided(export: Export) -> dict[str, Any]:
         "meta_path": str(export.folder / _META),
         "use_packed_ds": isinstance(packing, Packed),
         "gradient_accumulation_steps": export.epoch.micro_batches,
-        "max_seq_length": longest,
+        "max_seq_length": _longest(export),
         "grad_checkpoint": export.recomputes[1],
         "force_image_size": export.present.get("force_image_size", _TILE),
         "max_dynamic_patch": _tiles(export),
@@ -151,12 +150,14 @@ def decided(export: Export) -> dict[str, Any]:
         "use_thumbnail": True,
     }
     if isinstance(packing, Packed):
-        # A sample above either of them would be dropped or cut.
-        found |= {"num_images_expected": _images(export), "max_packed_tokens": max(packing.qt, longest)}
-        found |= {"per_device_train_batch_size": 1, "max_buffer_size": _BUFFER, "strict_mode": False}
+        stream = _stream(export)
+        found |= {"num_images_expected": stream.images, "max_packed_tokens": stream.tokens, "strict_mode": False}
+        found |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": stream.micro_batches}
+        found["max_buffer_size"] = BUFFER
         found |= {"loss_reduction": training.loss_weighting, "loss_reduction_all_gather": True}
         # Its packs are a stream without a length, for which Trainer asks for a number of steps.
-        found.setdefault("max_steps", export.steps)
+        steps = training.epochs * stream.steps
+        found["max_steps"] = min(steps, training.max_steps or steps)
         found["remove_unused_columns"] = False
     else:
         found["per_device_train_batch_size"] = getattr(packing, "samples", 1)
@@ -174,10 +175,17 @@ def _arguments(export: Export) -> dict[str, Any]:
     return found | kept_of(export.present, {*found, *ARGUMENTS, *DROPPED}, NAMES)
 
 
-def _images(export: Export) -> int:
-    """Return the most images of a pack as its packer counts them: a sample of text alone has an empty one there."""
-    counted = np.maximum(export.epoch.index.vision_units, 1)
-    return int(export.epoch.packs.sums(counted).max())
+def _longest(export: Export) -> int:
+    """Return the tokens at which it cuts samples: no more than the longest may have, for which its packs need room."""
+    longest = int(export.epoch.index.text_tokens[export.epoch.packs.samples].max()) + ROOM
+    return longest if export.cuts_at is None else min(longest, export.cuts_at)
+
+
+@lru_cache(maxsize=1)
+def _stream(export: Export) -> PackStream:
+    packing = export.held.plan.packing
+    assert isinstance(packing, Packed)
+    return stream_of(export.epoch, max(packing.qt, _longest(export)))
 
 
 def command(export: Export) -> str:
@@ -189,9 +197,19 @@ def left_out(export: Export) -> Iterator[str]:
     """Yield what its data and its settings do not hold."""
     packing = export.held.plan.packing
     if isinstance(packing, Packed):
-        images = _images(export)
-        yield f"the packs themselves, their order and their steps: its own packer fills packs up to {images} images"
-        yield from mean_left_out(export.epoch.micro_batches)
+        stream, epoch = _stream(export), export.epoch
+        yield (
+            f"the packs themselves, their order and their steps: its own packer fills packs up to {stream.images} "
+            f"images and {stream.tokens} tokens, about {stream.packs} packs of an epoch where the plan has "
+            f"{np.count_nonzero(epoch.packs.counts)}, and {stream.batch_samples:.1f} samples of a step where it has "
+            f"{epoch.batch_samples:.1f}"
+        )
+        if stream.tokens > packing.qt + ROOM:
+            yield (
+                f"packs of at most {packing.qt} tokens: each may have the {stream.tokens} of the longest sample there, "
+                "and needs memory for them"
+            )
+        yield from mean_left_out(stream.micro_batches)
     else:
         yield "the order of the samples: micro-batches have samples of about the same length there"
         yield from mean_left_out(export.epoch.micro_batches * export.devices)
@@ -206,8 +224,6 @@ def left_out(export: Export) -> Iterator[str]:
             "training.lora: adapters have a dropout of 0.05 there, its own choice of layers, and an alpha of twice the "
             "rank"
         )
-    if export.job.data.oversize == "truncate":
-        yield "data.oversize: truncate; longer samples are not cut there"
 
 
 def notes(export: Export) -> Iterator[str]:  # noqa: ARG001 - the same for every export

@@ -14,7 +14,6 @@ from autotune.exporting.counting.counted import Counted, count_by_processor
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, learning_left_out, tuned
 from autotune.exporting.trainers import (
-    ROOM,
     Export,
     has_videos,
     kept_of,
@@ -141,7 +140,7 @@ def decided(export: Export) -> dict[str, Any]:
         "data_flatten": not _pads(export),  # which some versions ask for with packs
         "per_device_train_batch_size": packing.samples if isinstance(packing, Padded) else 1,
         "gradient_accumulation_steps": export.epoch.micro_batches,
-        "model_max_length": int(export.epoch.index.text_tokens.max()) + ROOM,
+        "model_max_length": export.cut_length,
         "gradient_checkpointing": export.recomputes[1],
         "eval_strategy": "no",
     }
@@ -180,8 +179,8 @@ def left_out(export: Export) -> Iterator[str]:
     targets = export.job.training.lora.targets
     if export.job.training.lora.rank is not None and tuple(targets or ()) != _TARGETS:
         yield f"training.lora.targets: adapters are on {', '.join(_TARGETS)} there"
-    if export.job.data.oversize == "truncate":
-        yield "data.oversize: truncate; longer samples are not cut there"
+    if export.cuts_at is not None and not _pads(export):
+        yield "data.oversize: truncate; longer samples are not cut in packs there"
 
 
 def notes(export: Export) -> Iterator[str]:

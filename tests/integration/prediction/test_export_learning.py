@@ -24,7 +24,7 @@ from tests.values.data import record, write_records
 from tests.values.training import PACKED, plan_of
 from trials import plugins, wire
 from trials.model.skeleton import build_skeleton, load_config
-from trials.plan import Padded
+from trials.plan import Padded, Plan
 from trials.workload import ModelShape
 
 Exported = Callable[..., tuple[dict[str, Any], Path]]
@@ -186,6 +186,31 @@ def test_what_llama_factory_cuts_otherwise_is_named(job: JobFile, exported: Expo
     job.spoil(data__oversize="truncate", data__max_tokens=4000)
     document, _ = exported("llama-factory", HELD_BY_ALL)
     assert any("questions are cut there along with answers" in each for each in document["left_out"])
+
+
+@pytest.mark.parametrize("plan", [RECOMPUTED, ONE_LEVEL], ids=["padded", "packed"])
+def test_internvl_cuts_samples_where_the_job_does(plan: Plan, job: JobFile, exported: Exported, tmp_path: Path) -> None:
+    words = " ".join(map(str, range(200)))
+    data = write_records(tmp_path / "texts.jsonl", *(record("Count.", words) for _ in range(48)))
+    job.spoil(data__sources=[{"path": str(data)}], data__oversize="truncate", data__max_tokens=200)
+    document, out = exported("internvl", plan)
+    lengths = {json.loads(line)["length"] for line in (out / "train.jsonl").read_text().splitlines()}
+    assert lengths == {200}
+    assert read_arguments(out / "sft.sh").values["max_seq_length"] == "200"
+    assert not any("truncate" in each for each in document["left_out"])
+
+
+def test_qwen_vl_cuts_samples_where_the_job_does_but_in_packs(
+    training: Callable[..., ModelShape], exported: Exported, tmp_path: Path
+) -> None:
+    qwen2_5_vl.make(tmp_path / "qwen2.5-vl")
+    path = str(tmp_path / "qwen2.5-vl")
+    shape = training(model__path=path, model__dtype="bfloat16", data__oversize="truncate", data__max_tokens=4000)
+    layers = f"{shape.vision_layers}+{shape.language_layers}"
+    for packing, named in (Padded(samples=2), False), (replace(PACKED, sequence=1), True):
+        document, out = exported("qwen-vl", plan_of(layers, data=2, zero=1, packing=packing))
+        assert read_arguments(out / "sft.sh").values["model_max_length"] == "4000"
+        assert any("longer samples are not cut in packs there" in each for each in document["left_out"]) == named
 
 
 def test_adapters_that_llama_factory_would_not_have_are_refused(

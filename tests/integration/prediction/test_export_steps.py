@@ -1,7 +1,9 @@
 """Steps and ranks of an exported training: those of the job."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 from autotune.draft.arguments import read_arguments
 from autotune.job_file import load_job
 from tests.programs.users import JobFile
+from tests.values.data import record, write_records
 from tests.values.forecast import IN_BFLOAT16
-from tests.values.training import plan_of
+from tests.values.training import PACKED, plan_of
 from trials import wire
 from trials.plan import Padded, Plan
 
@@ -32,6 +35,31 @@ def test_steps_end_a_training_early_and_never_prolong_it(trainer: str, job: JobF
         assert int(arguments["num_train_epochs"]) == load_job(job.path).training.epochs
         found = arguments.get("max_steps")
         assert (found if found is None else str(found)) == written
+
+
+def test_internvl_makes_the_steps_of_the_packs_that_hold_the_longest_sample(
+    job: JobFile, exported: Exported, tmp_path: Path
+) -> None:
+    """Its packer fills every pack up to the most images and the most tokens of any."""
+    short = [record("Why?", "Yes.") for _ in range(30)]
+    middle = [record("Why?", " ".join(map(str, range(12)))) for _ in range(30)]
+    data = write_records(tmp_path / "mixed.jsonl", *short, *middle, record("Why?", " ".join(map(str, range(1500)))))
+    job.spoil(data__sources=[{"path": str(data)}], data__oversize="own-pack", training__epochs=3)
+    packing = replace(PACKED, sequence=1, qv=3, qv_min=3, qt=150, qt_min=150)
+    document, out = exported("internvl", replace(HELD_BY_ALL, packing=packing))
+    assert document["plan"]["packing"]["qt"] == 150
+    arguments = read_arguments(out / "sft.sh").values
+    lengths = sorted(json.loads(line)["length"] for line in (out / "train.jsonl").read_text().splitlines())
+    images, tokens = (int(arguments[name]) for name in ("num_images_expected", "max_packed_tokens"))
+    assert tokens == lengths[-1] + 64
+    assert sum(lengths[-1 - images : -1]) < tokens  # only images close packs
+    of_step = 2 * int(arguments["gradient_accumulation_steps"])
+    steps, left = divmod(int(arguments["max_steps"]), 3)
+    packs = math.ceil(60 / images) + 1
+    assert (steps, left) == (math.ceil(packs / of_step), 0)
+    packed, memory, *_ = document["left_out"]
+    assert f"images and {tokens} tokens, about {packs} packs of an epoch where the plan has " in packed
+    assert f"packs of at most 150 tokens: each may have the {tokens} of the longest sample there" in memory
 
 
 @pytest.mark.usefixtures("in_bfloat16")
