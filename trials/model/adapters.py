@@ -15,6 +15,7 @@ from trials.errors import ModelError
 from trials.job import LoraSection
 from trials.model.paths import part_at
 from trials.model.skeleton import Skeleton
+from trials.workload import Part
 
 NAME = "default"
 """Default name of an adapter in peft."""
@@ -30,13 +31,8 @@ def add_adapters(skeleton: Skeleton, lora: LoraSection) -> LoraConfig:
     """
     if lora.train_projector:
         _check_saved(skeleton)
-    paths = [path for part in lora.parts for path in skeleton.chain.paths_of(part)]
-    # The word embedding and the head have no adapters: they may be one weight on two stages.
-    paths = [path for path in paths if path not in (skeleton.chain.projector[-1], *skeleton.chain.head)]
     assert lora.rank is not None  # else there are no adapters
-    config = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(skeleton.model, paths, lora), bias="none"
-    )
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=_targets(skeleton, lora), bias="none")
     inject_adapter_in_model(config, skeleton.model, adapter_name=NAME, low_cpu_mem_usage=True)
     for _, layer in _layers(skeleton.model):
         layer.lora_A.to(skeleton.model.dtype)
@@ -66,15 +62,31 @@ def _layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     return ((name, layer) for name, layer in module.named_modules() if isinstance(layer, LoraLayer))
 
 
-def _targets(model: PreTrainedModel, paths: Sequence[str], lora: LoraSection) -> list[str]:
-    """Return the names of the modules that get an adapter, as peft matches them: a name, or the end of one."""
-    modules = {
+def linear_layers(skeleton: Skeleton, parts: Iterable[Part]) -> list[str]:
+    """Return the names of the linear layers of these parts that may have an adapter."""
+    modules = _modules(skeleton, _paths(skeleton, parts))
+    return [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+
+
+def _paths(skeleton: Skeleton, parts: Iterable[Part]) -> list[str]:
+    paths = [path for part in parts for path in skeleton.chain.paths_of(part)]
+    # The word embedding and the head have no adapters: they may be one weight on two stages.
+    return [path for path in paths if path not in (skeleton.chain.projector[-1], *skeleton.chain.head)]
+
+
+def _modules(skeleton: Skeleton, paths: Iterable[str]) -> dict[str, nn.Module]:
+    return {
         f"{path}.{name}".rstrip("."): module
         for path in paths
-        if isinstance(part := part_at(model, path), nn.Module)
+        if isinstance(part := part_at(skeleton.model, path), nn.Module)
         for name, module in part.named_modules()
     }
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+
+
+def _targets(skeleton: Skeleton, lora: LoraSection) -> list[str]:
+    """Return the names of the modules that get an adapter, as peft matches them: a name, or the end of one."""
+    paths = _paths(skeleton, lora.parts)
+    modules, linear = _modules(skeleton, paths), linear_layers(skeleton, lora.parts)
     known = ", ".join(list(dict.fromkeys(name.rpartition(".")[2] for name in linear))[:_SHOWN])
     where = ", ".join(lora.parts)
     if not linear:
@@ -82,10 +94,10 @@ def _targets(model: PreTrainedModel, paths: Sequence[str], lora: LoraSection) ->
     if lora.targets is None:
         return linear
     for target in lora.targets:
-        if not any(_is(name, target) for name in linear):
-            what = "no linear layer" if any(_is(name, target) for name in modules) else "no module"
+        if not any(is_named(name, target) for name in linear):
+            what = "no linear layer" if any(is_named(name, target) for name in modules) else "no module"
             raise ModelError(f"training.lora.targets: {target} is {what} of {where}; known there: {known}")
-    chosen = [name for name in linear if any(_is(name, target) for target in lora.targets)]
+    chosen = [name for name in linear if any(is_named(name, target) for target in lora.targets)]
     _check_layers(paths, chosen, lora)
     return chosen
 
@@ -106,5 +118,6 @@ def _check_layers(paths: Sequence[str], chosen: Sequence[str], lora: LoraSection
             )
 
 
-def _is(name: str, target: str) -> bool:
+def is_named(name: str, target: str) -> bool:
+    """Return whether a target of adapters, the name of a layer or the end of one, names this layer."""
     return name == target or name.endswith(f".{target}")

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from autotune.draft.shell_script import NoValue
@@ -22,6 +24,7 @@ from trials.arrays import Ints
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Sample
 from trials.job import Job, ModelSection
+from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Padded
 from trials.units import number_of
 
@@ -80,12 +83,32 @@ def check(job: Job, family: str) -> None:
             f"training.lora.parts: projector; {TITLE} has adapters there only on layers that training.lora.targets "
             "names; name them, or export to ms-swift"
         )
+    _check_targets(job)
     common = common_settings(job)
     if rates := [name for name in ("vision_lr", "projector_lr") if name in common]:
         raise ExportError(
             f"training.learning_rates: {TITLE} has one rate for all parts, and the job others ({', '.join(rates)}); "
             f"remove them, or export to ms-swift, which trains {family} with rates of its own"
         )
+
+
+def _check_targets(job: Job) -> None:
+    """Raise ExportError for names of layers that are parts of other names: adapters would be on those layers too."""
+    lora = job.training.lora
+    if lora.rank is None or not lora.targets:
+        return
+    # Here, because peft takes a second to import.
+    from trials.model.adapters import is_named, linear_layers  # noqa: PLC0415
+
+    config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
+    layers = linear_layers(build_skeleton(config, torch.float32), lora.parts)
+    others = [name for name in layers if not any(is_named(name, target) for target in lora.targets)]
+    for target, name in product(lora.targets, others):
+        if target in name:
+            raise ExportError(
+                f"training.lora.targets: {target} is also a part of {name}, and {TITLE} has adapters on every layer "
+                "with a target in its name; name the layers by longer ends, such as attn.proj, or export to ms-swift"
+            )
 
 
 def abilities(job: Job) -> Abilities:  # noqa: ARG001 - the same for every job

@@ -13,15 +13,16 @@ import yaml
 from torch import nn
 
 from autotune.draft.arguments import read_arguments
-from autotune.exporting.trainers import target_regex, zero_configuration
+from autotune.errors import ExportError
+from autotune.exporting.trainers import llama_factory, target_regex, zero_configuration
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
 from autotune.model_shape import model_shape
 from tests.contracts.test_families import TINY
 from tests.programs.users import JobFile, refusal
-from tests.tiny_models import qwen2_5_vl
+from tests.tiny_models import qwen2_5_vl, qwen2_vl
 from tests.values.data import record, write_records
-from tests.values.training import PACKED, plan_of
+from tests.values.training import PACKED, job_of, plan_of
 from trials import plugins, wire
 from trials.model.skeleton import build_skeleton, load_config
 from trials.plan import Padded, Plan
@@ -220,6 +221,20 @@ def test_adapters_that_llama_factory_would_not_have_are_refused(
     options = ("--device-profile", profile, "--out", tmp_path / "new")
     code, message = refusal("export", job.path, "--to", "llama-factory", *options)
     assert (code, "only on layers that training.lora.targets names" in message) == (2, True), message
+
+
+def test_targets_that_llama_factory_would_find_in_further_names_are_refused(tmp_path: Path) -> None:
+    """It has adapters on each layer with a target anywhere in its name, such as proj in q_proj."""
+    qwen2_vl.make(tmp_path / "model")
+
+    def check(*targets: str, **changes: Any) -> None:
+        lora = {"rank": 4, "parts": ["vision", "language"], "targets": targets}
+        llama_factory.check(job_of(tmp_path, tmp_path, training={"lora": lora | changes}), "qwen2_vl")
+
+    check("qkv", "attn.proj", "q_proj", "v_proj")
+    check("proj", parts=["vision"])
+    with pytest.raises(ExportError, match=r"targets: proj is also a part of \S+o_proj, and LLaMA-Factory has adapters"):
+        check("qkv", "proj", "q_proj", "v_proj", "k_proj")
 
 
 def test_qwen_vl_gets_both_rates_where_one_differs_and_no_dropout(
