@@ -205,6 +205,8 @@ def decided(export: Export) -> dict[str, Any]:
     targets = found.get("lora_target")
     if targets is not None:
         found["lora_target"] = "all" if isinstance(targets, str) else ",".join(targets)
+    if export.job.training.lora.train_projector:
+        found["freeze_multi_modal_projector"] = True  # else adapters could be there
     # Its own limits, which come before those of the model's processor, are small by default.
     for name, default in (("max_pixels", _UNLIMITED), ("min_pixels", 1)):
         found[f"image_{name}"] = limits.get(name, export.present.get(f"image_{name}", default))
@@ -273,6 +275,12 @@ def command(export: Export) -> str:
 def left_out(export: Export) -> Iterator[str]:
     """Yield what its data, its loss and padded micro-batches hold otherwise."""
     yield from learning_left_out(export.job, export.epoch.micro_batches * export.devices)
+    training = export.job.training
+    if export.job.model.dtype == "float32" and (training.freeze or training.lora.rank is not None):
+        yield (
+            "model.dtype: float32; frozen weights, also those beneath adapters, are in the checkpoint's bfloat16 "
+            "there, or else in float16"
+        )
     if has_videos(export):
         yield "which frames of videos are shown, and their size: there by video_fps, video_maxlen, video_max_pixels"
     if export.cuts_at is not None:

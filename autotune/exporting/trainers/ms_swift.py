@@ -150,6 +150,8 @@ def decided(export: Export) -> dict[str, Any]:
     if environment := _environment(export):
         found["ENV"] = environment
     lora = export.job.training.lora
+    if lora.train_projector:
+        found["freeze_aligner"] = True  # else adapters would be there
     if lora.rank is not None and lora.targets:
         # Names alone would be looked for in all parts, also in those that are frozen.
         found["target_regex"] = target_regex(lora.parts, lora.targets)

@@ -142,6 +142,32 @@ def test_ms_swift_gets_adapters_by_name_in_the_parts_of_the_job_alone(
     assert "target_regex" not in configuration
 
 
+@pytest.mark.parametrize(
+    ("trainer", "key"), [("ms-swift", "freeze_aligner"), ("llama-factory", "freeze_multi_modal_projector")]
+)
+def test_a_projector_that_trains_along_with_adapters_gets_none(
+    trainer: str, key: str, training: Callable[..., ModelShape], exported: Exported
+) -> None:
+    training(training__lora={"rank": 4, "train_projector": True})
+    document, out = exported(trainer, HELD_BY_ALL)
+    assert yaml.safe_load((out / "sft.yaml").read_text())[key] is True
+    assert any(each.startswith("training.lora.train_projector: ") for each in document["left_out"])
+
+
+def test_the_type_of_frozen_weights_in_llama_factory_is_named(
+    training: Callable[..., ModelShape], exported: Exported
+) -> None:
+    cases: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({}, False),
+        ({"training__freeze": ["vision"]}, True),
+        ({"training__freeze": [], "training__lora": {"rank": 4}}, True),
+    )
+    for changes, named in cases:
+        training(**changes)
+        document, _ = exported("llama-factory", HELD_BY_ALL)
+        assert any("are in the checkpoint's bfloat16 there" in each for each in document["left_out"]) == named
+
+
 def test_what_a_present_configuration_would_change_is_not_kept_and_the_rest_is_named(
     exported: Exported, tmp_path: Path
 ) -> None:
