@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -158,11 +158,17 @@ def kept_of(present: Mapping[str, Any], decided: Iterable[str], names: Mapping[s
 
 def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
     """Yield what of a present configuration is not kept, and what is though the job has nothing for it."""
-    present, names = export.present, exporter.NAMES
+    present, names, decided = export.present, exporter.NAMES, exporter.decided(export)
     known = {names.get(name, name) for name in exporter.DROPPED}
     if dropped := sorted(name for name in present if names.get(name, name) in known):
         yield f"Not kept of the configuration, since the exported data and plan replace them: {', '.join(dropped)}"
-    kept = kept_of(present, (*exporter.decided(export), *exporter.DROPPED, *exporter.ARGUMENTS), names)
+    kept = kept_of(present, (*decided, *exporter.DROPPED, *exporter.ARGUMENTS), names)
+    without = exporter.decided(replace(export, present={}))
+    if taken := sorted(name for name, value in decided.items() if without.get(name) != value):
+        yield (
+            "Taken from the configuration, before values of the model folder and the usual ones; check that none "
+            f"changes data or training: {', '.join(taken)}"
+        )
     if learning := learning_text(kept):
         yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"
     if rest := sorted(name for name in kept if not learning_text({name: kept[name]})):

@@ -191,6 +191,30 @@ def test_what_a_present_configuration_would_change_is_not_kept_and_the_rest_is_n
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
     document, _ = exported("ms-swift", HELD_BY_ALL, "--from", tmp_path / "own.yaml")
     assert "Kept of the configuration" not in "".join(document["notes"])  # the export decides both
+    assert "Taken from the configuration" not in "".join(document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "own", "name"),
+    [
+        ("ms-swift", {"model": "m", "tuner_type": "full", "dataset": ["d"], "ENV": {"MAX_PIXELS": "3136"}}, "ENV"),
+        (
+            "llama-factory",
+            {"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d", "image_max_pixels": 3136},
+            "image_max_pixels",
+        ),
+    ],
+)
+def test_limits_of_images_of_a_present_configuration_are_named(
+    trainer: str, own: dict[str, Any], name: str, exported: Exported, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(own))
+    document, out = exported(trainer, HELD_BY_ALL, "--from", tmp_path / "own.yaml")
+    assert "3136" in str(yaml.safe_load((out / "sft.yaml").read_text())[name])
+    assert any(
+        each.startswith("Taken from the configuration, ") and each.endswith(f"changes data or training: {name}")
+        for each in document["notes"]
+    )
 
 
 def test_llama_factory_makes_no_image_smaller_than_the_model_s_processor_does(exported: Exported) -> None:
