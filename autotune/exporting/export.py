@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,7 @@ from autotune.exporting.closest import Restricted
 from autotune.exporting.price import Price, price_of
 from autotune.exporting.same_tokens import compare_tokens
 from autotune.exporting.settings import not_carried
-from autotune.exporting.trainers import EXPORTS, Export, Exporter, present_notes
+from autotune.exporting.trainers import EXPORTS, Export, Exporter, node_notes, present_notes
 from autotune.folders import lengths_folder
 from autotune.forecast.forecast import Forecaster
 from autotune.held_out import hold_out
@@ -92,6 +92,7 @@ def export_plan(
         job=job,
         epoch=forecaster.epoch(held.plan.packing, held.plan.layout.data),
         held=held,
+        nodes=_nodes(forecaster, held.plan.layout.data),
         family=forecaster.shape.family,
         folder=folder.absolute(),
         cuts_at=token_limit(job.data, config),
@@ -112,10 +113,18 @@ def export_plan(
         wanted=plan,
         missing=missing,
         left_out=(*exporter.left_out(found), *not_carried(forecaster.job)),
-        notes=(*compared, *exporter.notes(found), *present_notes(exporter, found)),
+        notes=(*compared, *exporter.notes(found), *node_notes(found), *present_notes(exporter, found)),
         price=price,
         skipped_lines=forecaster.report.bad,
     )
+
+
+def _nodes(forecaster: Forecaster, ranks: int) -> int:
+    """Return the nodes that the ranks need: of those of the job, or else of those that were profiled."""
+    stated, hardware = forecaster.job.hardware, forecaster.workload.hardware
+    if nodes := stated.nodes or len(stated.hosts or ()):
+        hardware = replace(hardware, devices=stated.devices or hardware.devices, nodes=nodes)
+    return hardware.resized(ranks).nodes
 
 
 def _held_out(job: Job) -> DatasetIndex | None:

@@ -149,6 +149,7 @@ def _export(trainer: str, python: Path, model: Path, data: Path, *, folder: Path
         job=job,
         epoch=build_epoch(index, held.plan.packing, settings, data_parallel=1),
         held=held,
+        nodes=1,
         family=shape.family,
         folder=folder,
         cuts_at=None,

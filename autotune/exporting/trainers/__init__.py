@@ -36,6 +36,8 @@ class Export:
     epoch: "Epoch"
     """First epoch under the plan that the trainer holds."""
     held: "HeldPlan"
+    nodes: int
+    """Machines over which the ranks are spread, with as many on each."""
     family: str
     """`model_type` of the model's configuration."""
     folder: Path
@@ -52,6 +54,11 @@ class Export:
     @property
     def devices(self) -> int:
         return self.held.plan.layout.data
+
+    @property
+    def of_node(self) -> int:
+        """Ranks on each node."""
+        return self.devices // self.nodes
 
     @property
     def steps(self) -> int:
@@ -203,12 +210,28 @@ def zero_configuration(stage: int) -> dict[str, Any]:
     }
 
 
-def launch_script(devices: int, program: str, arguments: Mapping[str, Any], **environment: str) -> str:
-    """Return a script that starts a program on devices of one machine; arguments that are not known are left out."""
+def starter(export: Export) -> str:
+    """Return the variables by which a trainer starts its ranks, on each node."""
+    nodes = f"NNODES={export.nodes} " if export.nodes > 1 else ""
+    return f"{nodes}NPROC_PER_NODE={export.of_node}"
+
+
+def node_notes(export: Export) -> Iterator[str]:
+    """Yield how to start the ranks of several nodes."""
+    if export.nodes > 1:
+        yield (
+            f"Start it on each of the {export.nodes} nodes, with NODE_RANK from 0 to {export.nodes - 1} and "
+            "MASTER_ADDR, the address of the first node, in its environment; files need the same paths on all of them"
+        )
+
+
+def launch_script(export: Export, program: str, arguments: Mapping[str, Any], **environment: str) -> str:
+    """Return a script that starts a program on a node; arguments that are not known are left out."""
+    nodes = f'--nnodes {export.nodes} --node_rank "$NODE_RANK" --master_addr "$MASTER_ADDR" ' * (export.nodes > 1)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
     known = {name: value for name, value in arguments.items() if not isinstance(value, NoValue)}
     lines = (f"    --{name} {_words(value)}" for name, value in known.items())
-    continued = " \\\n".join((f"torchrun --nproc_per_node {devices} {program}", *lines))
+    continued = " \\\n".join((f"torchrun {nodes}--nproc_per_node {export.of_node} {program}", *lines))
     return f"#!/bin/sh\nset -e\n{exports}{continued}\n"
 
 

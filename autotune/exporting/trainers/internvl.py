@@ -1,6 +1,7 @@
 """InternVL's own fine-tuning: a launch script. Source: internvl_chat/internvl/train and shell of its repository."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -94,7 +95,7 @@ def write(export: Export, folder: Path) -> None:
         zero = json.dumps(zero_configuration(export.held.plan.layout.zero), indent=2)
         (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
     program = "internvl/train/internvl_chat_finetune.py"
-    script = launch_script(export.devices, program, _arguments(export), LAUNCHER="pytorch")
+    script = launch_script(export, program, _arguments(export), LAUNCHER="pytorch")
     (folder / _SCRIPT).write_text(script, encoding="utf-8")
 
 
@@ -190,7 +191,7 @@ def _stream(export: Export) -> PackStream:
 
 def command(export: Export) -> str:
     """Return the command, whose script is in the exported folder."""
-    return f"bash {export.folder / _SCRIPT}"
+    return f"bash {shlex.quote(str(export.folder / _SCRIPT))}"
 
 
 def left_out(export: Export) -> Iterator[str]:

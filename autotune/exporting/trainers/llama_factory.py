@@ -17,7 +17,7 @@ from autotune.exporting.conversations import Media, checked_sample, has_unlearnt
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, common_settings, learning_left_out
-from autotune.exporting.trainers import Export, has_videos, kept_of, own_settings, zero_configuration
+from autotune.exporting.trainers import Export, has_videos, kept_of, own_settings, starter, zero_configuration
 from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
@@ -268,8 +268,8 @@ def template_of(model: ModelSection, family: str) -> dict[str, str]:
 
 
 def command(export: Export) -> str:
-    """Return the command for one machine."""
-    return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={export.devices} llamafactory-cli train {_CONFIGURATION}"
+    """Return the command for a node; of several, each has NODE_RANK and MASTER_ADDR in its environment."""
+    return f"FORCE_TORCHRUN=1 {starter(export)} llamafactory-cli train {_CONFIGURATION}"
 
 
 def left_out(export: Export) -> Iterator[str]:

@@ -23,6 +23,7 @@ from autotune.exporting.trainers import (
     has_videos,
     kept_of,
     own_settings,
+    starter,
     target_regex,
     zero_configuration,
 )
@@ -213,8 +214,8 @@ def _most(row: Sequence[Ints]) -> int:
 
 
 def command(export: Export) -> str:
-    """Return the command for one machine; with NNODES, NODE_RANK and MASTER_ADDR it is that of each of several."""
-    return f"NPROC_PER_NODE={export.devices} swift sft {_CONFIGURATION}"
+    """Return the command for a node; of several, each has NODE_RANK and MASTER_ADDR in its environment."""
+    return f"{starter(export)} swift sft {_CONFIGURATION}"
 
 
 def left_out(export: Export) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Qwen-VL's qwen-vl-finetune: a launch script. Source: qwenvl/data and qwenvl/train of Qwen3-VL's repository."""
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,7 @@ def write(export: Export, folder: Path) -> None:
         (folder / _ZERO).write_text(f"{zero}\n", encoding="utf-8")
     registered = {"annotation_path": str(export.folder / _DATA), "data_path": ""}
     (folder / _REGISTERED).write_text(f"data_dict[{_name(export)!r}] = {registered!r}\n", encoding="utf-8")
-    script = launch_script(export.devices, "qwenvl/train/train_qwen.py", _arguments(export))
+    script = launch_script(export, "qwenvl/train/train_qwen.py", _arguments(export))
     (folder / _SCRIPT).write_text(script, encoding="utf-8")
 
 
@@ -163,7 +164,7 @@ def _arguments(export: Export) -> dict[str, Any]:
 
 def command(export: Export) -> str:
     """Return the command, whose script is in the exported folder."""
-    return f"bash {export.folder / _SCRIPT}"
+    return f"bash {shlex.quote(str(export.folder / _SCRIPT))}"
 
 
 def left_out(export: Export) -> Iterator[str]:
