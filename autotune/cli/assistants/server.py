@@ -97,7 +97,7 @@ class ToolServer:
         if name not in self._offered:
             raise AutotuneError(_refusal(tool, line))
         if not self._allows_runs:
-            check_settings(arguments.get("set") or ())
+            check_settings(map(str, arguments.get("set") or ()))
         if name in RUNS and not arguments.get("dry_run"):
             return await self._run(tool, line, report)
         loop = asyncio.get_running_loop()
@@ -106,7 +106,9 @@ class ToolServer:
             asyncio.run_coroutine_threadsafe(report(text), loop)
 
         return await anyio.to_thread.run_sync(
-            lambda: tool.call(line, self._database, tell), limiter=self._one_at_a_time, abandon_on_cancel=True
+            lambda: tool.call(line, self._database, tell, allows_runs=self._allows_runs),
+            limiter=self._one_at_a_time,
+            abandon_on_cancel=True,
         )
 
     async def _run(self, tool: CommandTool, line: list[str], report: _Report) -> dict[str, Any]:

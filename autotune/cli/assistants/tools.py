@@ -47,6 +47,19 @@ def check_settings(changes: Iterable[str]) -> None:
             )
 
 
+def _check_trust(values: Iterable[object]) -> None:
+    """Raise AutotuneError for a job file that trusts the code of its model's folder, in place of which one is set."""
+    from autotune.job_file import JobFile
+
+    for file in (each for each in values if isinstance(each, JobFile)):
+        if any(change.startswith("model.path=") for change in file.changes) and file.job.model.trust_remote_code:
+            raise AutotuneError(
+                f"set model.path would run code of {file.job.model.path}: {file.path} sets model.trust_remote_code for "
+                "another folder, and this server was started without --allow-runs; ask the user to write the path into "
+                "a job file, or to start the server as `autotune mcp --allow-runs`"
+            )
+
+
 class Heard(Display):
     """Display that passes on what is done now, and keeps what lasts."""
 
@@ -102,13 +115,18 @@ class CommandTool:
                 (options if isinstance(parameter, click.Option) else places).extend(texts)
         return [*options, "--", *places] if any(each.startswith("-") for each in places) else [*places, *options]
 
-    def call(self, line: list[str], database: str | None, tell: Callable[[str], None]) -> dict[str, Any]:
+    def call(
+        self, line: list[str], database: str | None, tell: Callable[[str], None], *, allows_runs: bool
+    ) -> dict[str, Any]:
         """Return the result of the command, where its numbers come from, and notes to it.
 
-        `tell` is called with what is done now, from any thread. Raise what the command raises.
+        `tell` is called with what is done now, from any thread. Unless it `allows_runs`, no code of a model's folder
+        runs but of one whose job file says so. Raise what the command raises.
         """
         context = self.command.make_context(self.name, line)
         given = {name: value for name, value in context.params.items() if name not in _COMMON}
+        if not allows_runs:
+            _check_trust(given.values())
         heard = Heard(tell)
         results = list[Mapping[str, Any]]()
         options = Options(

@@ -1,48 +1,32 @@
 """`autotune mcp`, asked over pipes by the client of the protocol's own package."""
 
 import json
-import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 from click.testing import CliRunner
-from mcp import Client, StdioServerParameters
-from mcp.client.stdio import stdio_client
-from mcp.shared.dispatcher import ProgressFnT
-from mcp.types import CallToolResult, TextContent
 
 from autotune.cli import main
 from autotune.cli.assistants.provenance import ORIGINS
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.hardware import software
 from autotune.model_shape import model_shape
-from storage.store import open_store
+from tests.integration.assistants.conftest import Assistant, told_by
 from tests.programs.processes import children, ranks, wait_for, wait_for_the_end
 from tests.unit.repository.test_docs import ROOT
 from tests.values import search
 from tests.values.storage import (
-    EXPLANATION,
     NOON,
-    OUTCOMES,
     PADDED_PLAN,
     WORKLOAD,
-    best_of,
-    concluded,
-    launch_result,
     packed_plan,
-    result_of,
-    window_of,
 )
 from tests.values.training import job_of, plan_of
 from trials import wire
@@ -52,96 +36,6 @@ LOOKS = {"recommend", "doctor", "pack", "predict", "plans", "show", "compare", "
 RUNS = {"tune", "launch"}
 SKILL = ROOT / "skills" / "autotune" / "SKILL.md"
 BEST, OTHER = packed_plan().id, PADDED_PLAN.id
-
-
-class Assistant:
-    """An assistant that is connected to a server."""
-
-    def __init__(self, portal: BlockingPortal, client: Client) -> None:
-        self.portal = portal
-        self.client = client
-
-    def ask(self, tool: str, **arguments: object) -> CallToolResult:
-        return self.begin(tool, arguments).result()
-
-    def begin(self, tool: str, arguments: dict[str, Any], heard: ProgressFnT | None = None) -> Future[CallToolResult]:
-        """Call a tool, of which the client may hear before the result is there, and which it may cancel."""
-        call = partial(self.client.call_tool, tool, arguments, progress_callback=heard)
-        return self.portal.start_task_soon(call)
-
-    def answered(self, tool: str, **arguments: object) -> dict[str, Any]:
-        return told_by(self.ask(tool, **arguments))
-
-    def refused(self, tool: str, **arguments: object) -> str:
-        answer = self.ask(tool, **arguments)
-        assert answer.is_error
-        return text_of(answer)
-
-
-def told_by(answer: CallToolResult) -> dict[str, Any]:
-    assert not answer.is_error, answer.content
-    assert answer.structured_content is not None
-    answered: dict[str, Any] = answer.structured_content
-    assert json.loads(text_of(answer)) == answered
-    return answered
-
-
-def text_of(answer: CallToolResult) -> str:
-    (content,) = answer.content
-    assert isinstance(content, TextContent)
-    return content.text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("a user")
-
-
-@pytest.fixture(scope="module")
-def environment(folder: Path) -> dict[str, str]:
-    """Environment of a user whose database holds a finished study, which tried two plans, and a training."""
-    url = f"sqlite:///{folder}/known.db"
-    with open_store(url) as store:
-        study = store.create_study(store.add_workload(WORKLOAD), {"trials": 24}, seed=7)
-        for plan in (packed_plan(), PADDED_PLAN):
-            for outcome in ("completed", "out of memory"):
-                store.finish_trial(result_of(store.start_trial(study.id, plan, "sampled").id, OUTCOMES[outcome]))
-        concluded(store, best_of(study.id, explanation=EXPLANATION))
-        launch = store.start_launch(packed_plan(), study.workload_fingerprint, 8.0).id
-        store.add_window(window_of(launch))
-        store.finish_launch(launch_result(launch))
-    home = {name: str(folder / name) for name in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME")}
-    return {**os.environ, **home, "CUDA_VISIBLE_DEVICES": "", "AUTOTUNE_DB_URL": url}
-
-
-@pytest.fixture(scope="module")
-def portal() -> Iterator[BlockingPortal]:
-    with start_blocking_portal() as portal:
-        yield portal
-
-
-def connected(portal: BlockingPortal, environment: Mapping[str, str], *options: str) -> Iterator[Assistant]:
-    arguments = ["-P", "-m", "autotune", "mcp", *options]
-    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(environment))
-    with portal.wrap_async_context_manager(Client(stdio_client(server))) as client:
-        yield Assistant(portal, client)
-
-
-@pytest.fixture(scope="module")
-def reader(portal: BlockingPortal, environment: dict[str, str]) -> Iterator[Assistant]:
-    yield from connected(portal, environment)
-
-
-@pytest.fixture(scope="module")
-def runner(portal: BlockingPortal, environment: dict[str, str]) -> Iterator[Assistant]:
-    yield from connected(portal, environment, "--allow-runs")
-
-
-@pytest.fixture(scope="module")
-def job(example: Path, folder: Path) -> Path:
-    path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(job_of(example, folder / "output").model_dump(mode="json", exclude_none=True)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -256,43 +150,6 @@ def test_a_question_about_a_model_and_data_ends_in_a_launched_dry_run(
     assert all("--request" in command["argv"] for command in commands)
     assert set(origins(launched).values()) <= {"exact"}
     assert not (folder / "output").exists()
-
-
-def test_a_run_that_is_not_allowed_is_refused_with_the_command_for_it(reader: Assistant) -> None:
-    message = reader.refused("tune", job="my job.yaml", trials=3, resume=False)
-    assert "was started without --allow-runs" in message
-    command = message.partition("`")[2].partition("`")[0]
-    assert shlex.split(command) == ["autotune", "tune", "my job.yaml", "--trials=3", "--fresh"]
-    assert "`predict` from a profile" in message
-    assert "`autotune launch job.yaml --dry-run`" in reader.refused("launch", job="job.yaml", dry_run=True)
-
-
-def test_trusting_code_is_set_only_where_runs_are_allowed(reader: Assistant, runner: Assistant, job: Path) -> None:
-    for setting in ("model.trust_remote_code=true", 'model={path: x, "trust\\x5fremote_code": true}', "database=x"):
-        for tool, argument in (("pack", "job"), ("plans", "like")):
-            given = {argument: str(job), "set": ["training.epochs=2", setting]}
-            assert reader.refused(tool, **given).startswith(f"set {setting.partition('=')[0]} ")
-            assert "--allow-runs" not in text_of(runner.ask(tool, **given))
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "message"),
-    [
-        ("show", {"plan": "ffff"}, "ffff"),
-        ("predict", {"job": "absent.yaml"}, "absent.yaml: no such file; give the path of a job file"),
-        ("plans", {"top": 0}, "Invalid value for '--top': 0 is not in the range"),
-        ("plans", {"here": "yes"}, 'here: must be true or false, not "yes"'),
-        ("recommend", {"model": "m", "data": "train.jsonl"}, 'data: must be a list, not "train.jsonl"'),
-        ("show", {"plan": "a\0b"}, "plan: holds a null character"),
-        ("show", {}, "Missing argument 'PLAN'"),
-        ("show", {"plan": "ffff", "out": "x"}, "show has no argument 'out'; it has plan"),
-        ("run", {"job": "job.yaml"}, "there is no tool 'run'; there are recommend, doctor"),
-    ],
-)
-def test_what_cannot_be_is_refused_with_the_message_of_the_command(
-    runner: Assistant, tool: str, arguments: dict[str, object], message: str
-) -> None:
-    assert message in runner.refused(tool, **arguments)
 
 
 def test_a_run_that_fails_ends_with_its_message_and_the_server_goes_on(runner: Assistant, folder: Path) -> None:
