@@ -107,8 +107,7 @@ class ToolServer:
 
         return await anyio.to_thread.run_sync(
             lambda: tool.call(line, self._database, tell, allows_runs=self._allows_runs),
-            limiter=self._one_at_a_time,
-            abandon_on_cancel=True,
+            limiter=self._one_at_a_time,  # held until the command ends, also where the call is cancelled before
         )
 
     async def _run(self, tool: CommandTool, line: list[str], report: _Report) -> dict[str, Any]:

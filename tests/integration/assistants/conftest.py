@@ -99,8 +99,10 @@ def portal() -> Iterator[BlockingPortal]:
         yield portal
 
 
-def connected(portal: BlockingPortal, environment: Mapping[str, str], *options: str) -> Iterator[Assistant]:
-    arguments = ["-P", "-m", "autotune", "mcp", *options]
+def connected(
+    portal: BlockingPortal, environment: Mapping[str, str], *options: str, program: tuple[str, ...] = ("-m", "autotune")
+) -> Iterator[Assistant]:
+    arguments = ["-P", *program, "mcp", *options]
     server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(environment))
     with portal.wrap_async_context_manager(Client(stdio_client(server))) as client:
         yield Assistant(portal, client)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from anyio.from_thread import BlockingPortal
 from click.testing import CliRunner
 
 from autotune.cli import main
@@ -18,7 +19,7 @@ from autotune.cli.assistants.provenance import ORIGINS
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.machine.hardware import software
 from autotune.model_shape import model_shape
-from tests.integration.assistants.conftest import Assistant, told_by
+from tests.integration.assistants.conftest import Assistant, connected, told_by
 from tests.programs.processes import children, ranks, wait_for, wait_for_the_end
 from tests.unit.repository.test_docs import ROOT
 from tests.values import search
@@ -189,6 +190,38 @@ def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path
     search.cancel()
     wait_for_the_end(started)
     assert runner.answered("plans")["result"]["plans"]
+
+
+def test_a_look_up_begins_when_the_one_before_has_ended_also_if_that_is_cancelled(
+    portal: BlockingPortal, environment: dict[str, str]
+) -> None:
+    """The first look-up warns late: while the second one runs, if that does not wait."""
+    script = (
+        "import logging, threading, autotune.cli.doctor as doctor\n"
+        "examine, second_runs, first_warned = doctor.examine, threading.Event(), threading.Event()\n"
+        "def second(*given):\n"
+        "    second_runs.set(); first_warned.wait(30)\n"
+        "    return examine(*given)\n"
+        "def first(options, *given):\n"
+        "    doctor.examine = second\n"
+        "    options.display.show('begun'); second_runs.wait(2)\n"
+        "    logging.getLogger('autotune').warning('of the first'); first_warned.set()\n"
+        "    return examine(options, *given)\n"
+        "doctor.examine = first\n"
+        "from autotune.cli import main\n"
+        "main()"
+    )
+    heard = list[str | None]()
+
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        heard.append(message)
+
+    for assistant in connected(portal, environment, program=("-c", script)):
+        first = assistant.begin("doctor", {}, hear)
+        wait_for(lambda: heard)
+        first.cancel()
+        answered = assistant.answered("doctor")
+        assert "of the first" not in (*answered["notes"], *answered["result"]["warnings"])
 
 
 def test_only_messages_of_the_protocol_are_written_to_stdout_also_by_a_tool_that_prints_and_breaks(
