@@ -4,31 +4,38 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 _MEASURED, _PREDICTED, _ANALYTIC, _EXACT = "measured", "predicted", "analytic", "exact"
+_BY_EITHER = "measured or predicted"
 _BY_BASIS, _BY_MEASURED, _BY_ORIGIN = "field basis", "field measured", "field origin"
 ORIGINS = {
     _MEASURED: "by trials, or by trainings, on real devices",
     _PREDICTED: "fitted from a profile of a device, and corrected by trials where there are some; nothing was run",
     _ANALYTIC: "from the sizes of the model and the data sheet of a device; nothing was run",
     _EXACT: "set, counted, read, or computed without an estimate",
+    _BY_EITHER: "by runs or by predictions that trials have corrected, whichever is lower",
     _BY_BASIS: "as the field `basis` of the same object says; what is simulated or predicted was not measured",
     _BY_MEASURED: "measured where the field `measured` of the same object is true, else predicted",
     _BY_ORIGIN: "predicted, from measured layers or from a data sheet, as the field `origin` of the same object says",
 }
 """Origins of numbers, and what they mean."""
 
-_GIVEN = dict.fromkeys(
-    ("plan", "model", "data", "workload", "hardware", "software", "settings", "seed", "samples", "devices"), _EXACT
-)
+_GIVEN = {
+    **dict.fromkeys(("plan", "model", "data", "workload", "hardware", "software", "settings", "seed"), _EXACT),
+    **dict.fromkeys(("samples", "skipped_lines", "devices"), _EXACT),
+}
 _STUDIES = {
     **_GIVEN,
     **dict.fromkeys(("parameters", "number", "steps", "runs", "stage", "data_rank", "tensor_rank", "rank"), _EXACT),
     **dict.fromkeys(("text_tokens", "vision_units", "limit_bytes", "first_step", "last_step"), _EXACT),
     **dict.fromkeys(("evidence", "validity", "distance", "differences"), _EXACT),
     "corrected": _MEASURED,
+    "confidence": _BY_EITHER,
 }
 _ORIGINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     **dict.fromkeys(("plans", "show", "compare", "studies", "tune"), (_MEASURED, _STUDIES)),
-    "launch": (_MEASURED, dict.fromkeys(("commands", "steps", "blank_samples"), _EXACT)),
+    "launch": (
+        _MEASURED,
+        dict.fromkeys(("commands", "step", "steps", "speeds_since", "of", "samples", "blank_samples"), _EXACT),
+    ),
     "predict": (
         _PREDICTED,
         {**_GIVEN, **dict.fromkeys(("global_batch_samples", "corrected_by_trials", "number", "data_rank"), _EXACT)},

@@ -102,6 +102,7 @@ def test_stored_plans_and_studies_have_the_origin_of_each_number(reader: Assista
     assert shown[".plan.packing.qt"] == shown[".workload.data.samples"] == shown[".evidence.runs"] == "exact"
     assert shown[".explanation.plans[].parts[].seconds"] == "field basis"
     assert shown[".explanation.changes[].gain"] == "field measured"
+    assert shown[".confidence"] == "measured or predicted"
     compared = reader.answered("compare", first=BEST, second=OTHER)
     assert origins(compared)[".speed_ratio.mean"] == origins(compared)[".plans[].stages[].peak_bytes"] == "measured"
     assert [each["id"] for each in compared["result"]["plans"]] == [BEST, OTHER]
@@ -117,7 +118,7 @@ def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
     answered = runner.answered("predict", job=str(job), device_profile=str(profile), plan=str(plan))
     found = origins(answered)
     assert found[".plans[].epoch_seconds"] == found[".plans[].stages[].expected"] == "predicted"
-    assert found[".plans[].plan.layout.data"] == found[".samples"] == "exact"
+    assert found[".plans[].plan.layout.data"] == found[".samples"] == found[".skipped_lines"] == "exact"
     found = origins(runner.answered("pack", job=str(job), set=["training.global_batch_samples=4"], qv=10, qt=500))
     assert found[".after.text_fill"] == found[".global_batch_samples"] == "exact"
     assert found[".after.cost_per_sample"] == "analytic"
@@ -141,7 +142,7 @@ def test_a_question_about_a_model_and_data_ends_in_a_launched_dry_run(
     found = origins(answered)
     assert found[".choices[].epoch_seconds"] == found[".choices[].relative_error"] == "field origin"
     assert [each["origin"] for each in answered["result"]["choices"]] == [found[".data_sheet.flops"]] == ["analytic"]
-    assert found[".choices[].plan.packing.qt"] == "exact"
+    assert found[".choices[].plan.packing.qt"] == found[".skipped_lines"] == "exact"
     assert answered["result"]["advised_devices"] == devices
     plan = folder / "plan.json"
     plan.write_text(json.dumps(answered["result"]["choices"][0]["plan"]))
