@@ -150,6 +150,8 @@ def is_of_model(name: str) -> ColumnElement[bool]:
 
 def find(connection: Connection, name: str) -> StudyRecord:
     """Return the study whose name or id begins with `name`. Raise UnknownRecord and AmbiguousId."""
+    if not name:  # it would be the beginning of every name
+        raise UnknownRecord("the name of a study is empty; `autotune studies --archived` lists all")
     named = or_(STUDY.c.name.istartswith(name, autoescape=True), STUDY.c.id.startswith(name.lower(), autoescape=True))
     found = _records(connection, select(STUDY).where(named).order_by(STUDY.c.name).limit(_SHOWN))
     if not found:

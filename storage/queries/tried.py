@@ -77,6 +77,8 @@ def subject(connection: Connection, name: str) -> Subject:
 
 def _id(connection: Connection, id_prefix: str) -> str:
     """Return the only plan id that begins with `id_prefix`. Raise UnknownPlan and AmbiguousId."""
+    if not id_prefix:  # it would be the beginning of every id
+        raise UnknownPlan("the id of a plan is empty; `autotune plans --archived` lists the winners")
     prefix = id_prefix.lower()
     known = union(select(TRIAL.c.plan_id), select(BEST_PLAN.c.plan_id)).subquery()
     ids = select(known.c.plan_id).order_by(known.c.plan_id)

@@ -159,11 +159,12 @@ def test_too_many_tags_and_unknown_ones_are_refused(store: Store) -> None:
 
 
 def test_a_name_of_nothing_or_of_several_is_refused(store: Store) -> None:
-    study = searched(store)
+    study = searched(store, plans=(9, 5))
     with pytest.raises(UnknownRecord, match="no study and no plan begins with 'zz'"):
         store.find_subject("zz")
+    assert packed_plan(9).id[0] == packed_plan(5).id[0] == "3"
     with pytest.raises(AmbiguousId, match=r"several plans"):
-        store.find_subject("")
+        store.find_subject("3")
     searched(store)
     with pytest.raises(AmbiguousId, match="several studies"):
         store.find_subject("tiny-")

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
-from storage.errors import AmbiguousId, UnknownPlan
+from storage.errors import AmbiguousId, UnknownPlan, UnknownRecord
 from storage.records import BestPlan
 from storage.store import Store
 from storage.validity import Now
@@ -76,10 +77,24 @@ def test_of_a_plan_that_won_elsewhere_and_was_tried_here_the_study_of_here_is_fo
 
 
 def test_an_id_that_fits_several_plans_is_refused_with_their_ids(store: Store) -> None:
-    for plan in (packed_plan(), PADDED_PLAN):
+    plans = packed_plan(13), PADDED_PLAN
+    assert {plan.id[0] for plan in plans} == {"0"}
+    for plan in plans:
         concluded(store, best_of(new_study(store), plan=plan))
     with pytest.raises(AmbiguousId, match=PADDED_PLAN.id):
-        store.find_plan("")
+        store.find_plan("0")
+
+
+def test_an_empty_name_is_no_beginning_of_the_only_study_or_plan(store: Store) -> None:
+    study = new_study(store)
+    concluded(store, best_of(study))
+    for find in (store.find_plan, partial(store.find_plan, study_id=study)):
+        with pytest.raises(UnknownPlan, match="the id of a plan is empty"):
+            find("")
+    with pytest.raises(UnknownRecord, match="the name of a study is empty"):
+        store.find_study("")
+    with pytest.raises(UnknownRecord, match="begins with ''"):
+        store.find_subject("")
 
 
 def test_an_unknown_plan_is_answered_with_the_nearest_ids(store: Store) -> None:
