@@ -43,12 +43,17 @@ def checked_note(note: str) -> str:
     return text
 
 
+def stored_tag(tag: str) -> str:
+    """Return the tag without space around it, in Unicode's composed form, so that tags that look equal are equal."""
+    return unicodedata.normalize("NFC", tag.strip())
+
+
 def checked_tag(tag: str) -> str:
-    """Return the tag in Unicode's composed form, so that equal tags look equal.
+    """Return the tag as it is stored.
 
     Raise BadAnnotation unless it is one line of printable text without commas, which separate tags.
     """
-    text = unicodedata.normalize("NFC", tag.strip())
+    text = stored_tag(tag)
     _check_text("a tag", text, _MOST_OF_A_TAG)
     if not text.isprintable() or "," in text:
         raise BadAnnotation(f"{tag!r} is not a tag; write printable characters without commas")

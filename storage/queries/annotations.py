@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, delete, exists, insert, select
 
-from storage.annotation import MOST_TAGS, Annotation, Subject
+from storage.annotation import MOST_TAGS, Annotation, Subject, stored_tag
 from storage.database import rows
 from storage.database.tables import NOTE, PLAN, STUDY, TAG
 from storage.errors import BadAnnotation
@@ -17,7 +17,7 @@ TABLES: Mapping[str, Table] = {"study": STUDY, "plan": PLAN}
 
 def has_tag(table: Table, key: Column[Any], tag: str) -> ColumnElement[bool]:
     """Return the condition that the row of the table with this key has the tag."""
-    return exists(select(TAG.c.key).where(TAG.c.kind == table.name, TAG.c.key == key, TAG.c.tag == tag))
+    return exists(select(TAG.c.key).where(TAG.c.kind == table.name, TAG.c.key == key, TAG.c.tag == stored_tag(tag)))
 
 
 def of(connection: Connection, kind: str, ids: Collection[str] | None = None) -> Mapping[str, Annotation]:

@@ -114,13 +114,15 @@ def test_notes_and_tags_come_back_on_studies_and_plans(store: Store) -> None:
 @on_both_databases
 def test_studies_and_plans_are_found_by_their_tags(store: Store) -> None:
     first, second = searched(store), searched(store, plans=(7, 50), winner=7)
-    store.change_tags(store.find_subject(first), ["paper", "100%"])
-    store.change_tags(store.find_subject(packed_plan(7).id), ["paper"])
-    assert [study.id for study in store.studies(tag="paper")] == [first]
-    assert [best.study_id for best in store.best_plans(tag="paper")] == [second]
-    assert [near.best.study_id for near in store.nearest_plans({}, tag="paper")] == [second]
+    tag, forms = "caf\u00e9", ("caf\u00e9", "cafe\u0301", " caf\u00e9 ")
+    store.change_tags(store.find_subject(first), [tag, "100%"])
+    store.change_tags(store.find_subject(packed_plan(7).id), [tag])
+    for form in forms:
+        assert [study.id for study in store.studies(tag=form)] == [first]
+        assert [best.study_id for best in store.best_plans(tag=form)] == [second]
+        assert [near.best.study_id for near in store.nearest_plans({}, tag=form)] == [second]
     assert not store.studies(tag="100_")
-    assert not store.best_plans(tag="pape")
+    assert not store.best_plans(tag="caf")
     assert not store.nearest_plans({}, tag="100%")
 
 
