@@ -296,9 +296,12 @@ def _differs(table: Table, stored: Row, row: Row) -> bool:
 
 
 def _document(table: Table, row: Row) -> dict[str, Any]:
-    """Return the row as JSON values, without columns for this database alone; a running trial counts as abandoned."""
+    """Return the row as JSON values, without columns for this database alone; a running trial counts as abandoned.
+
+    When a trial was abandoned is left out, too: a later bundle of one that ran would contradict an earlier one.
+    """
     values = {name: value for name, value in row.items() if not _is_local(table.c[name])}
-    if table is TRIAL and row["status"] == RUNNING:
+    if table is TRIAL and row["status"] in (RUNNING, ABANDONED):
         values |= {"status": ABANDONED, "finished": row["started"]}
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
 

@@ -153,6 +153,20 @@ def test_a_result_that_came_after_the_export_is_taken_in_later(store: Store, the
     assert not list(there.problems())
 
 
+def test_a_trial_that_is_given_up_between_two_exports_contradicts_neither(
+    store: Store, there: Store, bundle: Path
+) -> None:
+    first = there.import_bundle(bundle)
+    for trial in store.running_trials():
+        store.abandon_trial(trial.id)
+    again = exported(store, store.studies()[0].id, bundle.with_name("again.jsonl"))
+    second = there.import_bundle(again)
+    assert (second.new, second.known) == (0, first.new)
+    for path in (bundle, again):
+        assert store.import_bundle(path).new == 0
+    assert not list(there.problems())
+
+
 FROZEN_BUNDLE = Path(__file__).parents[1] / "assets" / "bundles" / "6.jsonl"
 """What a version before 0.1.0 exported from the studies of tests/assets/databases/0100.db. Never change it."""
 FROZEN_DATABASE = FROZEN_BUNDLE.parents[1] / "databases" / "0100.db"
