@@ -65,7 +65,7 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
             remedy="save the template that the model was trained with as chat_template.jinja in the model folder",
         )
     if encoder.no_end:
-        file = template_file(Path(model.path))
+        file = template_file(model.path)
         yield Finding(
             what=f"answers of the trained model will not end: {encoder.no_end}",
             remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",

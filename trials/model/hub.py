@@ -3,6 +3,8 @@
 import logging
 import re
 import ssl
+from collections.abc import Sequence
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -35,6 +37,13 @@ def folder_of(model: str) -> str:
         return model
     _log.warning("%s does not answer, so model %s is as the cache has it, in %s", server, model, found)
     return found
+
+
+def local_folder(model: str, patterns: Sequence[str]) -> Path:
+    """Return the folder of a model: of a hub id the one in the cache, with all files whose names match `patterns`."""
+    if Path(model).is_dir():
+        return Path(model)
+    return Path(huggingface_hub.snapshot_download(model, allow_patterns=list(patterns)))
 
 
 def _cached(model: str, *names: str) -> str | None:

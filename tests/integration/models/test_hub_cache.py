@@ -16,7 +16,11 @@ from tests.programs.users import JobFile, refusal
 from tests.values.saved_models import saved_model
 from tests.values.training import job_of, plan_of, train
 from trials.model.hub import folder_of, published_name
+from trials.model.inputs.chat_template import template_file
+from trials.model.inputs.processor import load_processor
+from trials.model.skeleton import load_config
 from trials.run.pool import WarmPool
+from trials.tasks.training.checkpoint import add_processor
 
 ID = "some-lab/Tiny-VLM-1B"
 COMMIT = "9f1e5a3c" * 5
@@ -114,6 +118,28 @@ def test_an_adapter_names_the_id_of_the_cached_model_on_which_it_was_trained(
     report = train(pool, prepared, plan_of("2+0", "2+2"))
     assert report.model is not None
     assert json.loads((report.model / "adapter_config.json").read_text())["base_model_name_or_path"] == ID
+
+
+def test_the_processor_of_a_model_that_is_read_by_its_id_is_written_whole(
+    saved: Path, cache: Path, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (saved / "model.safetensors").unlink()
+    template = (saved / "chat_template.jinja").read_text()
+    (saved / "chat_template.jinja").unlink()
+    (saved / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    for name in ("generation_config.json", "video_preprocessor_config.json"):
+        (saved / name).write_text('{"eos_token_id": [1, 2]}')
+    download(saved, cache)
+    model = as_job(job_of(shallow, tmp_path / "output", model={"path": ID, "weights": "random"})).model
+    assert model.path == ID
+    assert template_file(ID) == "chat_template.json"
+    written = tmp_path / "written"
+    add_processor(model, written)
+    assert load_processor(str(written), load_config(ID), trust_remote_code=False).chat_template == template
+    copied = {*saved.glob("*processor*"), saved / "generation_config.json", saved / "chat_template.json"}
+    assert len(copied) > 3
+    assert [path.name for path in copied if path.read_bytes() != (written / path.name).read_bytes()] == []
 
 
 @pytest.mark.usefixtures("home")

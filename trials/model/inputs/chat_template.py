@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from trials.data.records.sample import IMAGE, VIDEO, Role, Turn
 from trials.errors import ModelError
+from trials.model.hub import local_folder
 
 REFUSALS = (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError)
 """Exceptions of a template for a conversation that it does not support."""
@@ -40,8 +41,9 @@ _FILES = ("processor_config.json", "chat_template.json", "chat_template.jinja", 
 """Files that may hold a model's template; transformers takes the first that does."""
 
 
-def template_file(folder: Path) -> str:
+def template_file(model: str) -> str:
     """Return the name of the file in a model's folder that holds its chat template."""
+    folder = local_folder(model, _FILES)
     return next((name for name in _FILES if _holds_template(folder / name)), "chat_template.jinja")
 
 

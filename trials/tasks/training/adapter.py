@@ -44,7 +44,7 @@ def save_adapter(session: Session, folder: Path, record: TrainingRecord, steps: 
 def add_settings(session: Session, folder: Path) -> None:
     """Write the adapter's configuration, the tokenizer and the processor's settings."""
     _configuration(session).save_pretrained(str(folder))
-    add_processor(session, folder)
+    add_processor(session.request.job.model, folder)
 
 
 def peft_name(name: str) -> str:

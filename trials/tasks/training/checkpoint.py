@@ -15,7 +15,9 @@ from transformers import AutoTokenizer
 from trials.engine.group import wait_for_all
 from trials.engine.state import PARTS, WEIGHT, kept
 from trials.errors import Unwritable
+from trials.job import ModelSection
 from trials.model.conversion import stored_form
+from trials.model.hub import local_folder
 from trials.model.paths import tensors_at
 from trials.tasks.session import Session, not_finite, unused_tensors
 from trials.tasks.training.output import (
@@ -30,6 +32,9 @@ from trials.tasks.training.output import (
     remove_old_checkpoints,
 )
 from trials.whole_file import sync
+
+_PROCESSOR = ("*processor*.json", "generation_config.json", "chat_template*")
+"""Files of a model's folder that are written as they are."""
 
 
 def save_checkpoint(session: Session, output: Path, record: TrainingRecord, steps: int) -> None:
@@ -175,15 +180,18 @@ def add_settings(session: Session, folder: Path) -> None:
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(folder)
-    add_processor(session, folder)
+    add_processor(session.request.job.model, folder)
 
 
-def add_processor(session: Session, folder: Path) -> None:
+def add_processor(model: ModelSection, folder: Path) -> None:
     """Write the tokenizer and the settings of the processor."""
-    settings = session.request.job.model
-    AutoTokenizer.from_pretrained(settings.path, trust_remote_code=settings.trust_remote_code).save_pretrained(folder)
-    for pattern in ("*processor*.json", "generation_config.json", "chat_template*"):
-        for extra in filter(Path.is_file, Path(settings.path).glob(pattern)):
+    source = local_folder(model.path, _PROCESSOR)
+    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    # As the source has them: transformers refuses templates in files of their own beside chat_template.json.
+    is_legacy = (source / "chat_template.json").is_file()
+    tokenizer.save_pretrained(folder, save_jinja_files=not is_legacy)
+    for pattern in _PROCESSOR:
+        for extra in filter(Path.is_file, source.glob(pattern)):
             shutil.copy(extra, folder / extra.name)
 
 

@@ -52,7 +52,7 @@ def test_the_file_of_the_template_is_the_one_that_transformers_reads(name: str, 
     file = tmp_path / name
     settings = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps({**settings, "chat_template": llava.CHAT}))
-    assert (template_file(tmp_path), no_end(tmp_path)) == (name, REASON)
+    assert (template_file(str(tmp_path)), no_end(tmp_path)) == (name, REASON)
     file.write_text(json.dumps({**settings, "chat_template": ENDED}))
     assert no_end(tmp_path) is None
 
