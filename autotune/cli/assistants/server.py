@@ -39,6 +39,8 @@ LOOKS = ("recommend", "doctor", "pack", "predict", "plans", "show", "compare", "
 """Commands that run nothing on the devices."""
 RUNS = ("tune", "launch")
 _SHOWN_LINES = 20
+_MOST_OF_A_LINE = 1 << 24
+"""Bytes: a choice far above any message. A longer line would end the run."""
 _WARNING = "WARNING: "
 _INSTRUCTIONS = (
     "autotune finds the fastest plan to train a vision-language model. Without a device begin with `recommend`; with a "
@@ -122,6 +124,7 @@ class ToolServer:
                 stdout=output,
                 stderr=asyncio.subprocess.PIPE,
                 env={**os.environ, **database},
+                limit=_MOST_OF_A_LINE,
             )
             assert process.stderr is not None
             written = list[str]()

@@ -1,6 +1,7 @@
 """`autotune mcp`, asked over pipes by the client of the protocol's own package."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -158,6 +159,14 @@ def test_a_run_that_fails_ends_with_its_message_and_the_server_goes_on(runner: A
     absent = folder / "absent.yaml"
     assert runner.refused("tune", job=str(absent)) == f"{absent}: no such file; give the path of a job file"
     assert runner.answered("plans")["result"]["plans"]
+
+
+def test_a_run_may_write_long_lines(portal: BlockingPortal, environment: dict[str, str], tmp_path: Path) -> None:
+    script = "import sys\nif 'tune' in sys.orig_argv: print('x' * 100_000, file=sys.stderr)\n"
+    (tmp_path / "sitecustomize.py").write_text(script)
+    places = os.pathsep.join(filter(None, (str(tmp_path), environment.get("PYTHONPATH"))))
+    for assistant in connected(portal, {**environment, "PYTHONPATH": places}, "--allow-runs"):
+        assert "no such file" in assistant.refused("tune", job=str(tmp_path / "absent.yaml"))
 
 
 @pytest.mark.ranks
