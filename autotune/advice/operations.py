@@ -12,8 +12,8 @@ from torch.utils.flop_counter import flop_registry
 from autotune.advice.data_sheets import DataSheet
 from trials.costs.coefficients import LayerKind
 from trials.engine.stopwatch import Stopwatch
-from trials.model.stage import StageModule
 from trials.tasks.profiling.layer_profile import Profiler
+from trials.tasks.profiling.one_of_each import OneOfEach
 from trials.tasks.profiling.probes import Probe, ProbeBytes
 
 META = torch.device("meta")
@@ -31,15 +31,15 @@ _BACKWARD_PRODUCTS = 2.5
 class SheetProfiler(Profiler):
     """Profiler of layers on torch's meta device: bytes are exact, and times those of a data sheet."""
 
-    def __init__(self, stage: StageModule, takes_gradient: dict[LayerKind, bool], sheet: DataSheet) -> None:
+    def __init__(self, stage: OneOfEach, takes_gradient: dict[LayerKind, bool], sheet: DataSheet) -> None:
         super().__init__(stage, takes_gradient, META, repeats=1)
         self._stopwatch: _SheetStopwatch = _SheetStopwatch(sheet)
 
     def warm_up(self, probes: Iterable[Probe]) -> None:
-        """Run one probe of each kind of layer, which allocates gradients: later ones are added to these."""
-        of_kinds: dict[LayerKind, Probe] = {}
+        """Run one probe of each layer, which allocates gradients: later ones are added to these."""
+        of_layers: dict[tuple[LayerKind, int], Probe] = {}
         for probe in probes:
-            if of_kinds.setdefault(probe.layer, probe) is probe:
+            if of_layers.setdefault((probe.layer, probe.number), probe) is probe:
                 self._pass(probe, probe.run, None)
 
     def sizes(self, probe: Probe) -> ProbeBytes:

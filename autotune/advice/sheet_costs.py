@@ -16,9 +16,9 @@ from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.job import ModelSection, TrainingSection
 from trials.model.paths import allocate
-from trials.model.stage import StageModule
 from trials.tasks.answer import CommunicationTiming, UpdateTiming
-from trials.tasks.profiling.layer_profile import one_of_each, report_of_layers
+from trials.tasks.profiling.layer_profile import report_of_layers
+from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.request import ProbeSizes
 
 DEVICES_OF_NODE = 8
@@ -110,7 +110,7 @@ class SheetCosts:
             yield Exchange(name="gather", ranks=devices, layer=kind, forward_seconds=gather, backward_seconds=backward)
 
 
-def allocated_stage(model: ModelSection, training: TrainingSection) -> StageModule:
+def allocated_stage(model: ModelSection, training: TrainingSection) -> OneOfEach:
     """Return one layer of each kind on torch's meta device."""
     stage = one_of_each(model, training, META, _allocate)
     module: Any

@@ -26,7 +26,8 @@ from trials.costs.coefficients import LayerKind
 from trials.engine.compiled import compile_layers, compiled_graphs
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.tasks.profiling.layer_profile import Profiler, one_of_each
+from trials.tasks.profiling.layer_profile import Profiler
+from trials.tasks.profiling.one_of_each import one_of_each
 from trials.tasks.profiling.probes import Probe, Run, probes
 from trials.tasks.request import ProbeSizes
 

@@ -27,7 +27,7 @@ from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
 from benchmarks.cases.head import allocations
 from benchmarks.output.result import Check, at_least, at_most, finish, show
 from trials.job import ModelSection, TrainingSection
-from trials.tasks.profiling.layer_profile import one_of_each
+from trials.tasks.profiling.one_of_each import one_of_each
 from trials.tasks.profiling.probes import Probe, Run, probes
 from trials.tasks.profiling.quiet import interquartile_range
 from trials.tasks.request import ProbeSizes

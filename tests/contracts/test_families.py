@@ -32,7 +32,8 @@ from trials.model.weights import WeightFiles, draw_buffers, draw_weights, read_w
 from trials.sharing.group import SharingGroup
 from trials.stage import Recomputed
 from trials.tasks.profiling import slow_calls
-from trials.tasks.profiling.layer_profile import one_of_each, quick_slow_calls
+from trials.tasks.profiling.layer_profile import quick_slow_calls
+from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.profiling.probes import probes
 from trials.tasks.request import ProbeSizes
 
@@ -342,20 +343,29 @@ def test_a_model_is_described_with_the_layers_of_its_chain(folder: Path, skeleto
     assert min(shape.token_flops, shape.target_flops, shape.square_flops) > 0
 
 
+@pytest.fixture(scope="module")
+def profiled(folder: Path) -> OneOfEach:
+    return one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), TrainingSection(), CPU)
+
+
 @pytest.mark.usefixtures("vision")
-def test_the_probe_of_the_projector_runs_all_of_it(stage: StageModule) -> None:
+def test_the_probe_of_the_projector_runs_all_of_it(profiled: OneOfEach) -> None:
     sizes = ProbeSizes(unit_counts=(UNITS,))
-    probe = next(each for each in probes(stage, sizes, CPU) if each.layer == "projector")
-    projector = [p for path in stage.chain.projector[:-1] for _, p in parameters_at(stage.model, path)]
+    probe = next(each for each in probes(profiled, sizes, CPU) if each.layer == "projector")
+    projector = [p for path in profiled.chain.projector[:-1] for _, p in parameters_at(profiled.model, path)]
+    with torch.no_grad():
+        for parameter in projector:  # Gemma 3's begins with zeros, which would hide what is before
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
     gradients = torch.autograd.grad(probe.run(probe.states).sum(), projector)
     assert all(gradient.any() for gradient in gradients)
 
 
-def test_one_layer_of_each_kind_runs_as_a_whole_model(config: PretrainedConfig, family: Family, folder: Path) -> None:
-    stage = one_of_each(ModelSection(path=str(folder), weights="random", dtype="float32"), TrainingSection(), CPU)
+def test_one_layer_of_each_kind_runs_as_a_whole_model(
+    config: PretrainedConfig, family: Family, profiled: OneOfEach
+) -> None:
     images = family.random_images(config, UNITS)
     tokens = tokens_of(family, config, images, behind=[0])
-    logits = stage.head(stage(pack((images.pixels,), tokens))[0])
+    logits = profiled.head(profiled(pack((images.pixels,), tokens))[0])
     assert logits.shape == (len(tokens.input_ids), config.get_text_config().vocab_size)
 
 

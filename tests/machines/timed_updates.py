@@ -7,7 +7,7 @@ from pathlib import Path
 from trials import wire
 from trials.engine.group import process_group
 from trials.tasks.answer import UpdateTiming
-from trials.tasks.profiling.layer_profile import one_of_each
+from trials.tasks.profiling.one_of_each import one_of_each
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.profiling.updates import ExchangeRates, time_updates
 from trials.tasks.request import Profile, Request

@@ -25,6 +25,11 @@ def times(coefficients: Coefficients, factor: float) -> Coefficients:
     return units * factor, tokens * factor, squares * factor, constant * factor
 
 
+def added(one: Coefficients, other: Coefficients) -> Coefficients:
+    """Return the sums of the coefficients of two costs."""
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+
+
 class MeasuredCost:
     """Base of costs that are refused, with ValueError, for a number that no measurement can give."""
 

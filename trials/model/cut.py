@@ -1,5 +1,6 @@
 """The part of the chain that each pipeline stage holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 class Cut:
     """One stage's contiguous part of the chain."""
 
-    vision: range
-    """Vision layers, by their index in the model."""
-    language: range
+    vision: Sequence[int]
+    """Vision layers, by their index in the model; neighbours, but for a profile."""
+    language: Sequence[int]
     embeds: bool
     """Whether this is the first stage, which holds the vision embedding."""
     projects: bool

@@ -1,4 +1,4 @@
-"""Kinds of layers: layers of one kind differ in their weights and their number only."""
+"""Kinds of layers: layers of one kind differ in their weights, factors and number only."""
 
 import re
 from collections import Counter
@@ -15,14 +15,13 @@ def layers_of_every_kind(layers: Sequence[nn.Module]) -> int:
     return min(len(layers), max([2, *(kinds.index(kind) + 1 for kind in kinds)]))
 
 
-def usual_layer(layers: Sequence[nn.Module]) -> range:
-    """Return the number of the first layer of the most frequent kind, and no number where there is no layer.
+def kinds_of(layers: Sequence[nn.Module]) -> tuple[tuple[int, int], ...]:
+    """Return (number of the first layer, number of layers) of each kind, the most frequent first.
 
     DeepSeek-V3 begins with three dense layers, and has experts in the other 58.
     """
     kinds = [_kind(layer) for layer in layers]
-    usual = [kinds.index(kind) for kind, _ in Counter(kinds).most_common(1)]
-    return range(usual[0], usual[0] + 1) if usual else range(0)
+    return tuple((kinds.index(kind), count) for kind, count in Counter(kinds).most_common())
 
 
 def _kind(module: nn.Module) -> Hashable:
@@ -32,7 +31,8 @@ def _kind(module: nn.Module) -> Hashable:
             name,
             type(part),
             *(
-                (key, value)
+                # A factor may follow from the number, but none at all is a switch.
+                (key, bool(value) if isinstance(value, float) else value)
                 for key, value in sorted(vars(part).items())
                 # A layer's own number is no difference; sizes, names and switches are.
                 if isinstance(value, bool | int | float | str) and not _NUMBER_OF_LAYER.search(key)

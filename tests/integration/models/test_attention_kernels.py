@@ -30,7 +30,7 @@ from trials.model.attention.scores import by_scores
 from trials.model.family import join_samples
 from trials.model.skeleton import load_config
 from trials.sharing.group import join_groups
-from trials.tasks.profiling.layer_profile import one_of_each
+from trials.tasks.profiling.one_of_each import one_of_each
 
 CPU = torch.device("cpu")
 ORIGINAL = varlen.varlen_attn

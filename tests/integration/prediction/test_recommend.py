@@ -35,9 +35,9 @@ from trials.costs.coefficients import LayerKind
 from trials.costs.exchange import Exchange
 from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.job import ModelSection, TrainingSection
-from trials.model.stage import StageModule
 from trials.plan import Layout
-from trials.tasks.profiling.layer_profile import Profiler, one_of_each
+from trials.tasks.profiling.layer_profile import Profiler
+from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.profiling.probes import Probe, ProbeBytes, probes
 from trials.tasks.request import ProbeSizes
 
@@ -48,7 +48,7 @@ TRAINED: dict[LayerKind, bool] = {
 NAMES = [name for name in plugins.names(TINY) if name != "glm4v-moe"]
 
 
-def profiled(stage: StageModule, profiler: Profiler) -> list[tuple[Probe, ProbeBytes]]:
+def profiled(stage: OneOfEach, profiler: Profiler) -> list[tuple[Probe, ProbeBytes]]:
     return [(probe, profiler.sizes(probe)) for probe in probes(stage, SIZES, profiler.device)]
 
 

@@ -14,7 +14,7 @@ from trials.arrays import Ints
 from trials.data.tokens import PackTokens
 from trials.errors import ModelError
 from trials.model import decoder
-from trials.model.family import LayerRunner
+from trials.model.family import LayerRunner, VisionModules
 from trials.model.inputs.patched_videos import QWEN2
 from trials.model.towers import merged_patches
 from trials.model.towers.merged_patches import (
@@ -36,7 +36,6 @@ AUTO_MODEL = AutoModelForImageTextToText
 language_runner = decoder.language_runner
 model_inputs = merged_patches.model_inputs
 random_images = merged_patches.random_images
-vision_modules = merged_patches.vision_modules
 OTHER_FORMS: dict[str, str] = {}
 
 
@@ -89,6 +88,15 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
     vision.update(fullatt_block_indexes=[layers - 1], window_size=window)
 
 
+def vision_modules(model: PreTrainedModel) -> VisionModules:
+    """Return the tower in parts; each layer says whether it has windows, as transformers does by its number."""
+    found = merged_patches.vision_modules(model)
+    layer: Any
+    for number, layer in enumerate(found.layers):
+        layer.has_windows = number not in model.model.visual.fullatt_block_indexes
+    return found
+
+
 def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackTokens) -> torch.Tensor:
     """Return vision states [patches, hidden] of pixels [units, merged patches, values], window by window."""
     tower = model.model.visual
@@ -98,7 +106,7 @@ def embed_vision(model: PreTrainedModel, pixels: torch.Tensor, tokens: PackToken
 
 
 def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackTokens) -> LayerRunner:
-    """Run layers inside windows, and those of `fullatt_block_indexes` inside each image."""
+    """Run layers that have windows inside these, and the others inside each image."""
     tower = model.model.visual
     order, ends = _windows(tower, tokens)
     order = order.to(states.device, non_blocking=True)
@@ -106,8 +114,8 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     images, windows = frames(tokens), between(ends)
     attend = block_runner(tower, len(states))
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
-        return attend(layer, states, images if number in tower.fullatt_block_indexes else windows, rotary)
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+        return attend(layer, states, windows if layer.has_windows else images, rotary)
 
     return run
 

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from trials.costs.coefficients import LayerKind, SlowCall
 from trials.engine.compiled import compile_layers
@@ -18,20 +16,17 @@ from trials.engine.memory import SavedTensorMeter
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.model.cut import Cut
-from trials.model.layer_kinds import usual_layer
 from trials.model.paths import parameters_at
-from trials.model.skeleton import build_skeleton, load_config
-from trials.model.stage import StageModule
-from trials.model.trained import choose_trained, draw_trained
 from trials.model.weight_gradients import WeightGradients
-from trials.model.weights import draw_buffers, draw_weights, zero_weights
-from trials.stage import TOWERS, Recomputed
+from trials.model.weights import zero_weights
+from trials.stage import TOWERS
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
+from trials.tasks.profiling.differing import of_tower
 from trials.tasks.profiling.gathers import time_gathers, time_scatter
 from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.loading import time_loading
+from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.profiling.pace import Pace, slowest
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.quiet import QuietTimes, Times, are_quiet, spread
@@ -43,8 +38,6 @@ from trials.tasks.request import ProbeSizes, Profile, Request
 
 _QUICK_UNITS, _QUICK_TOKENS = 4, 512
 """Sizes at which one layer of the largest models takes less than a second on a CPU."""
-Draw: TypeAlias = Callable[[PreTrainedModel, Iterable[str], int, torch.device], None]
-"""Function that fills weights, from a seed."""
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
@@ -92,13 +85,13 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
             scatter,
             *time_host(device),
         ),
-        updates=time_updates(request, task, build, rates, pace),
+        updates=time_updates(request, task, partial(build, only_usual=True), rates, pace),
         shortened=tuple(pace.shortened.items()),
     )
 
 
 def report_of_layers(
-    stage: StageModule, profiler_of: Callable[[StageModule, dict[LayerKind, bool]], "Profiler"], sizes: ProbeSizes
+    stage: OneOfEach, profiler_of: Callable[[OneOfEach, dict[LayerKind, bool]], "Profiler"], sizes: ProbeSizes
 ) -> ProfileReport:
     """Return timings of the layers alone. A profiler gets the stage, and whether inputs of a kind have a gradient."""
     profiler = profiler_of(stage, _takes_gradient(_parameters_by_kind(stage)))
@@ -106,7 +99,7 @@ def report_of_layers(
     return _report(stage, profiler.timings(probed))
 
 
-def _report(stage: StageModule, timings: Sequence[LayerTiming]) -> ProfileReport:
+def _report(stage: OneOfEach, timings: Sequence[LayerTiming]) -> ProfileReport:
     parameters_of = _parameters_by_kind(stage)
     return ProfileReport(
         timings=tuple(timings),
@@ -130,13 +123,14 @@ def quick_slow_calls(model: ModelSection, training: TrainingSection, device: tor
     return profiler.slow_calls(ProbeSizes(unit_counts=(units,), sample_shapes=((1, _QUICK_TOKENS),)))
 
 
-def _paths_by_kind(stage: StageModule) -> dict[LayerKind, tuple[str, ...]]:
+def _paths_by_kind(stage: OneOfEach) -> dict[LayerKind, tuple[str, ...]]:
+    """Return the paths of one layer of each kind; of layers of a tower that differ, of the most frequent."""
     chain, cut = stage.chain, stage.cut
     return {
         "vision_embedding": chain.vision_embedding,
-        "vision": tuple(chain.vision_layers[number] for number in cut.vision),
+        "vision": tuple(chain.vision_layers[number] for number in cut.vision[:1]),
         "projector": chain.projector,
-        "language": tuple(chain.language_layers[number] for number in cut.language),
+        "language": tuple(chain.language_layers[number] for number in cut.language[:1]),
         "head": chain.head,
     }
 
@@ -149,14 +143,14 @@ def _gradient_bytes(layers: ProfileReport) -> int:
     return GRADIENT_BYTES * round(statistics.mean(of_towers or [max(trained.values())]))
 
 
-def _parameters_by_kind(stage: StageModule) -> dict[LayerKind, list[nn.Parameter]]:
+def _parameters_by_kind(stage: OneOfEach) -> dict[LayerKind, list[nn.Parameter]]:
     return {
         kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
         for kind, paths in _paths_by_kind(stage).items()
     }
 
 
-def _compile(stage: StageModule, profiler: "Profiler", task: Profile, device: torch.device) -> float:
+def _compile(stage: OneOfEach, profiler: "Profiler", task: Profile, device: torch.device) -> float:
     """Compile the layers of the stage; return the seconds until each kind has run at each size."""
     began = time.perf_counter()
     compile_layers(stage)
@@ -174,33 +168,6 @@ def _takes_gradient(parameters_of: Mapping[LayerKind, Sequence[nn.Parameter]]) -
     return found
 
 
-def one_of_each(
-    settings: ModelSection, training: TrainingSection, device: torch.device, draw: Draw = draw_weights
-) -> StageModule:
-    """Return one layer of each kind that the model has; of layers that differ, the most frequent stands for all."""
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
-    skeleton = build_skeleton(config, getattr(torch, settings.dtype))
-    choose_trained(skeleton, training)
-    vision, language = (
-        usual_layer(skeleton.modules(paths)) for paths in (skeleton.chain.vision_layers, skeleton.chain.language_layers)
-    )
-    cut = Cut(
-        vision=vision,
-        language=language,
-        embeds=True,
-        projects=True,
-        heads=True,
-        levels=(Recomputed(vision=0, language=0),),
-    )
-    stage = StageModule(skeleton, cut)
-    # The projector may take the states of several layers; those of the only one stand for all.
-    stage.chain = replace(stage.chain, kept=tuple(vision) * len(stage.chain.kept))
-    draw(stage.model, stage.paths, training.seed, device)
-    draw_trained(stage.model, stage.paths, training)
-    draw_buffers(stage.model, stage.chain.buffers, device)
-    return stage
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bytes:
     """Bytes that one run of a probe allocates; none are kept where there is no backward pass."""
@@ -214,7 +181,7 @@ class Profiler:
     """Times and bytes of the layers of a stage, on this rank's device."""
 
     def __init__(
-        self, stage: StageModule, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
+        self, stage: OneOfEach, takes_gradient: dict[LayerKind, bool], device: torch.device, repeats: int
     ) -> None:
         self._stage, self.device, self._repeats = stage, device, repeats
         self._stopwatch, self._head_start = Stopwatch(device), HeadStart(device)
@@ -223,16 +190,20 @@ class Profiler:
         self._quiet = QuietTimes(lambda numbers: [self._times(self._probes[number]) for number in numbers])
 
     def timings(self, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
-        """Return medians over the repeats. Probes take turns, also with those of earlier calls: at one speed."""
+        """Return medians over the repeats, of layers of a tower that differ the mean of the tower.
+
+        Probes take turns, also with those of earlier calls: at one speed.
+        """
         self.warm_up(probes)
         measured = [self.sizes(probe) for probe in probes]
         self._probes += probes
         times = self._quiet.measured(range(len(self._probes) - len(probes), len(self._probes)), self._repeats)
         hosts = host_seconds(probes, self._states, self.device, self._repeats)
-        return tuple(
+        timings = (
             replace(_timing(probe, *each), host_seconds=hosts.get(probe.layer, 0.0))
             for probe, each in zip(probes, zip(times, measured, strict=True), strict=True)
         )
+        return tuple(of_tower(probes, timings))
 
     def warm_up(self, probes: Iterable[Probe]) -> None:
         """Run each probe once, so that buffers are allocated, code is loaded, and layers are compiled."""

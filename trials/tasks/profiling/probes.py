@@ -12,13 +12,14 @@ from trials.costs.coefficients import LayerKind
 from trials.data.records.sample import NO_GRIDS
 from trials.data.tokens import PackTokens, pack
 from trials.model.ends.head_loss import Targets, targets_of
-from trials.model.family import join_samples
+from trials.model.family import LayerRunner, join_samples
 from trials.model.features import join_text
-from trials.model.stage import StageModule, run_again, run_layer
+from trials.model.stage import run_again, run_layer
 from trials.model.weight_gradients import WeightGradients
 from trials.recomputation.selective import run_selectively
 from trials.sharing.group import SharingGroup
 from trials.stage import Recomputed
+from trials.tasks.profiling.one_of_each import OneOfEach
 from trials.tasks.request import ProbeSizes
 
 Run = Callable[[torch.Tensor], torch.Tensor]
@@ -29,9 +30,13 @@ _TEXT_TOKENS = (1, 256, 64, 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One kind of layer with one input."""
+    """One layer with one input."""
 
     layer: LayerKind
+    number: int = 0
+    """Number of the layer in its tower."""
+    share: float = 1.0
+    """Share of the layers of its tower for which it stands: where they differ, probes with one input follow."""
     units: int = 0
     tokens: int = 0
     squares: int = 0
@@ -60,15 +65,15 @@ class ProbeBytes:
     weight: int
 
 
-def probes(stage: StageModule, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
-    """Yield every kind at these sizes. `stage` holds one layer of each kind."""
+def probes(stage: OneOfEach, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
+    """Yield every kind at these sizes."""
     for number, units in enumerate(sizes.unit_counts):
         yield from _image_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
     for samples, length in sizes.sample_shapes:
         yield from _language_probes(stage, samples, length, device)
 
 
-def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
+def _image_probes(stage: OneOfEach, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
     family, model = stage.family, stage.model
     images = family.random_images(model.config, units)
     ids = torch.cat((images.input_ids, torch.zeros(text_tokens, dtype=torch.long)))
@@ -90,20 +95,27 @@ def _image_probes(stage: StageModule, units: int, text_tokens: int, device: torc
     )
 
 
-def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens: PackTokens) -> Iterator[Probe]:
-    family, model, number = stage.family, stage.model, stage.cut.vision.start
+def _vision_probes(stage: OneOfEach, units: int, pixels: torch.Tensor, tokens: PackTokens) -> Iterator[Probe]:
+    family, model = stage.family, stage.model
     states = family.embed_vision(model, pixels, tokens).detach()
-    runner = family.vision_runner(model, states, tokens)
-    layer = model.get_submodule(stage.chain.vision_layers[number])
-    run = partial(runner, layer, number)
     yield Probe(
         layer="vision_embedding",
         units=units,
         states=pixels,
         run=lambda pixels: family.embed_vision(model, pixels, tokens),
     )
-    yield Probe(
+    runner = family.vision_runner(model, states, tokens)
+    for number in stage.cut.vision:
+        yield _vision_probe(stage, number, units, states, runner)
+
+
+def _vision_probe(stage: OneOfEach, number: int, units: int, states: torch.Tensor, runner: LayerRunner) -> Probe:
+    layer = stage.model.get_submodule(stage.chain.vision_layers[number])
+    run = partial(runner, layer, number)
+    return Probe(
         layer="vision",
+        number=number,
+        share=stage.shares["vision"][number],
         units=units,
         states=states,
         run=run,
@@ -114,46 +126,56 @@ def _vision_probes(stage: StageModule, units: int, pixels: torch.Tensor, tokens:
     )
 
 
-def _language_probes(stage: StageModule, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
-    probe = language_probe(stage, samples, length, device)
-    labels = torch.zeros(probe.tokens, dtype=torch.long)
+def _language_probes(stage: OneOfEach, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
+    same = language_probes(stage, samples, length, device)
+    labels = torch.zeros(same[0].tokens, dtype=torch.long)
     targets = Targets(*(each.to(device) for each in targets_of(labels, torch.ones(()))))
-    yield probe
+    yield from same
     yield Probe(
         layer="head",
-        tokens=probe.tokens,
-        states=probe.states,
+        tokens=same[0].tokens,
+        states=same[0].states,
         run=lambda states: stage.loss(states, targets),
     )
 
 
-def language_probe(
-    stage: StageModule, samples: int, length: int, device: torch.device, sharing: SharingGroup = _UNSHARED
-) -> Probe:
-    """Return the probe of a language layer with a pack of equal samples, of which this rank has its part."""
+def language_probes(
+    stage: OneOfEach, samples: int, length: int, device: torch.device, sharing: SharingGroup = _UNSHARED
+) -> tuple[Probe, ...]:
+    """Return a probe of each kind of language layer with a pack of equal samples, of which this rank has its part."""
     model, tokens = stage.model, samples * length
     ids = torch.zeros(length, dtype=torch.long)
     nothing = torch.from_numpy(NO_GRIDS)
     joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples)
     part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
+    states = torch.randn(1, part, hidden, device=device, dtype=model.dtype)
+    return tuple(
+        replace(_language_probe(stage, number, states, joined, sharing), tokens=tokens, squares=samples * length**2)
+        for number in stage.cut.language
+    )
+
+
+def _language_probe(
+    stage: OneOfEach, number: int, states: torch.Tensor, joined: PackTokens, sharing: SharingGroup
+) -> Probe:
     single, deferring, recomputing, selecting, double = (
-        _with_language(stage, sharing, layers=layers, recomputed=Recomputed(vision=0, **recomputed))
-        for layers, recomputed in (
-            (1, {"language": 0}),
-            (1, {"language": 0}),
-            (1, {"language": 1}),
-            (1, {"language": 0, "selective_language": 1}),
-            (2, {"language": 0}),
+        _with_language(stage, sharing, numbers=numbers, recomputed=Recomputed(vision=0, **recomputed))
+        for numbers, recomputed in (
+            ((number,), {"language": 0}),
+            ((number,), {"language": 0}),
+            ((number,), {"language": 1}),
+            ((number,), {"language": 0, "selective_language": 1}),
+            ((number, number), {"language": 0}),
         )
     )
-    layer = model.get_submodule(stage.chain.language_layers[stage.cut.language.start])
+    layer = stage.model.get_submodule(stage.chain.language_layers[number])
     is_plain = not is_compiled(layer)
     gradients = deferring.weight_gradients = WeightGradients([layer]) if is_plain else None
     return Probe(
         layer="language",
-        tokens=tokens,
-        squares=samples * length**2,
-        states=torch.randn(1, part, hidden, device=device, dtype=model.dtype),
+        number=number,
+        share=stage.shares["language"][number],
+        states=states,
         run=lambda states: single.language((states,), joined)[0],
         recomputed=lambda states: recomputing.language((states,), joined)[0],
         selective=(lambda states: selecting.language((states,), joined)[0]) if is_plain else None,
@@ -171,11 +193,11 @@ def is_compiled(layer: nn.Module) -> bool:
     return layer._compiled_call_impl is not None
 
 
-def _with_language(stage: StageModule, sharing: SharingGroup, *, layers: int, recomputed: Recomputed) -> StageModule:
-    """Return a view of the same modules that runs the language layer `layers` times."""
+def _with_language(
+    stage: OneOfEach, sharing: SharingGroup, *, numbers: tuple[int, ...], recomputed: Recomputed
+) -> OneOfEach:
+    """Return a view of the same modules that runs language layers of these numbers."""
     view = copy.copy(stage)
     view.sharing = view.attending = (sharing,)
-    layer = stage.chain.language_layers[stage.cut.language.start]
-    view.chain = replace(stage.chain, language_layers=(layer,) * layers)
-    view.cut = replace(stage.cut, language=range(layers), levels=(recomputed,))
+    view.cut = replace(stage.cut, language=numbers, levels=(recomputed,))
     return view

@@ -13,11 +13,11 @@ from trials.engine.stopwatch import Stopwatch
 from trials.grid import Grid
 from trials.model.family import join_samples
 from trials.model.refusals.heads import possible_degrees
-from trials.model.stage import StageModule
 from trials.sharing.group import SharingGroup, join_groups
 from trials.tasks.answer import ExchangeTiming
+from trials.tasks.profiling.one_of_each import OneOfEach
 from trials.tasks.profiling.pace import Pace, ladder
-from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probe
+from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probes
 from trials.tasks.request import ProbeSizes
 
 _EXCHANGES = 20
@@ -30,12 +30,12 @@ Shape = tuple[int, int]
 
 
 def time_sharing(
-    stage: StageModule, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes], pace: Pace
+    stage: OneOfEach, sizes: ProbeSizes, device: torch.device, bytes_of: Callable[[Probe], ProbeBytes], pace: Pace
 ) -> Iterator[ExchangeTiming]:
     """Time every degree that divides all ranks and by which attention can be shared. Every rank must take all of them.
 
-    All ranks exchange at once, as those of every layout do, in which neighbours share packs. `stage` holds one layer of
-    each kind, and `bytes_of` measures the bytes of one.
+    All ranks exchange at once, as those of every layout do, in which neighbours share packs. `bytes_of` measures the
+    bytes of a layer.
     """
     ranks = distributed.get_world_size()
     for degree in possible_degrees(stage.model.config.get_text_config()):
@@ -74,7 +74,7 @@ def _divisible(shape: Shape, degree: int) -> Shape:
 
 
 def _timings(
-    stage: StageModule,
+    stage: OneOfEach,
     sharing: SharingGroup,
     shape: Shape,
     device: torch.device,
@@ -86,8 +86,8 @@ def _timings(
 
     Image tokens are the first half of the pack.
     """
-    probe = language_probe(stage, *shape, device, sharing)
-    held = bytes_of(probe)
+    same = language_probes(stage, *shape, device, sharing)
+    held, probe = [bytes_of(each) for each in same], same[0]
     pack = ExchangeTiming(name="sequence", ranks=sharing.share.degree, tokens=probe.tokens, squares=probe.squares)
     forward, backward = exchange_seconds(*_in_attention(stage, sharing, shape, device), device, pace)
     in_attention = replace(
@@ -96,9 +96,9 @@ def _timings(
         forward_seconds=forward,
         backward_seconds=backward,
         recompute_seconds=forward,
-        kept_bytes=held.kept,
-        shared_bytes=held.shared,
-        transient_bytes=held.transient,
+        kept_bytes=round(sum(each.share * layer.kept for each, layer in zip(same, held, strict=True))),
+        shared_bytes=max(layer.shared for layer in held),
+        transient_bytes=max(layer.transient for layer in held),
     )
     forward, backward = exchange_seconds(*_behind_projector(stage, sharing, probe.tokens, device), device, pace)
     return in_attention, replace(pack, layer="projector", forward_seconds=forward, backward_seconds=backward)
@@ -109,17 +109,17 @@ Exchange = Callable[[], Tensors]
 
 
 def _attention(
-    stage: StageModule, sharing: SharingGroup, device: torch.device, shape: Shape
+    stage: OneOfEach, sharing: SharingGroup, device: torch.device, shape: Shape
 ) -> Callable[[], tuple[float, float]]:
     return passes(*_in_attention(stage, sharing, _divisible(shape, sharing.share.degree), device), device)
 
 
 def _in_attention(
-    stage: StageModule, sharing: SharingGroup, shape: Shape, device: torch.device
+    stage: OneOfEach, sharing: SharingGroup, shape: Shape, device: torch.device
 ) -> tuple[Exchange, Tensors]:
     """Return both exchanges of a language layer, and the tensors that they take, in the form that its attention has."""
     noting = _NotingGroup(share=sharing.share, group=sharing.group, given=[])
-    probe = language_probe(stage, *shape, device, noting)
+    probe = language_probes(stage, *shape, device, noting)[0]
     with torch.no_grad():
         probe.run(probe.states)
     # A clone keeps the strides, on which the time of a copy depends.
@@ -129,7 +129,7 @@ def _in_attention(
 
 
 def _behind_projector(
-    stage: StageModule, sharing: SharingGroup, tokens: int, device: torch.device
+    stage: OneOfEach, sharing: SharingGroup, tokens: int, device: torch.device
 ) -> tuple[Exchange, Tensors]:
     """Return the exchange behind the projector, and the features that it takes; none for a model for text alone."""
     share, shown = sharing.share, tokens // 2
@@ -142,7 +142,7 @@ def _behind_projector(
     return lambda: tuple(sharing.features_of_tokens(held, wanted)) if held else (), held
 
 
-def _features(stage: StageModule, device: torch.device) -> Tensors:
+def _features(stage: OneOfEach, device: torch.device) -> Tensors:
     """Return the features of one vision unit."""
     family, model = stage.family, stage.model
     images = family.random_images(model.config, 1)

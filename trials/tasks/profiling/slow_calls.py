@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from trials.costs.coefficients import Coefficients, SlowCall, SlowCause
+from trials.costs.coefficients import NOTHING, Coefficients, LayerKind, SlowCall, SlowCause, added
 from trials.engine.stopwatch import Stopwatch
 from trials.tasks.profiling.probes import Probe
 
@@ -61,7 +61,7 @@ def time_slow_calls(
     probes: Iterable[Probe], run: Callable[[Probe], object], device: torch.device
 ) -> tuple[SlowCall, ...]:
     """Return `LayerCosts.slow_calls` of these probes, which `run` runs forward."""
-    found: list[SlowCall] = []
+    found: dict[tuple[LayerKind, SlowCause], tuple[Coefficients, Coefficients]] = {}
     for probe in probes:
         with Calls() as calls:
             run(probe)
@@ -76,9 +76,13 @@ def time_slow_calls(
                 continue
             seconds, faster = (sum(side) for side in zip(*timed, strict=True))
             if seconds > _CLEARLY_FASTER * faster:
-                sizes = _per_size(probe, cause, seconds), _per_size(probe, cause, faster)
-                found.append((probe.layer, cause, *sizes))
-    return tuple(found)
+                slower, fast = found.get((probe.layer, cause), (NOTHING, NOTHING))
+                # Of layers that differ, the mean of the tower.
+                found[probe.layer, cause] = (
+                    added(slower, _per_size(probe, cause, probe.share * seconds)),
+                    added(fast, _per_size(probe, cause, probe.share * faster)),
+                )
+    return tuple((*of, *sizes) for of, sizes in found.items())
 
 
 def faster_way(call: Call) -> tuple[SlowCause, Call] | None:

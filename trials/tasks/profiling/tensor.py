@@ -39,7 +39,7 @@ def tensor_parallel_parameters(stage: StageModule) -> int:
 def time_tensor(stage: StageModule, sizes: ProbeSizes, device: torch.device, pace: Pace) -> Iterator[ExchangeTiming]:
     """Time every degree that divides all ranks and by which layers can be cut. Every rank must take all of them.
 
-    All ranks exchange at once. `stage` holds one layer of each kind.
+    All ranks exchange at once. The first language layer of `stage` stands for all.
     """
     ranks = distributed.get_world_size()
     for degree in possible_tensor_degrees(stage.model.config, [_layer(stage)]):
@@ -105,4 +105,4 @@ def _timing(stage: StageModule, group: SharingGroup, device: torch.device, shape
 
 
 def _layer(stage: StageModule) -> torch.nn.Module:
-    return stage.model.get_submodule(stage.chain.language_layers[stage.cut.language.start])
+    return stage.model.get_submodule(stage.chain.language_layers[stage.cut.language[0]])
