@@ -106,7 +106,8 @@ def tried_traps(job: Job, work: Workload, costs: LayerCosts | None, *, runs: boo
     calls = costs.slow_calls if costs else ()
     try:
         if costs is None and runs:
-            calls = quick_slow_calls(job.model, job.training, torch.device(work.hardware.accelerator))
+            device, has_images = torch.device(work.hardware.accelerator), work.data.vision_units > 0
+            calls = quick_slow_calls(job.model, job.training, device, has_images=has_images)
     except torch.OutOfMemoryError:
         yield Finding(
             what="the device has no room for one layer of each kind, so no convolution or attention was tried",

@@ -39,6 +39,8 @@ class ProbeSizes:
     """Vision units of a pack."""
     sample_shapes: tuple[tuple[int, int], ...] = ()
     """(samples, tokens of each) of a pack."""
+    image_units: int = 0
+    """Vision units of an image; 0 for data without images: all units of a pack are one, and no sample shows any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Phase, PhaseBegan, unheard
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.fit.costs import fit_costs
+from autotune.prediction.profiled_sizes import largest_sizes, whole_images
 from autotune.search.execution.failures import with_remedy
 from autotune.workload import Prepared
 from storage.store import Store
@@ -28,10 +29,6 @@ from trials.workload import DataProfile, Hardware, ModelShape, Software, Workloa
 _log = logging.getLogger(__name__)
 # A choice: the least odd number with which a median leaves out two disturbed rounds.
 _REPEATS = 5
-_LEAST_UNITS, _LEAST_TOKENS = 24, 1024
-# A choice: twice the samples of OmniBal's micro-batch. The cost of larger packs is extrapolated by the fit.
-_SAMPLES = 8
-"""Mean samples of the largest profiled pack, about."""
 _CURVE_SIZES = 16
 """Sizes, in equal steps up to the largest, at which times that are not linear in the size are measured."""
 _EXCHANGE_SECONDS, _EXCHANGE_SHARE = 90.0, 0.3
@@ -141,26 +138,33 @@ def design(
 
     Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
     short ones: of four short samples' tokens, one sample has four times the sum of squared lengths. For the curves,
-    units grow by equal steps, and packs of mean samples have tokens that do. Exchanges of ranks have a part of the
-    timeout, so that slow links cannot make the profile exceed it.
+    units grow by equal steps, and packs of mean samples have tokens that do. Above the usual image, units are those of
+    several such images. Exchanges of ranks have a part of the timeout, so that slow links cannot make the profile
+    exceed it.
     """
-    units = max(_LEAST_UNITS, data.most_vision_units, math.ceil(_SAMPLES * data.vision_units / data.samples))
-    tokens = max(_LEAST_TOKENS, data.longest_text_tokens, math.ceil(_SAMPLES * data.text_tokens / data.samples))
+    largest = largest_sizes(data, model)
+    units, of_image, tokens = largest.units, largest.image_units, largest.tokens
     short = max(1, tokens // 16)
     mean = data.text_tokens / data.samples
     shares = [(step + 1) / _CURVE_SIZES for step in range(_CURVE_SIZES)]
     packs = [(max(1, round(share * tokens / mean)), share * tokens) for share in shares]
-    steps = sorted({math.ceil(share * units) for share in shares})
+
+    def unit_counts(counts: Iterable[float]) -> tuple[int, ...]:
+        whole = (math.ceil(count) if count <= of_image else whole_images(count, of_image) for count in counts)
+        return tuple(sorted(set(whole)))
+
     return Profile(
         sizes=ProbeSizes(
-            unit_counts=tuple(sorted({round(units ** (step / 5)) for step in range(6)}))
+            unit_counts=unit_counts(round(units ** (step / 5)) for step in range(6))
             if model.vision_layers
             else (0,) * 6,
             sample_shapes=((1, short), (1, 4 * short), (4, short), (1, 10 * short), (8, short), (16, short)),
+            image_units=of_image,
         ),
         curve_sizes=ProbeSizes(
-            unit_counts=tuple(steps) if model.vision_layers else (),
+            unit_counts=unit_counts(share * units for share in shares) if model.vision_layers else (),
             sample_shapes=tuple((samples, max(1, round(held / samples))) for samples, held in packs),
+            image_units=of_image,
         ),
         curve_spread=_CURVE_SPREAD,
         zero_stages=zero,

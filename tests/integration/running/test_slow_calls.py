@@ -107,7 +107,7 @@ def test_on_a_device_whose_fused_kernels_take_bfloat16_alone_the_type_is_named(
 
 def calls_of(model: Path, **training: Any) -> tuple[SlowCall, ...]:
     settings = ModelSection(path=str(model), weights="random", dtype="float32")
-    return quick_slow_calls(settings, TrainingSection(**training), CPU)
+    return quick_slow_calls(settings, TrainingSection(**training), CPU, has_images=True)
 
 
 @pytest.mark.usefixtures("every_call")

@@ -114,7 +114,7 @@ def vision_runner(model: PreTrainedModel, states: torch.Tensor, tokens: PackToke
     images, windows = frames(tokens), between(ends)
     attend = block_runner(tower, len(states))
 
-    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:  # noqa: ARG001
+    def run(layer: nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         return attend(layer, states, windows if layer.has_windows else images, rotary)
 
     return run

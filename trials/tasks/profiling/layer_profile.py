@@ -115,12 +115,18 @@ def _report(stage: OneOfEach, timings: Sequence[LayerTiming]) -> ProfileReport:
     )
 
 
-def quick_slow_calls(model: ModelSection, training: TrainingSection, device: torch.device) -> tuple[SlowCall, ...]:
-    """Return `LayerCosts.slow_calls` in seconds, of layers without weights at small sizes."""
+def quick_slow_calls(
+    model: ModelSection, training: TrainingSection, device: torch.device, *, has_images: bool
+) -> tuple[SlowCall, ...]:
+    """Return `LayerCosts.slow_calls` in seconds, of layers without weights at small sizes.
+
+    `has_images` says whether the data have any.
+    """
     stage = one_of_each(model, training, device, zero_weights)
     units = _QUICK_UNITS if stage.cut.vision else 0
     profiler = Profiler(stage, _takes_gradient(_parameters_by_kind(stage)), device, repeats=1)
-    return profiler.slow_calls(ProbeSizes(unit_counts=(units,), sample_shapes=((1, _QUICK_TOKENS),)))
+    sizes = ProbeSizes(unit_counts=(units,), sample_shapes=((1, _QUICK_TOKENS),), image_units=units * has_images)
+    return profiler.slow_calls(sizes)
 
 
 def _paths_by_kind(stage: OneOfEach) -> dict[LayerKind, tuple[str, ...]]:
@@ -212,7 +218,8 @@ class Profiler:
 
     def slow_calls(self, sizes: ProbeSizes) -> tuple[SlowCall, ...]:
         """Return `LayerCosts.slow_calls`, from the most units and the longest sample of `sizes`."""
-        largest = ProbeSizes(
+        largest = replace(
+            sizes,
             unit_counts=(max(sizes.unit_counts),),
             sample_shapes=(max(sizes.sample_shapes, key=lambda shape: shape[0] * shape[1] ** 2),),
         )

@@ -68,16 +68,33 @@ class ProbeBytes:
 def probes(stage: OneOfEach, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
     """Yield every kind at these sizes."""
     for number, units in enumerate(sizes.unit_counts):
-        yield from _image_probes(stage, units, _TEXT_TOKENS[number % len(_TEXT_TOKENS)], device)
-    for samples, length in sizes.sample_shapes:
-        yield from _language_probes(stage, samples, length, device)
+        text = torch.zeros(_TEXT_TOKENS[number % len(_TEXT_TOKENS)], dtype=torch.long)
+        yield from _image_probes(stage, images_of(units, sizes.image_units), text, device)
+    for shape in sizes.sample_shapes:
+        yield from _language_probes(stage, shape, device, shows=sizes.image_units > 0)
 
 
-def _image_probes(stage: OneOfEach, units: int, text_tokens: int, device: torch.device) -> Iterator[Probe]:
-    family, model = stage.family, stage.model
-    images = family.random_images(model.config, units)
-    ids = torch.cat((images.input_ids, torch.zeros(text_tokens, dtype=torch.long)))
-    states, tokens = images.pixels.to(device), join_samples(family, model.config, [(ids, images.grids)])
+def images_of(units: int, image_units: int) -> tuple[int, ...]:
+    """Return the units of each image of a pack: all have the usual size but the last one, which has the rest.
+
+    Where images keep their own resolution, each attends to itself, so that a large one costs more than several.
+    """
+    if not 0 < image_units < units:
+        return (units,)
+    whole, rest = divmod(units, image_units)
+    return (*(image_units,) * whole, *((rest,) if rest else ()))
+
+
+def _image_probes(
+    stage: OneOfEach, of_images: tuple[int, ...], text: torch.Tensor, device: torch.device
+) -> Iterator[Probe]:
+    family, model, units = stage.family, stage.model, sum(of_images)
+    images = [family.random_images(model.config, each) for each in of_images]
+    samples = [(image.input_ids, image.grids) for image in images[1:]]
+    # Behind the first image, since a sample without any token is none.
+    samples.insert(0, (torch.cat((images[0].input_ids, text)), images[0].grids))
+    tokens = join_samples(family, model.config, samples)
+    states = torch.cat([image.pixels for image in images]).to(device)
     if stage.cut.vision:
         yield from _vision_probes(stage, units, states, tokens)
     states = family.embed_vision(model, states, tokens).detach()
@@ -86,7 +103,7 @@ def _image_probes(stage: OneOfEach, units: int, text_tokens: int, device: torch.
     yield Probe(
         layer="projector",
         units=units,
-        tokens=len(ids),
+        tokens=len(tokens.input_ids),
         states=states,
         # With the features for later layers, as a stage that ends here sends them.
         run=lambda states: pack(
@@ -126,8 +143,8 @@ def _vision_probe(stage: OneOfEach, number: int, units: int, states: torch.Tenso
     )
 
 
-def _language_probes(stage: OneOfEach, samples: int, length: int, device: torch.device) -> Iterator[Probe]:
-    same = language_probes(stage, samples, length, device)
+def _language_probes(stage: OneOfEach, shape: tuple[int, int], device: torch.device, *, shows: bool) -> Iterator[Probe]:
+    same = language_probes(stage, shape, device, shows=shows)
     labels = torch.zeros(same[0].tokens, dtype=torch.long)
     targets = Targets(*(each.to(device) for each in targets_of(labels, torch.ones(()))))
     yield from same
@@ -140,13 +157,25 @@ def _language_probes(stage: OneOfEach, samples: int, length: int, device: torch.
 
 
 def language_probes(
-    stage: OneOfEach, samples: int, length: int, device: torch.device, sharing: SharingGroup = _UNSHARED
+    stage: OneOfEach,
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    shows: bool,
+    sharing: SharingGroup = _UNSHARED,
 ) -> tuple[Probe, ...]:
-    """Return a probe of each kind of language layer with a pack of equal samples, of which this rank has its part."""
-    model, tokens = stage.model, samples * length
-    ids = torch.zeros(length, dtype=torch.long)
-    nothing = torch.from_numpy(NO_GRIDS)
-    joined = join_samples(stage.family, model.config, [(ids, nothing)] * samples)
+    """Return a probe of each kind of language layer with a pack of equal samples, of which this rank has its part.
+
+    `shape` is (samples, tokens of each). A sample that `shows` an image begins with one, or with what it has room for:
+    in some families the kernel of attention depends on that.
+    """
+    model, (samples, length) = stage.model, shape
+    tokens, ids, grids = samples * length, torch.zeros(length, dtype=torch.long), torch.from_numpy(NO_GRIDS)
+    if shows:
+        image = stage.family.random_images(model.config, 1)
+        shown = image.input_ids[:length]
+        ids[: len(shown)], grids = shown, image.grids
+    joined = join_samples(stage.family, model.config, [(ids, grids)] * samples)
     part, hidden = tokens // sharing.share.degree, model.config.get_text_config().hidden_size
     states = torch.randn(1, part, hidden, device=device, dtype=model.dtype)
     return tuple(

@@ -45,7 +45,8 @@ def time_sharing(
         sharing = join_groups(groups, distributed.get_rank())
         what, attention = f"exchanges of {degree} ranks that share packs", partial(_attention, stage, sharing, device)
         for shape in shapes_in_time(what, sizes.sample_shapes, attention, pace):
-            yield from _timings(stage, sharing, _divisible(shape, degree), device, bytes_of, pace=pace)
+            divisible, shows = _divisible(shape, degree), sizes.image_units > 0
+            yield from _timings(stage, sharing, divisible, device, bytes_of, shows=shows, pace=pace)
         distributed.destroy_process_group(sharing.group)
 
 
@@ -80,13 +81,14 @@ def _timings(
     device: torch.device,
     bytes_of: Callable[[Probe], ProbeBytes],
     *,
+    shows: bool,
     pace: Pace,
 ) -> tuple[ExchangeTiming, ExchangeTiming]:
     """Time the exchanges in the attention of a language layer, and behind the projector.
 
     Image tokens are the first half of the pack.
     """
-    same = language_probes(stage, *shape, device, sharing)
+    same = language_probes(stage, shape, device, shows=shows, sharing=sharing)
     held, probe = [bytes_of(each) for each in same], same[0]
     pack = ExchangeTiming(name="sequence", ranks=sharing.share.degree, tokens=probe.tokens, squares=probe.squares)
     forward, backward = exchange_seconds(*_in_attention(stage, sharing, shape, device), device, pace)
@@ -119,7 +121,8 @@ def _in_attention(
 ) -> tuple[Exchange, Tensors]:
     """Return both exchanges of a language layer, and the tensors that they take, in the form that its attention has."""
     noting = _NotingGroup(share=sharing.share, group=sharing.group, given=[])
-    probe = language_probes(stage, *shape, device, noting)[0]
+    # What is exchanged depends on no image.
+    probe = language_probes(stage, shape, device, shows=False, sharing=noting)[0]
     with torch.no_grad():
         probe.run(probe.states)
     # A clone keeps the strides, on which the time of a copy depends.

@@ -1,0 +1,74 @@
+"""Towers in which each image attends to itself: the profile has images of the data's usual size."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autotune.advice.data_sheets import DATA_SHEETS
+from autotune.advice.operations import META, SheetProfiler
+from autotune.advice.sheet_costs import SheetCosts, allocated_stage
+from autotune.model_shape import model_shape
+from autotune.search.execution.profiling import design
+from tests.contracts.test_families import TINY
+from tests.integration.prediction.test_recommend import TRAINED
+from tests.values.storage import WORKLOAD
+from trials import plugins
+from trials.job import ModelSection, TrainingSection
+from trials.model.family import join_samples
+from trials.tasks.profiling.probes import Probe, images_of
+
+SIDE, IMAGES = 16, 4
+SHEET = replace(DATA_SHEETS["h100"], memory_bytes_per_second=1e30)
+"""Times are those of products alone."""
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2-5-vl", "pixtral"])
+def test_a_pack_of_several_images_costs_what_these_cost(name: str, tmp_path: Path) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    model, training = ModelSection(path=str(tmp_path), weights="random", dtype="float32"), TrainingSection()
+    units, shape = SIDE**2, model_shape(model)
+    data = replace(
+        WORKLOAD.data,
+        samples=10,
+        text_only_samples=0,
+        vision_units=10 * units,
+        most_vision_units=units,
+        text_tokens=600,
+        longest_text_tokens=90,
+    )
+    cost = SheetCosts.of(SHEET, model, training, design(data, shape, (), 1, 0.0).sizes).layers["vision"]
+    size = IMAGES * units
+    fitted = np.array((size, 0, 0, 1)) @ (np.array(cost.forward_seconds) + np.array(cost.backward_seconds))
+    fitted *= np.interp(size, cost.curve_sizes, cost.curve)
+
+    stage = allocated_stage(model, training)
+    family, config = stage.family, stage.model.config
+    images = [family.random_images(config, units) for _ in range(IMAGES)]
+    tokens = join_samples(family, config, [(image.input_ids, image.grids) for image in images])
+    pixels = images[0].pixels.new_empty((size, *images[0].pixels.shape[1:]), device=META)
+    states = family.embed_vision(stage.model, pixels, tokens).detach()
+    runner = family.vision_runner(stage.model, states, tokens)
+    pack = [
+        Probe(
+            layer="vision",
+            number=number,
+            share=share,
+            units=size,
+            states=states,
+            run=partial(runner, stage.model.get_submodule(stage.chain.vision_layers[number]), number),
+        )
+        for number, share in stage.shares["vision"].items()
+    ]
+    (timing,) = SheetProfiler(stage, TRAINED, SHEET).timings(pack)
+    assert fitted == pytest.approx(timing.forward_seconds + timing.backward_seconds, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("units", "image_units", "expected"),
+    [(9, 4, (4, 4, 1)), (8, 4, (4, 4)), (3, 4, (3,)), (7, 0, (7,)), (0, 0, (0,))],
+)
+def test_all_images_but_the_last_have_the_usual_size(units: int, image_units: int, expected: tuple[int, ...]) -> None:
+    assert images_of(units, image_units) == expected
