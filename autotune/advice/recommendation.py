@@ -215,7 +215,7 @@ def _choice(job: Job, cluster: Cluster, origin: Origin, data: ForecastData, data
         origin=origin,
         relative_error=best.relative_error if best and origin == "measured" else SPREAD,
         memory_limit_bytes=cluster.memory_limit_bytes,
-        extrapolated=() if origin == "analytic" else cluster.extrapolated,
+        extrapolated=() if origin == "analytic" else forecaster.cluster.extrapolated,
         trials=forecaster.trials,
         why_not=why_not,
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.context import Options, warnings_kept
 from autotune.errors import HardwareError
+from autotune.events import Note
 from autotune.folders import database_is_there, database_name, spool_folder, work_folder
 from autotune.machine import device_problems
 from autotune.machine.device_problems import Finding, memory_limit, situation
@@ -55,9 +56,12 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
     try:
         with read_store(url) as store:
             if found:
+                from autotune.prediction.fit.profiled_sizes import beyond_profile
                 from autotune.search.execution.profiling import stored_costs
 
                 costs = stored_costs(found.workload, store)
+                if why := costs and beyond_profile(costs.sizes, found.workload.data, found.workload.model):
+                    options.display(Note(text=f"What is known of the layers is uncertain: {why}"))
             studies = store.studies(archived=True)
             database = {
                 "name": database_name(url),

@@ -3,19 +3,21 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Self
 
 from autotune.dimensions.averages import average_of_all
 from autotune.errors import NoProfile, ProfileError
 from autotune.forecast.profile_file import ProfiledCosts, read_profile, stored_costs
 from autotune.machine.hardware import ENOUGH_SHARED_BYTES, default_memory_limit, probe_hardware, software
 from autotune.machine.job_hardware import hardware_of
+from autotune.prediction.fit.profiled_sizes import beyond_profile
 from storage.records import LayerProfile
 from storage.store import Store
 from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.units import number_of
-from trials.workload import ModelShape, Software
+from trials.workload import DataProfile, ModelShape, Software
 
 _JSON = ".json"
 _MEASURES = "`autotune profile JOB` or `autotune tune JOB` measures one on the hardware itself"
@@ -64,6 +66,13 @@ class Cluster:
     def costs(self) -> LayerCosts:
         """Costs on all devices of the cluster."""
         return self.costs_on(self.devices)
+
+    def for_data(self, data: DataProfile) -> Self:
+        """Return the cluster, which says if the profile is of data with other sizes than these."""
+        if (why := beyond_profile(self.profiled.costs.sizes, data, self.profiled.model)) is None:
+            return self
+        what = f"the layers' times and bytes to other sizes: {why}; `autotune profile JOB` measures them"
+        return replace(self, extrapolated=(*self.extrapolated, what))
 
     def costs_on(self, devices: int) -> LayerCosts:
         """Return the costs on a number of devices, with scaled reductions and gathers."""

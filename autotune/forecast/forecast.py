@@ -147,9 +147,10 @@ class Forecaster:
         state: CalibrationState | None = None,
     ) -> None:
         """`state` is what trials with other data taught about the layer costs, to begin with."""
-        self.job, self.shape, self.cluster = job, shape, cluster
+        self.job, self.shape = job, shape
         self.index, self.report = data.index, data.report
         self.workload = workload_on(cluster, job, shape, data)
+        self.cluster = cluster.for_data(self.workload.data)
         self._config = load_config(job.model.path, trust_remote_code=job.model.trust_remote_code)
         self._predictor = CalibratedPredictor.of_job(
             job,

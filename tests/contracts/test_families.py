@@ -19,7 +19,6 @@ from trials.data.records.images import image_size
 from trials.data.records.sample import IGNORED, IMAGE, NO_GRIDS, Encoder, Lengths, Sample, Turn
 from trials.data.tokens import PackTokens, pack
 from trials.job import ModelSection, TrainingSection
-from trials.model.attention.samples import PackedSamples
 from trials.model.conversion import stored_form
 from trials.model.cut import Cut
 from trials.model.family import FAMILIES, Family, Images, join_samples, load_family
@@ -35,7 +34,7 @@ from trials.stage import Recomputed
 from trials.tasks.profiling import slow_calls
 from trials.tasks.profiling.layer_profile import quick_slow_calls
 from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
-from trials.tasks.profiling.probes import language_probes, probes
+from trials.tasks.profiling.probes import probes
 from trials.tasks.request import ProbeSizes
 
 CPU = torch.device("cpu")
@@ -368,29 +367,6 @@ def test_one_layer_of_each_kind_runs_as_a_whole_model(
     tokens = tokens_of(family, config, images, behind=[0])
     logits = profiled.head(profiled(pack((images.pixels,), tokens))[0])
     assert logits.shape == (len(tokens.input_ids), config.get_text_config().vocab_size)
-
-
-@pytest.mark.usefixtures("vision")
-def test_probes_of_language_layers_attend_as_samples_with_images_do(
-    encoder: Encoder, profiled: OneOfEach, samples: tuple[Sample, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[PackedSamples] = []
-    prepare = PackedSamples.__init__
-
-    def note(self: PackedSamples, *given: Any, **options: Any) -> None:
-        prepare(self, *given, **options)
-        made.append(self)
-
-    monkeypatch.setattr(PackedSamples, "__init__", note)
-    encoded = encoder.encode(samples[-1], pixels=True)
-    batch = collate([encoded], encoder, pixels=True, padded=False)
-    width = profiled.model.config.get_text_config().hidden_size
-    profiled.language((torch.randn(1, len(batch.tokens.input_ids), width),), batch.tokens)
-    for length in (8, 64):
-        probe = language_probes(profiled, (2, length), CPU, shows=True)[0]
-        probe.run(probe.states)
-    expected, *found = (each.has_blocks for each in made)
-    assert found == [expected] * 2
 
 
 def test_weights_are_read_and_saved_as_transformers_does(

@@ -97,7 +97,7 @@ def plan_file(tmp_path: Path) -> Callable[[Plan], Path]:
 def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
     """Store the profile in a user's database, so that tuning begins with its first trial.
 
-    It holds for the example and its variants: what was measured is one layer of each kind.
+    It holds for the example and its variants, of any sizes: what was measured is one layer of each kind.
     """
 
     def give(url: str, devices: int = 2, example: Path | None = None, groups: int = 1) -> None:
@@ -106,9 +106,8 @@ def give_profile(prepared: Prepared, costs: LayerCosts) -> Callable[..., None]:
         work = replace(work, hardware=replace(work.hardware, devices=devices, cpu_cores=cores), model=model)
         with open_store(url) as store:
             store.add_workload(work)
-            store.save_layer_profile(
-                work.hardware.fingerprint, work.model.fingerprint, work.software, wire.encode(costs)
-            )
+            document = wire.encode(replace(costs, sizes=None))
+            store.save_layer_profile(work.hardware.fingerprint, work.model.fingerprint, work.software, document)
 
     return give
 

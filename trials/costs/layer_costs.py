@@ -8,6 +8,7 @@ from pydantic import Field
 from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind, Measured, MeasuredCost, SlowCall
 from trials.costs.exchange import Exchange, ExchangeName
 from trials.costs.layer import LayerCost
+from trials.costs.profiled_sizes import ProfiledSizes
 from trials.plan import ZeroStage
 from trials.units import check_measured
 
@@ -83,6 +84,8 @@ class LayerCosts:
     """`ProfileReport.shortened`."""
     disturbance: str | None = None
     """What disturbed the machine while it was profiled, in words."""
+    sizes: ProfiledSizes | None = None
+    """Sizes of the data that were profiled; None where they are not known."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a number that no measurement can give, and unless every kind of layer has one cost."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from autotune.dimensions.usual import zero_stages
 from autotune.errors import ProfileError, TrialsKeepFailing
-from autotune.events import Listener, Phase, PhaseBegan, unheard
+from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.fit.costs import fit_costs
-from autotune.prediction.profiled_sizes import largest_sizes, whole_images
+from autotune.prediction.fit.profiled_sizes import beyond_profile, largest_sizes, whole_images
 from autotune.search.execution.failures import with_remedy
 from autotune.workload import Prepared
 from storage.store import Store
@@ -42,13 +42,16 @@ def layer_costs(
 ) -> LayerCosts:
     """Return the stored costs of this model on this hardware and software, or profile the layers and store the costs.
 
-    They are profiled when `fresh`, and when there is no stored profile or one of another version. Raise what
-    `profile_layers` raises.
+    They are profiled when `fresh`, and when there is no stored profile, one of another version, or one of data with
+    other sizes. Raise what `profile_layers` raises.
     """
     work = prepared.workload
     if not fresh and (stored := stored_costs(work, store)) is not None:
-        _warn_of_conditions(stored)
-        return stored
+        why = beyond_profile(stored.sizes, work.data, work.model)
+        if why is None:
+            _warn_of_conditions(stored)
+            return stored
+        listener(Note(text=f"The layers are profiled again: {why}"))
     layers = "compiled layers" if prepared.job.training.compile else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
     costs = profile_layers(prepared, pool, logs)
@@ -101,6 +104,7 @@ def profile_layers(
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
     costs = replace(
         fit_costs(reports, hardware.nodes),
+        sizes=largest_sizes(prepared.workload.data, model),
         shortened=reports[0].shortened,
         disturbance=disturbance(watched.conditions, hardware),
     )

@@ -26,6 +26,7 @@ from tests.values.training import PACKED, offloading, plan_of
 from trials import wire
 from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.layer_costs import LayerCosts, LinkCost
+from trials.costs.profiled_sizes import ProfiledSizes
 from trials.plan import Layout, Levelled, Packed, Plan
 from trials.stage import Recomputed, Stage
 
@@ -34,6 +35,20 @@ pytestmark = pytest.mark.usefixtures("home")
 
 def predicted(*arguments: str | Path) -> dict[str, Any]:
     return document("predict", *arguments)
+
+
+def test_a_profile_of_data_with_other_sizes_is_named(
+    job: JobFile, profiled: ProfiledCosts, profile: Path, plan_file: Callable[[Plan], Path]
+) -> None:
+    options = (job.path, "--device-profile", profile, "--plan", plan_file(PLAN))
+    usual = predicted(*options)["extrapolated"]
+    sizes = ProfiledSizes(units=24, image_units=0, tokens=1024)
+    profile.write_text(wire.encode(replace(profiled, costs=replace(profiled.costs, sizes=sizes))))
+    assert predicted(*options)["extrapolated"] == [
+        *usual,
+        "the layers' times and bytes to other sizes: the profile is of data without images, of which these data have "
+        "some; `autotune profile JOB` measures them",
+    ]
 
 
 def test_a_plan_whose_packs_ranks_share_is_predicted(

@@ -23,6 +23,7 @@ from tests.values.search import COSTS
 from tests.values.training import variant_of
 from trials import wire
 from trials.costs.coefficients import SlowCall
+from trials.costs.profiled_sizes import ProfiledSizes
 from trials.job import ModelSection, TrainingSection
 from trials.model import skeleton
 from trials.tasks.profiling import slow_calls
@@ -159,7 +160,9 @@ def test_the_doctor_takes_the_slow_calls_of_a_stored_profile(example: Path, tmp_
     with open_store() as store:
         store.add_workload(work)
         keys = (work.hardware.fingerprint, work.model.fingerprint, work.software)
-        store.save_layer_profile(*keys, wire.encode(replace(COSTS, slow_calls=(slow,))))
+        sizes = ProfiledSizes(units=24, image_units=0, tokens=1024)
+        store.save_layer_profile(*keys, wire.encode(replace(COSTS, slow_calls=(slow,), sizes=sizes)))
     answer = CliRunner().invoke(main, ["doctor", str(job.path), "--json"])
     assert answer.exit_code == 0, answer.output
     assert any("a convolution in the projector" in each["what"] for each in json.loads(answer.stdout)["findings"])
+    assert "What is known of the layers is uncertain: the profile is of data without images" in answer.stderr
