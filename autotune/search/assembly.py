@@ -133,7 +133,7 @@ def assemble(
         ),
         queued=tuple(queued.values()),
         baseline_wins=held is None,
-        inherited=inherited_plans(store, workload, space, solver) if warm_start else (),
+        inherited=inherited_plans(store, workload, space) if warm_start else (),
     )
 
 

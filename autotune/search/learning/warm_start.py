@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from autotune.prediction.calibration import CalibrationState
-from autotune.search.solver.solver import Solver
 from autotune.search.space.space import Space
 from storage.nearness import fields_of
 from storage.store import Store
@@ -31,25 +30,30 @@ def inherited_calibration(store: Store, workload: Workload) -> CalibrationState 
         return None
 
 
-def inherited_plans(store: Store, workload: Workload, space: Space, solver: Solver) -> list[Plan]:
+def inherited_plans(store: Store, workload: Workload, space: Space) -> list[Plan]:
     """Return the winners of the nearest workloads on this kind of devices, adapted to this model, nearest first."""
-    nearest = store.nearest_plans(fields_of(workload), hardware_name=workload.hardware.device_name, limit=_LOOKED_AT)
-    found = (moved(near.best.plan, workload, solver) for near in nearest)
-    return list(dict.fromkeys(plan for plan in found if plan is not None and space.holds(plan)))[:_PLANS]
+    found: list[Plan] = []
+    for near in store.nearest_plans(fields_of(workload), hardware_name=workload.hardware.device_name, limit=_LOOKED_AT):
+        plan = moved(near.best.plan, workload, space)
+        if plan is not None and space.holds(plan) and plan not in found:
+            found.append(plan)
+        if len(found) == _PLANS:
+            break
+    return found
 
 
-def moved(plan: Plan, workload: Workload, solver: Solver) -> Plan | None:
+def moved(plan: Plan, workload: Workload, space: Space) -> Plan | None:
     """Return the plan, or for a model with other layers one of the same packing and layout with a proportional split.
 
-    None where neither can be trained.
+    None where neither can be trained, or the space has no points of this packing and layout.
     """
+    solver = space.solver
     model, plan = workload.model, replace(plan, layout=solver.overlapped(plan.layout))
+    # Other data, or a profile with other times, may not even allow the epoch of such packs to be built.
+    if not space.has_points(plan.packing, plan.layout):
+        return None
     vision = sum(stage.vision for stage in plan.stages)
     layers = sum(stage.vision + stage.language for stage in plan.stages)
-    if solver.unprofiled(plan.layout):
-        return None
-    if plan.layout.world_size != workload.hardware.devices or not solver.keeps_batch(plan.packing, plan.layout):
-        return None
     is_same = (vision, layers) == (model.vision_layers, model.vision_layers + model.language_layers)
     if is_same and solver.admits(plan):
         return plan

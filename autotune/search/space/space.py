@@ -193,9 +193,7 @@ class Space:
     def holds(self, plan: Plan) -> bool:
         """Return whether a point stands for exactly this plan of the model's layers."""
         packing, layout = plan.packing, plan.layout
-        if (packing, layout) not in self._pairs:
-            self._pairs[packing, layout] = self._has_pair(packing, layout)
-        if not self._pairs[packing, layout] or not self._now.admits(plan):
+        if not self.has_points(packing, layout) or not self._now.admits(plan):
             return False
         if self.axes.boundaries is not None and plan.boundaries != self.axes.boundaries:
             return False
@@ -204,8 +202,13 @@ class Space:
         # The levels of a stage share a shift, and rungs have an order, which not every plan has.
         return self.pointed(plan) == plan
 
-    def _has_pair(self, packing: Packing, layout: Layout) -> bool:
+    def has_points(self, packing: Packing, layout: Layout) -> bool:
         """Return whether there are points of this packing and layout, and they stand for plans with both."""
+        if (packing, layout) not in self._pairs:
+            self._pairs[packing, layout] = self._has_pair(packing, layout)
+        return self._pairs[packing, layout]
+
+    def _has_pair(self, packing: Packing, layout: Layout) -> bool:
         if layout not in self.axes.layouts or self._packings.point(packing, layout) is None:
             return False
         anchor = self._anchor(packing, layout)

@@ -14,10 +14,11 @@ from autotune.prediction.predictor import Predictor
 from autotune.search.learning.warm_start import moved
 from autotune.search.solver.solver import Solver
 from autotune.search.space.feasible import feasible_space
+from autotune.search.space.space import Space
 from tests.values.exchanges import averages, exchanging
 from tests.values.parameters import parameters
 from tests.values.reports import reports_of
-from tests.values.search import COSTS, by_size, limits_of, predictor_of, workload_of
+from tests.values.search import COSTS, axes_of, by_size, limits_of, predictor_of, workload_of
 from tests.values.training import plan_of
 from trials import wire
 from trials.costs.coefficients import KINDS
@@ -125,9 +126,8 @@ def test_otherwise_all_layouts_average_after_it(costs: LayerCosts) -> None:
 @pytest.mark.parametrize("earlier", [AFTER, DURING], ids=["after", "during"])
 def test_an_earlier_winner_averages_as_this_profile_says(earlier: Plan, plan: Plan, costs: LayerCosts) -> None:
     padded = Padded(samples=4)  # which keeps the global batch
-    found = moved(
-        replace(earlier, packing=padded), workload_of(AMPLE, 2), Solver(predictor_of(costs), limits_of(AMPLE))
-    )
+    space = Space(axes_of(layouts=(plan.layout,), padded=(4,)), Solver(predictor_of(costs), limits_of(AMPLE)))
+    found = moved(replace(earlier, packing=padded), workload_of(AMPLE, 2), space)
     assert found == replace(plan, packing=padded)
 
 

@@ -151,10 +151,10 @@ def test_a_name_that_an_older_profile_does_not_know_is_refused_with_the_remedy()
 
 def test_a_plan_of_another_search_is_taken_over_where_its_averages_were_timed() -> None:
     known, unknown = (Solver(predictor_of(costs), limits_of(AMPLE)) for costs in (timed(), timed(within=1)))
-    space = feasible_space(on_nodes(), known, remedy="")
+    space, other = (feasible_space(on_nodes(), solver, remedy="") for solver in (known, unknown))
     plan = next(plan for plan in space.starts if plan.layout == GROUPED)
-    assert moved(plan, on_nodes(), known) == plan
-    assert moved(plan, on_nodes(), unknown) is None
+    assert moved(plan, on_nodes(), space) == plan
+    assert moved(plan, on_nodes(), other) is None
 
 
 # --- what they cost ---

@@ -155,10 +155,11 @@ def test_the_text_of_a_plan_says_what_offloads() -> None:
 
 
 def test_a_plan_of_another_search_is_taken_over_where_copies_were_timed() -> None:
-    plan = offloaded("both", "5+0r2,0", "0+4r0,1")
-    known, unknown = (Solver(predictor_of(costs), Limits.of(workload_of())) for costs in (FAST, COSTS))
-    assert moved(plan, workload_of(), known) == plan
-    assert moved(plan, workload_of(), unknown) is None
+    space, _ = searched(FAST, layouts=("p2-d1-z0-ovl",))
+    other, _ = searched(COSTS)
+    plan = space.starts[0]
+    assert moved(plan, workload_of(TIGHT), space) == plan
+    assert moved(plan, workload_of(TIGHT), other) is None
 
 
 def test_plans_that_offload_other_layers_are_apart() -> None:
