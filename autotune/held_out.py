@@ -38,6 +38,17 @@ def hold_out(index: DatasetIndex, evaluation: EvaluationSection) -> tuple[Datase
     return index.keep(~np.isin(record, record[chosen])), index.keep(np.sort(chosen)).each_once
 
 
+def without_records(index: DatasetIndex, records: Ints) -> DatasetIndex:
+    """Return the samples of other records, as `DatasetIndex.record` counts them. Raise DataError when none is left."""
+    kept = index.keep(~np.isin(index.record, records))
+    if not len(kept):
+        raise DataError(
+            f"evaluation.samples: the {number_of(len(records), 'record')} held out leave none of the "
+            f"{number_of(len(index), 'sample')} that can be used to train on; lower it"
+        )
+    return kept
+
+
 def _records(index: DatasetIndex) -> Ints:
     """Return a number for each sample, equal for those of one record: the same place in the same file, [samples]."""
     paths = {file.path: number for number, file in enumerate(index.files)}

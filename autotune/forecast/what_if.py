@@ -144,7 +144,9 @@ def what_if(
         jobs.append(_cut_job(job, settings))
         with _model_with(job.model.path, settings) as model:
             changed = jobs[-1].model_copy(update={"model": job.model.model_copy(update={"path": model})})
-            material = job_material(changed, path, PackOptions(), listener)
+            # All variants hold out the same records: where some are lost, another draw would be of others.
+            held_out = packs[0].material.held_out if packs else None
+            material = job_material(changed, path, PackOptions(), listener, held_out=held_out)
         if not settings:
             warn_of_bad_data(material.found)
         packs.append(balanced(material, PackOptions()))
@@ -168,7 +170,7 @@ def _lost(now: Material, then: Material) -> int:
 
 def _check_cut(settings: Mapping[str, float], now: Material, then: Material) -> None:
     """Raise PackError for a cutoff above all samples."""
-    if CUTOFF in settings and not (now.found.cut or then.found.cut or _lost(now, then)):
+    if CUTOFF in settings and not (now.cut or then.cut or _lost(now, then)):
         raise PackError(
             f"what if: {CUTOFF}={settings[CUTOFF]} changes nothing: no sample has more than "
             f"{then.index.text_tokens.max()} tokens; leave it out, or lower it"

@@ -30,7 +30,7 @@ def what_if_text(found: WhatIf) -> str:
     rows = [
         row("samples", "of an epoch", lambda each: _samples(each.index)),
         row("lost", "records", lambda each: each.lost),
-        row("cut", "records", lambda each: each.packs.material.found.cut),
+        row("cut", "records", lambda each: each.packs.material.cut),
         row("text tokens", "of an epoch", lambda each: _total(each.index, "text_tokens")),
         row("vision units", "of an epoch", lambda each: _total(each.index, "vision_units")),
         row("target tokens", "of an epoch", lambda each: _total(each.index, "target_tokens")),
@@ -64,7 +64,7 @@ def _document(variant: Variant) -> dict[str, Any]:
         "settings": dict(variant.settings),
         "samples": _samples(variant.index),
         "lost": variant.lost,
-        "cut": report.cut,
+        "cut": variant.packs.material.cut,
         "skipped_lines": report.bad,
         "bad_lines": [str(line) for line in report.bad_lines],
         "text_tokens": _total(variant.index, "text_tokens"),

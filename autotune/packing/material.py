@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from autotune.errors import PackError
 from autotune.events import Listener, unheard
-from autotune.held_out import hold_out
+from autotune.held_out import hold_out, without_records
 from autotune.job_file import JobFile
 from trials import plugins
+from trials.arrays import Ints
 from trials.data import formats
 from trials.data.epoch import BEST, CostWeights, EpochSettings
 from trials.data.index import DatasetIndex
@@ -56,6 +59,13 @@ class Material:
     cost_model: str
     """Name of the model whose cost the weights describe."""
     data_parallel: int
+    held_out: Ints
+    """Records that are not trained on, for the evaluation, as `DatasetIndex.record` counts them."""
+
+    @property
+    def cut(self) -> int:
+        """Samples of exactly as many tokens as longer ones were cut to; 0 where none is cut."""
+        return int(np.count_nonzero(self.index.text_tokens == self.found.max_tokens))
 
 
 def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unheard) -> Material:
@@ -89,8 +99,13 @@ def _check(wanted: PackOptions) -> None:
             raise PackError(f"--{name}-min {least} is above --{name} {most}; lower the first or raise the second")
 
 
-def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener = unheard) -> Material:
-    """Read the data of a job; `path` names it in reports. Raise like `read_material`."""
+def job_material(
+    job: Job, path: Path, wanted: PackOptions, listener: Listener = unheard, *, held_out: Ints | None = None
+) -> Material:
+    """Read the data of a job; `path` names it in reports. Raise like `read_material`.
+
+    `held_out` are the records to hold out in place of those that the job draws.
+    """
     # These import torch, which packing a file of lengths does not need.
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
@@ -101,10 +116,10 @@ def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener =
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, name = _model_weights(job.model, job.training)
     index, found = build_index(data, load_measurer(job.model, data), Path(), listener, cache=lengths_folder())
-    index, _ = hold_out(index, job.evaluation)
+    trained = hold_out(index, job.evaluation)[0] if held_out is None else without_records(index, held_out)
     return Material(
         path=path,
-        index=index,
+        index=trained,
         found=found,
         settings=EpochSettings(
             global_batch_samples=wanted.global_batch_samples or job.training.global_batch_samples,
@@ -116,6 +131,7 @@ def job_material(job: Job, path: Path, wanted: PackOptions, listener: Listener =
         ),
         cost_model=name,
         data_parallel=wanted.data_parallel or job.hardware.devices or DATA_PARALLEL,
+        held_out=np.setdiff1d(index.record, trained.record),
     )
 
 
@@ -141,6 +157,7 @@ def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Ma
         ),
         cost_model=name,
         data_parallel=wanted.data_parallel or DATA_PARALLEL,
+        held_out=np.empty(0, dtype=np.int64),
     )
 
 

@@ -118,7 +118,7 @@ def pack_document(found: Balanced) -> dict[str, Any]:
                 for row in found.oversize[:_SHOWN_IN_DOCUMENT]
             ],
         },
-        "cut": {"max_tokens": material.found.max_tokens, "samples": material.found.cut},
+        "cut": {"max_tokens": material.found.max_tokens, "samples": material.cut},
         "wrong_sizes": material.found.wrong_sizes,
         "records": material.found.records,
         "bad": material.found.bad,
@@ -138,7 +138,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 def _problems(found: Balanced) -> Iterator[str]:
     """Yield a text for each kind of problem: over-size and cut samples, wrong image sizes, bad records."""
-    index, report, above = found.material.index, found.material.found, found.oversize
+    index, report, above, cut = found.material.index, found.material.found, found.oversize, found.material.cut
     if len(above):
         rule = _RULES[found.material.settings.oversize]
         capacities = f"Qv {found.packing.qv}, Qt {found.packing.qt}"
@@ -151,14 +151,14 @@ def _problems(found: Balanced) -> Iterator[str]:
             for row in above[:_SHOWN]
         ]
         yield _listed(title, lines, len(above))
-    if report.cut:
+    if cut:
         title = (
-            f"{_count(report.cut)} of {_count(len(index))} samples {'has' if report.cut == 1 else 'have'} "
+            f"{_count(cut)} of {_count(len(index))} samples {'has' if cut == 1 else 'have'} "
             f"{report.max_tokens:,} tokens"
         )
         # The index knows lengths after the cut alone; a sample of exactly this length looks the same.
         rows = np.flatnonzero(index.text_tokens == report.max_tokens)[:_SHOWN]
-        yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], report.cut)
+        yield _listed(f"{title}: longer ones were cut to that", [index.where(int(row)) for row in rows], cut)
     if report.wrong_sizes:
         images = number_of(report.wrong_sizes, "image has", "images have")
         yield f"{images} another size than recorded; the size in the file is used"

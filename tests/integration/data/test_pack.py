@@ -191,6 +191,17 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     assert f"1 of 2 samples has {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
 
 
+def test_samples_that_are_held_out_do_not_count_as_cut(job: JobFile) -> None:
+    data = {**load_job(job.path).data.model_dump(mode="json"), "oversize": "truncate", "max_tokens": 40}
+    job.spoil(data=data, evaluation={"samples": 0.5})
+    index = read_material(job_file.JobFile(path=job.path), PackOptions()).index
+    cut = np.count_nonzero(index.text_tokens == 40)
+    asked = (*ASKED, "--data-parallel", "1")
+    assert document("pack", job.path, *asked)["cut"] == {"max_tokens": 40, "samples": cut}
+    output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
+    assert f"{cut:,} of {len(index):,} samples have 40 tokens: longer ones were cut to that:" in output
+
+
 def test_samples_above_the_capacities_are_not_called_cut(tmp_path: Path, example: Path) -> None:
     path = write_lengths(tmp_path / "lengths.json", [(1, 100), (2, 1000)] * 8)
     asked = ("--model", str(example / "model"), "--oversize", "truncate", "--qt", "800", "--data-parallel", "2")

@@ -96,6 +96,17 @@ def test_other_tiles_and_a_cutoff_are_those_of_a_model_and_a_job_that_are_set_so
     assert databases(tmp_path) == []
 
 
+def test_records_that_are_held_out_are_not_lost_and_are_those_of_the_job(job: JobFile) -> None:
+    job.spoil(evaluation={"samples": 0.3}, hardware={"devices": 1})
+    now, then = what_if(job.path, {"cutoff": 80}).variants
+    loaded = load_job(job.path)
+    cut = loaded.data.model_copy(update={"oversize": "truncate", "max_tokens": 80})
+    usable, _ = build_index(cut, load_measurer(loaded.model, cut), Path())
+    expected = np.setdiff1d(now.index.record, usable.record)
+    assert then.lost == len(expected) > 0
+    assert then.index.record.tolist() == np.setdiff1d(now.index.record, expected).tolist()
+
+
 def test_the_samples_of_an_epoch_are_as_many_as_their_file_repeats_them(watching: JobFile) -> None:
     (source,) = load_job(watching.path).data.sources
     watching.spoil(data__sources=[{"path": str(source.path), "repeat": 3}])

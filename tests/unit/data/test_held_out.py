@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.held_out import hold_out, trained_on
+from autotune.held_out import hold_out, trained_on, without_records
 from tests.values.data import index_of, lengths
 from trials.data.index import DatasetIndex
 from trials.data.order import epoch_order
@@ -51,6 +51,17 @@ def test_the_held_out_samples_depend_on_their_own_seed_alone() -> None:
     assert other is not None
     assert records(first) == records(again) != records(other)
     assert len(other) == 7
+
+
+def test_the_same_records_can_be_held_out_of_what_is_left_of_the_data() -> None:
+    index = index_of([(1, number) for number in range(1, 11)])
+    training, held_out = hold_out(index, evaluation(4))
+    assert held_out is not None
+    lost = [records(training)[0], records(held_out)[0]]
+    left = index.keep(~np.isin(index.record, lost))
+    assert records(without_records(left, held_out.record)) == records(training)[1:]
+    with pytest.raises(DataError, match="the 4 records held out leave none of the 4 samples that can be used"):
+        without_records(held_out, held_out.record)
 
 
 def test_without_an_evaluation_the_index_stays_as_it_is() -> None:
