@@ -68,8 +68,8 @@ class Variant:
     @property
     def operations(self) -> float:
         """Floating-point operations of the forward passes of an epoch, without the waiting of ranks."""
-        balance = self.packs.after.balance
-        return balance.cost * balance.data_parallel * balance.cost_efficiency
+        sizes = self.packs.after.epoch.pack_sizes()
+        return float(sizes.cost(self.packs.material.forward).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -36,6 +36,9 @@ class Side:
 
     epoch: Epoch
     balance: Balance
+    """By the cost of a training, by which packs are matched."""
+    sample_flops: float
+    """Forward floating-point operations of a sample on all data ranks, with waiting, padding and stand-ins."""
     neutrality: Neutrality
     """The steps next to steps in random order."""
     mixing: float
@@ -97,6 +100,7 @@ def _side(material: Material, packing: Packing, number: int) -> Side:
     return Side(
         epoch=epoch,
         balance=balance(epoch, material.settings.weights),
+        sample_flops=balance(epoch, material.forward).cost_per_sample,
         neutrality=neutrality(epoch),
         mixing=mixing(epoch, following),
     )

@@ -56,6 +56,9 @@ class Material:
     index: DatasetIndex
     found: IndexReport
     settings: EpochSettings
+    forward: CostWeights
+    """Floating-point operations of the forward pass, which runs all parts. Those of `settings`, by which packs are
+    matched, are of all passes over what trains."""
     cost_model: str
     """Name of the model whose cost the weights describe."""
     data_parallel: int
@@ -114,7 +117,7 @@ def job_material(
     if wanted.model is not None:
         raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
-    weights, name = _model_weights(job.model, job.training)
+    weights, forward, name = _model_weights(job.model, job.training)
     index, found = build_index(data, load_measurer(job.model, data), Path(), listener, cache=lengths_folder())
     trained = hold_out(index, job.evaluation)[0] if held_out is None else without_records(index, held_out)
     return Material(
@@ -129,6 +132,7 @@ def job_material(
             batch_tolerance=job.training.batch_tolerance,
             step_variance=job.training.step_variance,
         ),
+        forward=forward,
         cost_model=name,
         data_parallel=wanted.data_parallel or job.hardware.devices or DATA_PARALLEL,
         held_out=np.setdiff1d(index.record, trained.record),
@@ -141,7 +145,7 @@ def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Ma
     _check_lengths(data.sources[0])
     weights, name, model = paper_weights(), NAME, wanted.model and folder_of(wanted.model)
     if model is not None:
-        weights, name = _model_weights(ModelSection(path=model), TrainingSection())
+        _, weights, name = _model_weights(ModelSection(path=model), TrainingSection())
     if data.oversize == "truncate":
         data = data.model_copy(update={"max_tokens": _context(data, model)})
     index, found = build_index(data, None, Path(), listener)
@@ -155,6 +159,7 @@ def _lengths_material(path: Path, wanted: PackOptions, listener: Listener) -> Ma
             seed=wanted.seed or 0,
             oversize=data.oversize,
         ),
+        forward=weights,
         cost_model=name,
         data_parallel=wanted.data_parallel or DATA_PARALLEL,
         held_out=np.empty(0, dtype=np.int64),
@@ -186,8 +191,8 @@ def _context(data: DataSection, model: str | None) -> int | None:
     return token_limit(data, load_config(model))
 
 
-def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[CostWeights, str]:
-    """Return the model's analytic cost, which needs no weights, and its name."""
+def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[CostWeights, CostWeights, str]:
+    """Return the model's analytic cost in a training and in a forward pass, which needs no weights, and its name."""
     from autotune.model_shape import cost_weights, model_shape  # noqa: PLC0415
     from autotune.packing.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.family import find_family  # noqa: PLC0415
@@ -195,10 +200,11 @@ def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[C
 
     config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
     if not find_family(config):
-        return rough_weights(config), f"{Path(published_name(settings.path)).name} (roughly, from its parameters)"
+        rough = rough_weights(config)
+        return rough, rough, f"{Path(published_name(settings.path)).name} (roughly, from its parameters)"
     # The shape follows from the configuration: a folder without weights is enough for packing.
     shape = model_shape(settings.model_copy(update={"weights": "random"}), training)
-    return cost_weights(shape, training), shape.name
+    return cost_weights(shape, training), cost_weights(shape), shape.name
 
 
 NAME = "OmniBal's InternViT-6B + InternLM2-20B"

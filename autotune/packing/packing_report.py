@@ -66,14 +66,14 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("cost efficiency, rows", "ideal / actual", lambda side: _percent(side.balance.cost_efficiency)),
     ("cost efficiency, steps", "ideal / actual", lambda side: _percent(side.balance.step_cost_efficiency)),
     ("mixing with the next epoch", "1 is a fresh shuffle", lambda side: f"{side.mixing:.3f}"),
-    ("cost of a sample", "FLOP, with waiting", lambda side: _operations(side.balance.cost_per_sample)),
+    ("cost of a sample", "FLOP, with waiting", lambda side: _operations(side.sample_flops)),
 )
 
 
 def pack_text(found: Balanced) -> str:
     """Show the choices, the table before and after, over-size samples and bad lines."""
     material = found.material
-    saved = 1 - found.after.balance.cost_per_sample / found.before.balance.cost_per_sample
+    saved = 1 - found.after.sample_flops / found.before.sample_flops
     header = (
         f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
         f"{material.settings.global_batch_samples}, seed {material.settings.seed}, epoch {found.number}\n"
@@ -130,7 +130,7 @@ def pack_document(found: Balanced) -> dict[str, Any]:
 def _side(side: Side) -> dict[str, Any]:
     return {
         **wire.to_document(side.balance),
-        "cost_per_sample": side.balance.cost_per_sample,
+        "cost_per_sample": side.sample_flops,
         "mixing": side.mixing,
         "variances": side.neutrality.variances,
     }

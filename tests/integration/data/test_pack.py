@@ -24,6 +24,7 @@ from autotune.machine.devices import lock_file
 from autotune.model_shape import cost_weights, model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
+from autotune.packing.packing_report import pack_document, pack_text
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import write_lengths, write_records
@@ -384,11 +385,17 @@ def test_no_label_of_the_plot_covers_another(lengths: Path, tmp_path: Path, capa
     assert overlaps(texts) == []
 
 
-def test_what_a_job_freezes_costs_less_in_its_packs(example: Path, tmp_path: Path) -> None:
-    path = JobFile(example, tmp_path).path
+def test_packs_are_matched_by_what_a_job_trains_and_compared_by_its_forward_pass(job: JobFile) -> None:
+    wanted = PackOptions(qv=10, qt=500)
     whole, frozen = (
-        read_material(job_file.JobFile(path=path, changes=changes), PackOptions()).settings.weights
+        balanced(read_material(job_file.JobFile(path=job.path, changes=changes), wanted), wanted)
         for changes in ((), ("training.freeze=[vision]",))
     )
-    assert frozen.unit < whole.unit
-    assert frozen.token == whole.token
+    matching, other = (each.material.settings.weights for each in (whole, frozen))
+    assert other.unit < matching.unit
+    assert other.token == matching.token
+    assert frozen.before.sample_flops == whole.before.sample_flops == whole.before.balance.cost_per_sample
+    assert frozen.before.balance.cost_per_sample < whole.before.balance.cost_per_sample
+    flops = pack_document(frozen)["before"]["cost_per_sample"]
+    assert flops == whole.before.sample_flops
+    assert re.search(rf"cost of a sample +FLOP, with waiting +{flops / 1e6:.3g} M", pack_text(frozen))

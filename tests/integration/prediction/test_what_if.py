@@ -140,10 +140,15 @@ def test_pixels_and_frames_are_those_of_a_model_that_is_set_so(
 
 def test_operations_are_those_of_all_packs_without_the_waiting_of_ranks(job: JobFile) -> None:
     job.spoil(hardware={"devices": 4})
-    for each in what_if(job.path, {"max_tiles": 1}).variants:
+    variants = what_if(job.path, {"max_tiles": 1}).variants
+    for each in variants:
         epoch, balance = each.packs.after.epoch, each.packs.after.balance
         assert each.operations == pytest.approx(epoch.pack_sizes().cost(epoch.settings.weights).sum())
         assert each.operations < balance.cost_per_sample * balance.samples
+    job.spoil(training__freeze=["vision"])
+    frozen = what_if(job.path, {"max_tiles": 1}).variants
+    # All parts run forward, whatever trains; packs of text alone carry a stand-in.
+    assert [each.operations for each in frozen] == pytest.approx([each.operations for each in variants], rel=0.01)
 
 
 def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_named(
