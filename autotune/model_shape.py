@@ -9,7 +9,6 @@ import torch
 
 from autotune.dimensions.usual import zero_stages
 from autotune.machine.device_problems import Finding
-from trials.data.epoch import CostWeights
 from trials.engine.static_memory import static_bytes
 from trials.job import ModelSection, TrainingSection
 from trials.model.hub import published_name
@@ -17,7 +16,7 @@ from trials.model.identity import config_digest
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import count_used_parameters
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
-from trials.model.trained import choose_trained, passes, trained_parts
+from trials.model.trained import choose_trained, trained_parts
 from trials.model.weights import WeightFiles
 from trials.plan import Layout
 from trials.units import number_of
@@ -118,16 +117,4 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
         trained=trained_parts(training, chain),
         compiler=COMPILER if training.compile else None,
         target_flops=2 * head,
-    )
-
-
-def cost_weights(shape: ModelShape, training: TrainingSection = _WHOLE) -> CostWeights:
-    """Return the analytic cost by which packs are matched, so that every machine matches them alike."""
-    # Both passes, in units of the three that a matrix takes whose weights train.
-    vision, language = passes(training, "vision") / 3, passes(training, "language") / 3
-    return CostWeights(
-        unit=vision * shape.unit_flops,
-        token=language * shape.token_flops,
-        target=language * shape.target_flops,
-        square=language * shape.square_flops,
     )

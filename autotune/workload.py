@@ -15,11 +15,12 @@ from autotune.held_out import hold_out, shown_by, trained_on
 from autotune.machine.device_problems import Finding, memory_limit, warn_of
 from autotune.machine.hardware import default_workers, software
 from autotune.machine.job_hardware import hardware_of
-from autotune.model_shape import cost_weights, model_shape
+from autotune.model_shape import model_shape
 from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex, median_text_tokens, profile
 from trials.data.indexing import IndexReport, build_index
+from trials.data.pack_cost import cost_weights
 from trials.data.records.sample import Encoder
 from trials.errors import DataError, TrialsError
 from trials.job import Job, TrainingSection
@@ -187,7 +188,7 @@ def _read(
         workload=workload,
         index=index,
         index_file=index_file.absolute(),
-        weights=cost_weights(shape, job.training),
+        weights=cost_weights(shape),
         held_out=held_out,
         held_out_file=None if held_out is None else _saved(held_out, folder),
     )

@@ -20,7 +20,6 @@ from autotune.folders import lengths_folder
 from autotune.forecast.cluster import Cluster
 from autotune.held_out import hold_out
 from autotune.machine.hardware import default_workers
-from autotune.model_shape import cost_weights
 from autotune.prediction.calibration import CalibrationState
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction
@@ -40,6 +39,7 @@ from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.levels import check_levels
+from trials.data.pack_cost import cost_weights
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
 from trials.model.cut import check_layers, cut
@@ -155,7 +155,7 @@ class Forecaster:
         self._predictor = CalibratedPredictor.of_job(
             job,
             self.index,
-            cost_weights(shape, job.training),
+            cost_weights(shape),
             costs=self._costs_on(cluster.devices),
             element_bytes=shape.element_bytes,
             state=state,

@@ -13,12 +13,13 @@ from autotune.folders import lengths_folder
 from autotune.held_out import hold_out
 from autotune.job_file import JobLike, as_job
 from autotune.machine.device_problems import warn_of
-from autotune.model_shape import cost_weights, model_shape
+from autotune.model_shape import model_shape
 from trials.data.epoch import CostWeights
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.latest import LatestSamples
 from trials.data.loader import encode
+from trials.data.pack_cost import cost_weights
 from trials.data.records.sample import Encoded, Encoder
 from trials.errors import DataError
 from trials.job import Job
@@ -53,7 +54,7 @@ class SampleDataset(Dataset[Encoded]):
         self.job = as_job(job)
         check_sources(self.job)
         self.encoder = load_encoder(self.job.model, self.job.data)
-        self.weights = cost_weights(model_shape(self.job.model, self.job.training), self.job.training)
+        self.weights = cost_weights(model_shape(self.job.model, self.job.training))
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
         warn_of(model_findings(self.encoder, self.job.model))

@@ -15,6 +15,7 @@ from trials.data import formats
 from trials.data.epoch import BEST, CostWeights, EpochSettings
 from trials.data.index import DatasetIndex
 from trials.data.indexing import IndexReport, build_index
+from trials.data.pack_cost import cost_weights, forward_weights
 from trials.data.packers import PACKERS
 from trials.data.packs import Oversize
 from trials.errors import DataError
@@ -193,7 +194,7 @@ def _context(data: DataSection, model: str | None) -> int | None:
 
 def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[CostWeights, CostWeights, str]:
     """Return the model's analytic cost in a training and in a forward pass, which needs no weights, and its name."""
-    from autotune.model_shape import cost_weights, model_shape  # noqa: PLC0415
+    from autotune.model_shape import model_shape  # noqa: PLC0415
     from autotune.packing.rough_cost import rough_weights  # noqa: PLC0415
     from trials.model.family import find_family  # noqa: PLC0415
     from trials.model.skeleton import load_config  # noqa: PLC0415
@@ -204,7 +205,7 @@ def _model_weights(settings: ModelSection, training: TrainingSection) -> tuple[C
         return rough, rough, f"{Path(published_name(settings.path)).name} (roughly, from its parameters)"
     # The shape follows from the configuration: a folder without weights is enough for packing.
     shape = model_shape(settings.model_copy(update={"weights": "random"}), training)
-    return cost_weights(shape, training), cost_weights(shape), shape.name
+    return cost_weights(shape), forward_weights(shape), shape.name
 
 
 NAME = "OmniBal's InternViT-6B + InternLM2-20B"

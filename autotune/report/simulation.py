@@ -15,9 +15,10 @@ from autotune.report.source import StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.study_settings import LOADING_WORKERS, training_of
 from trials.costs.layer_costs import LayerCosts
-from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
+from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.formats import AnnotationFile
 from trials.data.index import DatasetIndex
+from trials.data.pack_cost import cost_weights
 from trials.data.packs import Oversize
 from trials.errors import TrialsError
 from trials.plan import Packing, Plan
@@ -59,15 +60,10 @@ class Simulator:
     def __init__(self, source: StudySource) -> None:
         self._source = source
         self._work = source.workload
-        model, training = self._work.model, training_of(source.study.settings)
+        training = training_of(source.study.settings)
         self._settings = EpochSettings(
             global_batch_samples=self._work.global_batch_samples,
-            weights=CostWeights(
-                unit=model.unit_flops,
-                token=model.token_flops,
-                target=model.target_flops,
-                square=model.square_flops,
-            ),
+            weights=cost_weights(self._work.model),
             seed=source.study.seed,
             oversize=_OVERSIZE.get(self._work.oversize, "own-pack"),
             batch_tolerance=training.batch_tolerance,

@@ -1,4 +1,4 @@
-"""Trained and frozen parameters of a model, and the passes that each of its parts needs."""
+"""Trained and frozen parameters of a model."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,6 @@ from trials.errors import ModelError
 from trials.job import PARTS, TrainingSection
 from trials.model.paths import parameters_at
 from trials.model.skeleton import Chain, Skeleton
-from trials.workload import Part
 
 
 def choose_trained(skeleton: Skeleton, training: TrainingSection) -> None:
@@ -62,16 +61,3 @@ def trained_parts(training: TrainingSection, chain: Chain) -> str | None:
     targets = ", ".join(sorted(lora.targets)) if lora.targets else "all linear layers"
     described = {"whole": "", "adapters": f" with LoRA of rank {lora.rank} on {targets}"}
     return "; ".join(f"{part}{described[mode]}" for part, mode in modes.items() if mode != "frozen")
-
-
-def passes(training: TrainingSection, part: Part) -> int:
-    """Return how many passes a step makes over a part: forward, gradients of its input, gradients of its weights."""
-    match training.mode_of(part):
-        case "whole":
-            return 3
-        case "adapters":  # their own weights are few
-            return 2
-        case "frozen":
-            # The word embedding, before the language layers, is frozen with them.
-            before = PARTS[: PARTS.index(part)]
-            return 2 if any(training.mode_of(each) != "frozen" for each in before) else 1

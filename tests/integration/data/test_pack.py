@@ -21,7 +21,7 @@ from autotune.cli.forecast_commands import pack
 from autotune.epoch_balance import balance
 from autotune.job_file import load_job
 from autotune.machine.devices import lock_file
-from autotune.model_shape import cost_weights, model_shape
+from autotune.model_shape import model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
 from autotune.packing.packing_report import pack_document, pack_text
@@ -32,6 +32,7 @@ from tests.values.parameters import parameters
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
+from trials.data.pack_cost import cost_weights
 from trials.job import DataSection
 from trials.model.inputs.encoders import load_encoder
 from trials.plan import Packed

@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import transformers
 
-from autotune.model_shape import cost_weights, model_shape
+from autotune.model_shape import model_shape
 from autotune.packing.rough_cost import rough_weights
+from trials.data.pack_cost import cost_weights
 from trials.errors import ModelError
 from trials.job import ModelSection
 from trials.model.skeleton import load_config

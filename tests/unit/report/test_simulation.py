@@ -9,7 +9,7 @@ from autotune.report.charts.causes import causes
 from autotune.report.charts.gantt import gantt
 from autotune.report.importance import importances
 from autotune.report.sides import sides
-from autotune.report.simulation import Simulated, Simulator
+from autotune.report.simulation import PackedEpoch, Simulated, Simulator
 from autotune.report.source import StudySource, read_source
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import BEST
@@ -37,6 +37,15 @@ def test_the_epochs_of_all_tried_plans_are_near_those_of_the_data(source: StudyS
         seconds = found.prediction.epoch_seconds * found.epoch_factor
         assert seconds == pytest.approx(PREDICTOR.epoch_seconds(plan), rel=0.08)
         assert len(found.memory) == plan.layout.pipeline
+
+
+def test_packs_are_matched_by_the_cost_of_what_trains(source: StudySource) -> None:
+    model = replace(source.workload.model, trained="projector; language")
+    frozen = replace(source, workload=replace(source.workload, model=model))
+    packs = Simulator(frozen).packs(source.trials[0].plan)
+    assert isinstance(packs, PackedEpoch)
+    weights = packs.epoch.settings.weights
+    assert (weights.unit, weights.token) == pytest.approx((model.unit_flops / 3, model.token_flops))
 
 
 def test_the_usual_settings_are_the_fastest_baseline_and_the_best_plan_is_the_winner(source: StudySource) -> None:

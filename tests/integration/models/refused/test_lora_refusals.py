@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.model_shape import cost_weights, model_shape
+from autotune.model_shape import model_shape
 from tests.contracts.test_families import TINY
 from trials import plugins
+from trials.data.pack_cost import cost_weights
 from trials.errors import ModelError
 from trials.job import ModelSection, TrainingSection
 from trials.model.skeleton import build_skeleton, load_config
@@ -90,7 +91,7 @@ def test_what_trains_is_part_of_the_models_key_and_of_the_cost_of_packs(shallow:
     assert shapes[6].trained == "projector; language with LoRA of rank 8 on all linear layers"
     assert (shapes[7].trained, shapes[7].compiler) == (None, "inductor")
     assert (shapes[8].trained, shapes[8].compiler) == ("projector; language", "inductor")
-    usual, frozen, lora = (cost_weights(whole, settings[number]) for number in (0, 1, 3))
+    usual, frozen, lora = (cost_weights(shapes[number]) for number in (0, 1, 3))
     # Of three passes a frozen tower has one, and layers that only hand a gradient on have two.
     assert (usual.unit, usual.token, usual.target) == (whole.unit_flops, whole.token_flops, whole.target_flops)
     assert (frozen.unit, frozen.token, frozen.target) == pytest.approx((usual.unit / 3, usual.token, usual.target))
