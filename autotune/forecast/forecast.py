@@ -230,7 +230,9 @@ class Forecaster:
 
         Raise NoFeasiblePlan, which ends with `remedy`, when none fits the memory and keeps the global batch.
         """
-        space = feasible_space(self.workload, self.solver(), remedy=remedy)
+        space = feasible_space(
+            self.workload, self.solver(), remedy=remedy, batch_tolerance=self.job.training.batch_tolerance
+        )
         distinct: dict[tuple[Layout, tuple[tuple[int, int, int], ...]], tuple[tuple[bool, float], Plan]] = {}
         ratios = [1.0]
 

@@ -100,6 +100,7 @@ def assemble(
         remedy="raise hardware.memory_limit",
         wanted=settings.space,
         held=held,
+        batch_tolerance=prepared.job.training.batch_tolerance,
         show=lambda reason: listener(Note(text=reason)),
     )
     runners = [

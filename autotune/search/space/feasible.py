@@ -23,7 +23,7 @@ from autotune.search.space.splitting import Recompute
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import UnknownName
-from trials.job import SpaceSection
+from trials.job import SpaceSection, TrainingSection
 from trials.plan import SIMPLE_PACKER, Layout, Levelled, Packed, Packing, Padded, Plan
 from trials.stage import TOWERS
 from trials.units import number_of
@@ -31,6 +31,7 @@ from trials.workload import Workload
 
 _MEBI = 1 << 20
 EVERYTHING = SpaceSection()
+_TOLERANCE = TrainingSection().batch_tolerance
 
 
 def feasible_space(
@@ -40,14 +41,15 @@ def feasible_space(
     remedy: str,
     wanted: SpaceSection = EVERYTHING,
     held: Holding | None = None,
+    batch_tolerance: float = _TOLERANCE,
     show: Callable[[str], object] = lambda _: None,
 ) -> Space:
     """Return the space within `wanted`; `show` why levels of packs and further layouts are searched, or are not.
 
     With `held` it has the plans alone that a trainer can hold.
 
-    Raise JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy`, when no plan of the
-    space fits the memory and keeps the global batch.
+    Raise JobError for an impossible value, and NoFeasiblePlan, whose message ends with `remedy` and names the
+    `batch_tolerance` of the solver's epochs, when no plan of the space fits the memory and keeps the global batch.
     """
     _check_recompute(workload, wanted)
     chosen = [solver.overlapped(layout) for layout in _layouts(workload, wanted)]
@@ -57,7 +59,11 @@ def feasible_space(
     fitting = _fitting(workload, solver, chosen)
     every = [*chosen, *chain.from_iterable(further.possible for further in several)]
     axes, allowed = _axes(workload, wanted, fitting, held), partial(allows, wanted)
-    refusal = partial(_nothing_fits, workload, solver, replace(axes, layouts=tuple(every)), remedy, held)
+    batch = (
+        f"the global batch of {number_of(workload.global_batch_samples, 'sample')} within {100 * batch_tolerance:g} % "
+        "(training.batch_tolerance)"
+    )
+    refusal = partial(_nothing_fits, workload, solver, replace(axes, layouts=tuple(every)), remedy, held, batch=batch)
     if not fitting and len(every) == len(chosen):
         raise NoFeasiblePlan(refusal())
     usual = tuple(packings_of(axes).usual())
@@ -294,13 +300,14 @@ def _longest(workload: Workload) -> tuple[int, int]:
     return workload.data.most_vision_units, workload.data.longest_text_tokens
 
 
-def _nothing_fits(workload: Workload, solver: Solver, axes: Axes, remedy: str, held: Holding | None) -> str:
-    """Return why no plan of these axes can be trained, with the least memory that a plan needs."""
-    batch = f"the global batch of {number_of(workload.global_batch_samples, 'sample')}"
+def _nothing_fits(
+    workload: Workload, solver: Solver, axes: Axes, remedy: str, held: Holding | None, *, batch: str
+) -> str:
+    """Return why no plan of these axes fits the memory and keeps `batch`, with the least memory that a plan needs."""
     if held is not None:
         return (
             f"no plan of the search space that {held.target.title} can hold fits "
-            f"{workload.memory_limit_bytes // _MEBI} MiB per rank and keeps {batch} within 10 %; {remedy}, widen "
+            f"{workload.memory_limit_bytes // _MEBI} MiB per rank and keeps {batch}; {remedy}, widen "
             "search.space, or search for no other trainer"
         )
     searched = (
@@ -310,13 +317,13 @@ def _nothing_fits(workload: Workload, solver: Solver, axes: Axes, remedy: str, h
     miss = Space(axes, solver).nearest_miss()
     if miss is None:
         return (
-            f"no plan of the search space keeps {batch} within 10 %: {searched}; set training.global_batch_samples to "
-            "what steps of whole packs can hold, or widen search.space.qv and qt"
+            f"no plan of the search space keeps {batch}: {searched}; set training.global_batch_samples to what steps "
+            "of whole packs can hold, raise the tolerance, or widen search.space.qv and qt"
         )
     packing, layout, needed, stage = miss
     limit = workload.memory_limit_bytes
     return (
-        f"no plan that keeps {batch} within 10 % fits {limit // _MEBI} MiB per rank: {searched}; the leanest, "
+        f"no plan that keeps {batch} fits {limit // _MEBI} MiB per rank: {searched}; the leanest, "
         f"{layout_name(layout)} with qv {packing.qv} and qt {packing.qt}, needs about {_mebi(needed)} MiB on stage "
         f"{stage}, {_mebi(needed) - limit // _MEBI} MiB more than available; {remedy}"
         f"{_or_devices(workload, solver, packing)}, or widen search.space"
