@@ -74,7 +74,7 @@ class Balance:
 
     @property
     def cost_per_sample(self) -> float:
-        """`cost` of a sample on all data ranks, which is comparable between epochs of different numbers of samples."""
+        """`cost` of a sample on all data ranks, which is comparable between packings of the same samples."""
         return self.cost * self.data_parallel / self.samples
 
 

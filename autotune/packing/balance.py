@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.epoch_balance import Balance, balance, mixing
 from autotune.errors import PackError
@@ -62,8 +63,7 @@ class Balanced:
     @property
     def oversize(self) -> Ints:
         """Rows of the index above the capacities."""
-        index = self.material.index
-        return np.flatnonzero((index.vision_units > self.packing.qv) | (index.text_tokens > self.packing.qt))
+        return np.flatnonzero(_are_above(self.material.index, self.packing))
 
 
 def balanced(material: Material, wanted: PackOptions) -> Balanced:
@@ -74,16 +74,26 @@ def balanced(material: Material, wanted: PackOptions) -> Balanced:
     """
     packing, reason = _chosen(material, wanted)
     after = _side(material, packing, wanted.epoch)
+    shown = material
+    if material.settings.oversize == "skip":
+        # The longest samples cost most, so that leaving them out of one side alone would look like a gain.
+        shown = replace(material, index=material.index.keep(~_are_above(material.index, packing)))
     taken = after.epoch.packing
     assert isinstance(taken, Packed)  # as `packing` is
     return Balanced(
         material=material,
         number=wanted.epoch,
-        before=_side(material, UNPACKED, wanted.epoch),
+        before=_side(shown, UNPACKED, wanted.epoch),
         after=after,
         packing=taken,
         reason=reason,
     )
+
+
+def _are_above(index: DatasetIndex, packing: Packed) -> NDArray[np.bool_]:
+    """Return whether each sample of the index is above the capacities."""
+    above: NDArray[np.bool_] = (index.vision_units > packing.qv) | (index.text_tokens > packing.qt)
+    return above
 
 
 def _side(material: Material, packing: Packing, number: int) -> Side:

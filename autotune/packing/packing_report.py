@@ -35,7 +35,7 @@ def _percent(value: float | None) -> str:
 
 
 def _ratio(found: Neutrality, trait: str) -> str:
-    """Return the variance of a trait, in which the samples may be all alike once some are left out."""
+    """Return the variance of a trait, in which the samples may be all alike where files are shown in part."""
     return f"{found.variances[trait]:.2f}" if trait in found.variances else "-"
 
 

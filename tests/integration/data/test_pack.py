@@ -89,11 +89,12 @@ def test_steps_are_compared_with_steps_in_random_order(lengths: Path, tmp_path: 
     for name in before:
         row = rf"variance between steps, {name} +over random order +{before[name]:.2f} +{after[name]:.2f}\n"
         assert re.search(row, shown)
-    # Samples of one kind are left in the packs, so that they do not differ in what the others differ.
+    # Samples of one kind are left, which do not differ in what the others differ.
     mixed = write_lengths(tmp_path / "mixed.json", [(0, 100), (5, 300)] * 40)
     asked = ("--qv", "4", "--qt", "200", "--oversize", "skip", "--data-parallel", "2", "--global-batch", "8")
     shown = CliRunner().invoke(main, ["pack", str(mixed), *asked]).stdout
-    assert re.search(r"variance between steps, images +over random order +\d\.\d\d +-\n", shown)
+    assert "steps near the global batch" in shown
+    assert "variance between steps, images" not in shown
 
 
 @pytest.mark.parametrize(
@@ -179,6 +180,16 @@ def test_another_model_can_weigh_lengths(lengths: Path, example: Path) -> None:
     found = document("pack", lengths, *ASKED, "--model", example / "model")
     assert found["cost_model"]["name"] == "model"
     assert found["cost_model"]["unit"] < paper_weights().unit
+
+
+def test_samples_that_are_skipped_count_on_neither_side(tmp_path: Path) -> None:
+    rows = [(1 + number % 3, 100 + 7 * number) for number in range(64)]
+    some, every = (tmp_path / "some.json", tmp_path / "every.json")
+    asked = ("--qv", "9", "--qt", "1024", "--oversize", "skip", "--data-parallel", "2", "--global-batch", "8")
+    expected = document("pack", write_lengths(some, rows), *asked)
+    found = document("pack", write_lengths(every, [*rows, (3, 8000)]), *asked)
+    assert found["oversize"]["samples"] == found["after"]["skipped"] == 1
+    assert found["before"] == expected["before"]
 
 
 def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path) -> None:
