@@ -134,8 +134,14 @@ def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
         _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted): pair
         for pair in capacities(data, most_samples, hold_all=material.settings.oversize in ("skip", "fail"))
     }
-    packing = _cheapest(candidates, material, wanted.epoch)
-    return packing, f"best of {len(candidates)} candidates ({candidates[packing].reason})"
+    packing, keeps_batch = _cheapest(candidates, material, wanted.epoch)
+    reason = f"best of {len(candidates)} candidates ({candidates[packing].reason})"
+    if not keeps_batch:
+        reason += (
+            f", though none keeps the global batch within {100 * material.settings.batch_tolerance:g} % as a search "
+            "asks; give another global batch, or fewer ranks"
+        )
+    return packing, reason
 
 
 def _packed(qv: int, qt: int, wanted: PackOptions) -> Packed:
@@ -151,9 +157,10 @@ def _packed(qv: int, qt: int, wanted: PackOptions) -> Packed:
         raise PackError(f"{error}; lower --qv-min or --qt-min, or raise --qv or --qt") from error
 
 
-def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> Packed:
-    """Return a packing of least cost that keeps the global batch, in the mean and, if any does, in 90 % of the steps.
+def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> tuple[Packed, bool]:
+    """Return a packing of least cost, and whether it keeps the global batch: in the mean, and in 90 % of the steps.
 
+    Packings that do come first, then those that keep it in the mean alone.
     Costs per sample within 0.5 % count as equal. Among these, packs with about as many samples as the unpacked
     micro-batch come first, as in OmniBal: the cost ignores memory, and that many samples are known to fit. Then the
     fullest packs do.
@@ -166,9 +173,10 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
         columns: dict[str, Any] = {name: getattr(index, name)[rows] for name in COLUMNS}
         index = replace(index, files=tuple(replace(file, repeat=1.0) for file in index.files), **columns)
     tried = [(packing, _epoch(material, index, packing, number)) for packing in candidates]
-    keeping = [(packing, epoch) for packing, epoch in tried if epoch.keeps_batch] or tried
-    found = [(packing, balance(epoch, material.settings.weights)) for packing, epoch in keeping]
-    found = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS] or found
+    keeping = [(packing, epoch) for packing, epoch in tried if epoch.keeps_batch]
+    found = [(packing, balance(epoch, material.settings.weights)) for packing, epoch in keeping or tried]
+    near = [pair for pair in found if pair[1].steps_near >= _MOST_STEPS]
+    found = near or found
     most = (1 + _ALIKE) * min(measured.cost_per_sample for _, measured in found)
     alike = [(packing, measured) for packing, measured in found if measured.cost_per_sample <= most]
     packing, _ = min(
@@ -179,4 +187,4 @@ def _cheapest(candidates: Iterable[Packed], material: Material, number: int) -> 
             pair[1].relaxation_missed or 0.0,
         ),
     )
-    return packing
+    return packing, bool(keeping and near)

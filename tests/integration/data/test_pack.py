@@ -129,6 +129,14 @@ def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_t
     assert found.after.balance.samples_per_pack.mean == 4
 
 
+def test_where_no_capacities_keep_the_global_batch_the_reason_says_so(lengths: Path) -> None:
+    reason = document("pack", lengths, "--data-parallel", "64", "--global-batch", "32")["reason"]
+    assert reason.endswith(
+        "though none keeps the global batch within 10 % as a search asks; give another global batch, or fewer ranks"
+    )
+    assert "though" not in document("pack", lengths)["reason"]
+
+
 def test_one_capacity_can_be_asked_for_alone(lengths: Path) -> None:
     material = read_material(job_file.JobFile(path=lengths), PackOptions())
     assert balanced(material, PackOptions(packer="isf", qv=7)).packing.qv == 7
