@@ -61,12 +61,16 @@ class Changes:
         solver = Solver(self._predictor.corrected, self._limits)
         effects = []
         for change, layouts in _ways(winner.layout, solver.layers):
-            with suppress(InvalidPlan, DataError):
-                timed = [each for each in layouts if solver.unprofiled(each) is None]
-                layout = min(timed, key=lambda each: solver.least_seconds(winner.packing, each), default=None)
-                if layout and solver.keeps_batch(winner.packing, layout):
-                    plan = solver.solve(winner.packing, layout)
-                    effects += [self._effect(change, winner, plan, time)] if plan else []
+            seconds: dict[Layout, float] = {}
+            for each in layouts:
+                # Some have too few data ranks to share the packs.
+                with suppress(InvalidPlan, DataError):
+                    if solver.unprofiled(each) is None:
+                        seconds[each] = solver.least_seconds(winner.packing, each)
+            layout = min(seconds, key=seconds.__getitem__, default=None)
+            if layout and solver.keeps_batch(winner.packing, layout):
+                plan = solver.solve(winner.packing, layout)
+                effects += [self._effect(change, winner, plan, time)] if plan else []
         return tuple(sorted((effect for effect in effects if effect.fits), key=lambda effect: -effect.gain))
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:

@@ -1,14 +1,16 @@
 """Plans with one change towards another plan: with its split, or with its packs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.search.explanation.changes import Changes, repacked, resplit
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from storage.explanation import ChangeEffect
 from storage.records import FinishedTrial
-from tests.unit.prediction.test_shared_packs import LEVELS
-from tests.values.search import completed, finished, limits_of, predictor_of
+from tests.unit.prediction.test_predictor import PACKED
+from tests.unit.prediction.test_shared_packs import LEVELS, sharing
+from tests.values.search import COSTS, completed, deferring, finished, limits_of, predictor_of
 from tests.values.storage import OUTCOMES, plan_time
 from tests.values.training import plan_of
 from trials.plan import Padded
@@ -39,6 +41,14 @@ def test_a_way_to_fit_that_ran_out_of_memory_is_none() -> None:
 
     (way,) = ways(trial)
     assert ways(trial, finished(way.plan, OUTCOMES["out of memory"])) == ()
+
+
+def test_pipelines_with_too_few_ranks_for_shared_packs_leave_the_others_as_a_way_to_fit() -> None:
+    predictor = CalibratedPredictor(predictor_of(sharing(costs=deferring(COSTS))))
+    winner = plan_of("5+0", "0+4", data=2, packing=replace(PACKED, sequence=2))
+    changes = Changes(predictor, Surrogate(predictor), limits_of(1 << 40), [], [])
+    ways = {way.change: way.plan.layout for way in changes.ways_to_fit(winner, plan_time(winner, "best"))}
+    assert (ways["zero-bubble"].pipeline, ways["zero-bubble"].data) == (2, 2)
 
 
 def test_another_split_recomputes_as_large_a_share() -> None:
