@@ -88,7 +88,8 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
 
     cost = of_ranks(sizes.cost(weights))
     ideal, slowest = float(cost.sum()) / ranks, float(cost.max(axis=1).sum())
-    samples = step_sums(epoch, of_ranks(sizes.samples)).sum(axis=1)
+    # Rounded, since the equal parts of ranks that share packs add up to whole numbers but for the error of floats.
+    samples = np.rint(step_sums(epoch, of_ranks(sizes.samples)).sum(axis=1))
     # The last step may have fewer rows. Without a full step all of them count: a slice to None is whole.
     samples = samples[: len(epoch.assignment) // epoch.micro_batches or None]
     missed, vision_fill, text_fill = _fullness(epoch)
@@ -180,7 +181,7 @@ def _fullness(epoch: Epoch) -> tuple[float | None, float | None, float | None]:
     units, tokens = epoch.packs.sums(epoch.index.vision_units), epoch.packs.sums(epoch.index.text_tokens)
     limits = np.array([(each.qv, each.qt, each.qv_min, each.qt_min) for each in packing.levels], dtype=np.int64)
     qv, qt, qv_min, qt_min = limits[epoch.packs.level_of_pack].T
-    missed = float(np.mean((units < qv_min) & (tokens < qt_min)))
+    missed = float(np.mean(((units < qv_min) | (qv == 0)) & (tokens < qt_min)))
     within = (units <= qv) & (tokens <= qt)
     if not within.any():
         return missed, None, None

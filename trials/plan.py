@@ -47,7 +47,7 @@ class Packed:
     qt: int
     """Most text tokens of a pack, image tokens included."""
     qv_min: int
-    """A pack with this many vision units is full enough (Q'v)."""
+    """A pack with this many vision units is full enough (Q'v), unless it holds none."""
     qt_min: int
     """A pack with this many text tokens is full enough (Q't)."""
     packer: str = OMNIBAL_PACKER

@@ -98,6 +98,24 @@ def test_efficiency_is_the_ideal_cost_over_that_of_the_slowest() -> None:
     assert found.step_cost_efficiency == pytest.approx(105 / 110)
 
 
+def test_without_room_for_units_packs_are_full_by_their_tokens_alone() -> None:
+    texts, asked = [(0, 5 + 7 * number % 23) for number in range(60)], Packed(qv=1, qt=40, qv_min=1, qt_min=36)
+    room, none = (built(texts, each, 2) for each in (asked, replace(asked, qv=0, qv_min=0)))
+    assert none.packs.samples.tolist() == room.packs.samples.tolist()
+    assert none.packs.starts.tolist() == room.packs.starts.tolist()
+    missed = balance(room, WEIGHTS).relaxation_missed
+    assert balance(none, WEIGHTS).relaxation_missed == missed
+    assert missed
+
+
+def test_samples_of_packs_that_ranks_share_are_whole_numbers() -> None:
+    shared = replace(PACKING, qt=400, sequence=3)
+    epoch = epoch_of([[0, 1, 2]], [[3, 4, 5, 6]], lengths=[(0, 9)] * 7, micro_batches=2, packing=shared)
+    epoch = replace(epoch, data_parallel=3, arranged=lambda: np.array([[0, 0, 0], [1, 1, 1]]))
+    spread = balance(epoch, WEIGHTS).samples_per_step
+    assert (spread.mean, spread.least, spread.most) == (7, 7, 7)
+
+
 def test_one_rank_never_waits() -> None:
     found = balance(built(ROWS, PACKING, 1), WEIGHTS)
     assert found.cost_efficiency == found.step_cost_efficiency == 1

@@ -52,5 +52,7 @@ def _next_fit(units: Ints, tokens: Ints, packing: Packed) -> tuple[NDArray[np.bo
     while end < last:
         end = end_of[end]
         append(end)
-    full = (np.diff(unit_sums[bounds]) >= packing.qv_min) | (np.diff(token_sums[bounds]) >= packing.qt_min)
+    full = np.diff(token_sums[bounds]) >= packing.qt_min
+    if packing.qv:  # else no pack is full of units
+        full |= np.diff(unit_sums[bounds]) >= packing.qv_min
     return full, np.diff(bounds)
