@@ -24,7 +24,6 @@ from autotune.machine.devices import lock_file
 from autotune.model_shape import model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
-from autotune.packing.packing_report import pack_document, pack_text
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import write_lengths, write_records
@@ -129,14 +128,6 @@ def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_t
     assert found.after.balance.samples_per_pack.mean == 4
 
 
-def test_where_no_capacities_keep_the_global_batch_the_reason_says_so(lengths: Path) -> None:
-    reason = document("pack", lengths, "--data-parallel", "64", "--global-batch", "32")["reason"]
-    assert reason.endswith(
-        "though none keeps the global batch within 10 % as a search asks; give another global batch, or fewer ranks"
-    )
-    assert "though" not in document("pack", lengths)["reason"]
-
-
 def test_one_capacity_can_be_asked_for_alone(lengths: Path) -> None:
     material = read_material(job_file.JobFile(path=lengths), PackOptions())
     assert balanced(material, PackOptions(packer="isf", qv=7)).packing.qv == 7
@@ -190,16 +181,6 @@ def test_another_model_can_weigh_lengths(lengths: Path, example: Path) -> None:
     assert found["cost_model"]["unit"] < paper_weights().unit
 
 
-def test_samples_that_are_skipped_count_on_neither_side(tmp_path: Path) -> None:
-    rows = [(1 + number % 3, 100 + 7 * number) for number in range(64)]
-    some, every = (tmp_path / "some.json", tmp_path / "every.json")
-    asked = ("--qv", "9", "--qt", "1024", "--oversize", "skip", "--data-parallel", "2", "--global-batch", "8")
-    expected = document("pack", write_lengths(some, rows), *asked)
-    found = document("pack", write_lengths(every, [*rows, (3, 8000)]), *asked)
-    assert found["oversize"]["samples"] == found["after"]["skipped"] == 1
-    assert found["before"] == expected["before"]
-
-
 def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path) -> None:
     longest = json.loads((example / "model" / "config.json").read_text())["text_config"]["max_position_embeddings"]
     path, out = write_lengths(tmp_path / "lengths.json", [(1, longest + 100), (1, 100)]), tmp_path / "packs.jsonl"
@@ -210,17 +191,6 @@ def test_lengths_are_cut_to_the_context_of_a_model(tmp_path: Path, example: Path
     asked = [str(part) for part in ("pack", path, "--qv", "1", "--qt", "99999", *wanted)]
     output = CliRunner().invoke(main, asked).stdout
     assert f"1 of 2 samples has {longest:,} tokens: longer ones were cut to that:\n  {path}:1" in output
-
-
-def test_samples_that_are_held_out_do_not_count_as_cut(job: JobFile) -> None:
-    data = {**load_job(job.path).data.model_dump(mode="json"), "oversize": "truncate", "max_tokens": 40}
-    job.spoil(data=data, evaluation={"samples": 0.5})
-    index = read_material(job_file.JobFile(path=job.path), PackOptions()).index
-    cut = np.count_nonzero(index.text_tokens == 40)
-    asked = (*ASKED, "--data-parallel", "1")
-    assert document("pack", job.path, *asked)["cut"] == {"max_tokens": 40, "samples": cut}
-    output = CliRunner().invoke(main, ["pack", str(job.path), *asked]).stdout
-    assert f"{cut:,} of {len(index):,} samples have 40 tokens: longer ones were cut to that:" in output
 
 
 def test_samples_above_the_capacities_are_not_called_cut(tmp_path: Path, example: Path) -> None:
@@ -403,19 +373,3 @@ def test_no_label_of_the_plot_covers_another(lengths: Path, tmp_path: Path, capa
     assert {f"Qv = {qv}", f"Qt = {qt}", "before", "after", "share of rows", "predicted cost"} <= shown
     assert {"text tokens of a micro-batch", "vision units of a micro-batch", "micro-batches"} <= shown
     assert overlaps(texts) == []
-
-
-def test_packs_are_matched_by_what_a_job_trains_and_compared_by_its_forward_pass(job: JobFile) -> None:
-    wanted = PackOptions(qv=10, qt=500)
-    whole, frozen = (
-        balanced(read_material(job_file.JobFile(path=job.path, changes=changes), wanted), wanted)
-        for changes in ((), ("training.freeze=[vision]",))
-    )
-    matching, other = (each.material.settings.weights for each in (whole, frozen))
-    assert other.unit < matching.unit
-    assert other.token == matching.token
-    assert frozen.before.sample_flops == whole.before.sample_flops == whole.before.balance.cost_per_sample
-    assert frozen.before.balance.cost_per_sample < whole.before.balance.cost_per_sample
-    flops = pack_document(frozen)["before"]["cost_per_sample"]
-    assert flops == whole.before.sample_flops
-    assert re.search(rf"cost of a sample +FLOP, with waiting +{flops / 1e6:.3g} M", pack_text(frozen))
