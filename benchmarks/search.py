@@ -122,7 +122,7 @@ def search(
             best_so_far.append(launcher.epoch_seconds(chosen) if chosen else math.inf)
 
     solver = Solver(workload.predictor, limits)
-    inherited = after and moved(after.plan, workload.workload, solver)
+    inherited = after and moved(after.plan, workload.workload, space)
     runner = Runner(prepared, calibrated, launcher, partial(Observed, launcher), launcher.clock)
     ours = Search(
         settings=prepared.job.search,

@@ -260,8 +260,8 @@ def test_a_device_without_a_data_sheet_is_one_that_was_profiled(job: JobFile, co
 @pytest.mark.usefixtures("home")
 def test_where_nothing_fits_the_least_memory_is_named(inputs: tuple[Path, Path]) -> None:
     options = ("--device", "a10", "--devices", 1, "--set", "hardware.memory_limit=1MiB", "--db", "sqlite:///nowhere.db")
-    options += ("--set", "training.batch_tolerance=0.02")
-    answer = CliRunner().invoke(main, ["recommend", *map(str, (*inputs, *options))])
+    tolerance = ("--set", "training.batch_tolerance=0.02")
+    answer = CliRunner().invoke(main, ["recommend", *map(str, (*inputs, *options, *tolerance))])
     assert answer.exit_code == 0, answer.output
     assert "does not fit" in answer.stdout
     assert "Nothing that was measured is known: the database" in answer.stderr
