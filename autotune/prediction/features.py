@@ -1,6 +1,6 @@
 """Features of a calibration: predicted seconds by the cost that they grow with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -95,45 +95,44 @@ def step_features(predictor: Predictor, plan: Plan, steps: Sequence[int], factor
     The time of a step is the longest path through its passes, a convex and homogeneous function of the factors, so the
     derivatives times the factors sum to it (Euler).
     """
-    around = np.array(factors)
-
-    def seconds(at: Floats) -> float:
-        return float(predictor.with_costs(scaled(predictor.costs, at)).step_seconds(plan, steps).mean())
-
-    base = seconds(around)
-    # Finite differences do not sum to the step exactly, so they are scaled to do so.
-    grown = np.array([seconds(around + _SMALL * one) for one in np.eye(len(COSTS))])
-    parts = np.maximum(grown - base, 0) / _SMALL
-    parts *= base / max(float(parts @ around), 1e-12)
-    return (*parts.tolist(), base)
+    seconds, parts = _derivatives(predictor, factors, lambda at: at.step_seconds(plan, steps).mean(keepdims=True))
+    return (*parts[:, 0].tolist(), float(seconds[0]))
 
 
 def stage_features(
-    predictor: Predictor, plan: Plan, steps: Sequence[int], stage: int, data_rank: int
+    predictor: Predictor, plan: Plan, steps: Sequence[int], factors: Sequence[float], *, stage: int, data_rank: int
 ) -> tuple[Features, Features, Features, Features]:
     """Return the features of a rank's (load, forward, backward, optimizer) seconds in a mean step of these.
 
+    They are derivatives as in `step_features`: passes wait for copies, and hide averages, by differences of times.
     Passes include exchanges with ranks that share a pack.
     """
     sizes = ChosenSteps(predictor.sizes(plan.packing, plan.layout), steps)
     packs = np.concatenate([block[:, :, data_rank].ravel() for block in sizes.blocks])
-    of_levels = [(parts, packs[sizes.levels[packs] == level]) for level, parts in enumerate(Parts.of_levels(plan))]
-    reduction = predictor.times.update_parts(plan.layout, of_levels[0][0], sizes).reduction[stage]
-    found = []
-    for one in np.eye(len(COSTS)):
-        alone = predictor.with_costs(scaled(predictor.costs, one))
-        passes = np.zeros(3)
-        for parts, some in of_levels:
-            table = sizes.table[some]
-            loading = alone.times.load_seconds(parts, sizes.whole[some])
-            of_packs = (loading, *alone.times.pass_seconds(parts, plan.layout, table))
-            passes += [side[:, stage].sum() for side in of_packs]
-            # Costs of communication alone do not say which layers have a backward pass.
-            exchanges = predictor.times.exchange_seconds(parts, plan.layout, table, sizes.degrees[some])
-            passes[1:] += one[_COMMUNICATION] * np.array([side[:, stage].sum() for side in exchanges])
-        # The reduction comes from all costs together: `alone` may have no passes that hide averages of gradients.
-        update = alone.times.update_parts(plan.layout, of_levels[0][0], sizes).optimizer[stage]
-        update += one[_COMMUNICATION] * reduction
-        found.append((*(passes / len(steps)).tolist(), float(update)))
-    of_load, of_forward, of_backward, of_update = zip(*found, strict=True)
-    return (*of_load, 0.0), (*of_forward, 0.0), (*of_backward, 0.0), (*of_update, 0.0)
+
+    def seconds(at: Predictor) -> Floats:
+        of_packs = at.times.plan_seconds(plan, sizes)
+        sides = (of_packs.load, of_packs.forward + of_packs.exchange, of_packs.shared_backward)
+        update = at.times.update_parts(plan.layout, Parts.of_levels(plan)[0], sizes).seconds
+        return np.array([*(side[packs, stage].sum() / len(steps) for side in sides), update[stage]])
+
+    _, parts = _derivatives(predictor, factors, seconds)
+    load, forward, backward, update = ((*of_time, 0.0) for of_time in parts.T.tolist())
+    return load, forward, backward, update
+
+
+def _derivatives(
+    predictor: Predictor, factors: Sequence[float], seconds_of: Callable[[Predictor], Floats]
+) -> tuple[Floats, Floats]:
+    """Return (some times at these factors [times], their derivatives by each factor [COSTS, times])."""
+    around = np.array(factors)
+
+    def seconds(at: Floats) -> Floats:
+        return seconds_of(predictor.with_costs(scaled(predictor.costs, at)))
+
+    base = seconds(around)
+    # Finite differences do not sum to the times exactly, so they are scaled to do so.
+    grown = np.array([seconds(around + _SMALL * one) for one in np.eye(len(COSTS))])
+    parts = np.maximum(grown - base, 0) / _SMALL
+    parts *= base / np.maximum(around @ parts, 1e-12)
+    return base, parts

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from autotune.prediction.chosen_steps import ChosenSteps
-from autotune.prediction.features import stage_features
+from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from trials.arrays import Floats, Ints
 from trials.plan import Plan
@@ -45,10 +47,14 @@ class PredictedTruth:
         return self._predictor.sizes(plan.packing, plan.layout).step_samples
 
     def stage_seconds(self, plan: Plan, steps: Sequence[int], rank: int) -> tuple[float, float, float, float]:
-        where = plan.layout.grid.coordinates(rank)
-        parts = stage_features(self._predictor, plan, tuple(steps), where.stage, where.data_rank)
-        load, forward, backward, update = map(sum, parts)
-        return load, forward, backward, update
+        where, times = plan.layout.grid.coordinates(rank), self._predictor.times
+        sizes = ChosenSteps(self._predictor.sizes(plan.packing, plan.layout), tuple({*steps}))
+        packs = np.concatenate([block[:, :, where.data_rank].ravel() for block in sizes.blocks])
+        passes = times.plan_seconds(plan, sizes)
+        sides = (passes.load, passes.forward + passes.exchange, passes.shared_backward)
+        load, forward, backward = (float(side[packs, where.stage].sum()) / len(sizes.steps) for side in sides)
+        update = times.update_parts(plan.layout, Parts.of_levels(plan)[0], sizes).seconds
+        return load, forward, backward, float(update[where.stage])
 
     def peaks(self, plan: Plan, steps: Sequence[int]) -> tuple[int, ...]:
         return predicted_peaks(self._predictor, plan, steps)

@@ -242,7 +242,9 @@ class CalibratedPredictor:
         self._observations.append(Observation(features=self._features(base, plan, steps), seconds=mean))
         updates = []
         for stage in measurement.stages:
-            load, forward, backward, update = stage_features(base, plan, steps, stage.stage, stage.data_rank)
+            load, forward, backward, update = stage_features(
+                base, plan, steps, self._calibration.factors, stage=stage.stage, data_rank=stage.data_rank
+            )
             measured = [(load, stage.load_seconds)]
             # A rank waits for the others where all of them exchange.
             if not plan.layout.shards_weights:

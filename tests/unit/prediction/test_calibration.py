@@ -10,15 +10,19 @@ from hypothesis import strategies as st
 
 from autotune.prediction.calibration import Calibration, Observation, Peak
 from autotune.prediction.features import COSTS, FEATURES, scaled, stage_features, step_features
+from autotune.prediction.features import LAYER_COSTS as OF_LAYERS
 from autotune.prediction.memory import StageBytes
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.updates import update_seconds_per_parameter
 from autotune.search.learning.calibrated import CalibratedPredictor, peaks
-from tests.machines.simulated import SimulatedLauncher
+from tests.machines.simulated import Behaviour, SimulatedLauncher
+from tests.values.exchanges import copies, exchanging
 from tests.values.parameters import examples
 from tests.values.search import COSTS as LAYER_COSTS
-from tests.values.search import MEBI, keeping, predictor_of, prepared_of, runner_of
-from tests.values.training import plan_of
+from tests.values.search import MEBI, deferring, keeping, predictor_of, prepared_of, runner_of
+from tests.values.training import offloading, plan_of
+from trials.arrays import Floats
+from trials.costs.coefficients import times
 from trials.costs.layer_costs import UpdateCost
 from trials.outcome import Completed, Crash, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Layout, Packed, Padded, Plan, ZeroStage
@@ -62,6 +66,17 @@ def measured(plan: Plan, folder: Path, predictor: Predictor) -> Measurement:
     run = runner_of(folder, SimulatedLauncher(predictor), predictor=PREDICTOR, timed_steps=2).run(plan)
     assert isinstance(run.outcome, Completed)
     return run.outcome.measurement
+
+
+def corrections(predictor: Predictor, plans: list[Plan], folder: Path) -> Floats:
+    """Return the factors of layers that trials teach on a machine as this predictor says."""
+    calibrated = CalibratedPredictor(predictor)
+    for number, plan in enumerate(plans):
+        machine = SimulatedLauncher(predictor, Behaviour(noise=0.0))
+        outcome = runner_of(folder / str(number), machine, predictor=predictor).run(plan).outcome
+        assert isinstance(outcome, Completed)
+        calibrated.observe(plan, outcome.measurement, warmup_steps=1)
+    return calibrated.factors[: len(OF_LAYERS)]
 
 
 # --- time ---
@@ -197,13 +212,28 @@ def test_the_parts_of_a_step_add_up_to_it_at_any_factors(plan: Plan) -> None:
 
 def test_the_parts_of_the_stages_are_their_passes_and_update() -> None:
     plan = PLANS[1]
-    load, forward, backward, update = stage_features(PREDICTOR, plan, (2,), 0, 0)
+    load, forward, backward, update = stage_features(PREDICTOR, plan, (2,), (1.0,) * len(COSTS), stage=0, data_rank=0)
     assert [name for name, value in zip(FEATURES, load, strict=True) if value] == ["loading"]
     parts = dict(zip(FEATURES, forward, strict=True))
     assert parts["vision"] > 0 < parts["pack"]
     assert parts["language"] == parts["recompute"] == parts["loading"] == parts["update"] == parts["schedule"] == 0
     assert dict(zip(FEATURES, backward, strict=True))["recompute"] > 0
     assert [name for name, value in zip(FEATURES, update, strict=True) if value] == ["update"]
+
+
+@pytest.mark.parametrize("copied", [2e-9, 4e-9], ids=["mostly hidden", "mostly waited for"])
+def test_a_machine_as_predicted_corrects_nothing_where_layers_offload(copied: float, tmp_path: Path) -> None:
+    predictor = predictor_of(exchanging(LAYER_COSTS, copies(copied, copied)))
+    plans = [plan_of("5+0r5,0", "0+4r0,4", packing=PACKED), plan_of("4+0r4,0", "1+4r1,4", packing=PACKED)]
+    assert corrections(predictor, [offloading(plan, "both") for plan in plans], tmp_path) == pytest.approx(1)
+
+
+def test_a_machine_as_predicted_corrects_nothing_where_stages_defer_weight_gradients(tmp_path: Path) -> None:
+    costs = deferring(LAYER_COSTS)
+    slower = ((kind, replace(cost, deferral_seconds=times(cost.backward_seconds, 0.1))) for kind, cost in costs.layers)
+    plan = plan_of("4+0", "1+4", packing=PACKED)
+    plan = replace(plan, layout=replace(plan.layout, zero_bubble=True))
+    assert corrections(predictor_of(replace(costs, layers=tuple(slower))), [plan], tmp_path) == pytest.approx(1)
 
 
 def test_what_the_update_of_zero_1_takes_beyond_its_share_of_the_optimizer_is_communication() -> None:

@@ -90,7 +90,7 @@ def test_features_sum_to_what_is_left_of_the_averages() -> None:
     predictor, once = predictor_of(timed(0.5, 1e-7)), [1.0] * len(FACTORS)
     *parts, whole = step_features(predictor, DURING, [0, 1], once)
     assert sum(parts) == pytest.approx(whole)
-    *_, update = stage_features(predictor, DURING, [0, 1], 0, 0)
+    *_, update = stage_features(predictor, DURING, [0, 1], once, stage=0, data_rank=0)
     assert update[FACTORS.index("communication")] == pytest.approx(reduction(predictor, DURING), rel=0.1)
     assert update[FACTORS.index("communication")] < 0.9 * reduction(predictor, AFTER)
 

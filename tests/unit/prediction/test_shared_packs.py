@@ -183,7 +183,7 @@ def test_the_features_of_a_rank_are_its_seconds_with_exchanges(plan: Plan) -> No
     predictor = predictor_of(linked(sharing(), 0.1, 0.0))
     sizes = predictor.sizes(plan.packing, plan.layout)
     seconds, packs = predictor.times.plan_seconds(plan, sizes), sizes.epoch.rows(1)[:, 1]
-    load, forward, backward, _ = stage_features(predictor, plan, (1,), 0, 1)
+    load, forward, backward, _ = stage_features(predictor, plan, (1,), [1.0] * len(FACTORS), stage=0, data_rank=1)
     assert sum(load) == pytest.approx(seconds.load[packs].sum())
     assert sum(forward) == pytest.approx(seconds.shared_forward[packs].sum() - seconds.load[packs].sum())
     assert sum(backward) == pytest.approx(seconds.shared_backward[packs].sum())
