@@ -1,8 +1,9 @@
 """Bytes that packs keep on pipeline stages, as coefficients of their sizes."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,39 @@ from trials.plan import Layout
 Place: TypeAlias = tuple[int, bool]
 """The last layer of a kind in a backward pass, or the last one of it that is recomputed selectively."""
 PLACES: tuple[Place, ...] = (*((kind, False) for kind in range(len(KINDS))), (VISION, True), (LANGUAGE, True))
+
+
+class Moment(NamedTuple):
+    """The backward pass of the layer at a place, which comes when no more of its kind are left than these."""
+
+    place: Place
+    whole: float = math.inf
+    """Layers that are kept whole."""
+    selective: float = math.inf
+    """Layers that are recomputed selectively."""
+
+    def left(self, parts: Parts) -> Parts:
+        """Return the stages without the layers of the kind that have had their backward pass before."""
+        kind, _ = self.place
+        layers, selective = parts.layers.copy(), parts.selective.copy()
+        whole = layers[:, kind] - parts.recomputed[:, kind] - selective[:, kind]
+        selective[:, kind] = np.minimum(selective[:, kind], self.selective)
+        layers[:, kind] = parts.recomputed[:, kind] + selective[:, kind] + np.minimum(whole, self.whole)
+        return replace(parts, layers=layers, selective=selective)
+
+
+MOMENTS = tuple(Moment(place) for place in PLACES)
+"""When a pack may need most whose backward pass leaves nothing."""
+DEFERRING_MOMENTS = (
+    *(Moment((kind, False)) for kind in range(len(KINDS))),
+    *(
+        moment
+        for tower in (VISION, LANGUAGE)
+        for moment in (Moment((tower, False), 1), Moment((tower, True), 0), Moment((tower, False), 0, 0))
+    ),
+)
+"""When it may need most if layers that are kept whole leave deferred weight gradients, which may be more than they
+kept: bytes change linearly along alike layers, so at the first or the last of them, and of the others at the first."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,13 +163,13 @@ class LayerBytes:
         freed: Floats = np.concatenate([first, later])
         return freed
 
-    def deferred(self, parts: Parts, first: int) -> Floats:
-        """Return the bytes that a pack keeps after the backward passes of the layers from the kind `first` on.
+    def deferred(self, parts: Parts, kinds: int = len(KINDS)) -> Floats:
+        """Return the bytes that a pack keeps after the backward passes of layers of the first `kinds` kinds.
 
         Layers defer their weight gradients that keep everything, [stages, 5].
         """
-        kept = parts.layers - parts.recomputed - parts.selective
-        deferred: Floats = kept[:, first:] @ self.weights[first:]
+        kept = (parts.layers - parts.recomputed - parts.selective)[:, :kinds]
+        deferred: Floats = kept @ self.weights[:kinds]
         return deferred
 
     def beginning(self, parts: Parts) -> Floats:

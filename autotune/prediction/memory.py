@@ -6,7 +6,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from autotune.prediction.layer_bytes import PLACES, LayerBytes
+from autotune.prediction.layer_bytes import DEFERRING_MOMENTS, MOMENTS, PLACES, LayerBytes
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
 from autotune.prediction.simulation.zero_bubble import waiting_from
@@ -131,7 +131,7 @@ class StageMemory:
 
     def deferred(self, of_levels: Sequence[Parts], layout: Layout, sizes: EpochSizes) -> Floats:
         """Return the bytes that each pack keeps until its deferred weight gradients are computed, [packs, stages]."""
-        deferred = self._of_packs(of_levels, layout, sizes, lambda layers, parts: layers.deferred(parts, 0))
+        deferred = self._of_packs(of_levels, layout, sizes, lambda layers, parts: layers.deferred(parts))
         deferred *= of_levels[0].most_deferred > 0
         return deferred
 
@@ -239,14 +239,15 @@ class StageMemory:
         """Return what one stage keeps around the backward pass of each pack of each rank, step by step, by case.
 
         Each case is [packs, 3], by the parts of `PeakParts` but the static one. `stage` is the stage as packs of each
-        level recompute it. The first case has all packs in flight as a backward pass begins, each further case runs the
-        layer at a place, and the last case ends the pass. They are exact: packs in flight are those of the epoch, each
-        keeps what is kept at its level, and those before have deferred weight gradients.
+        level recompute it. The first case has all packs in flight as a backward pass begins, each further case is a
+        moment of the pass, and the last case ends it. They are exact: packs in flight are those of the epoch, each
+        keeps what is kept at its level, and those before have deferred weight gradients, as have its own later layers.
         """
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         most_deferred = int(stage[0].most_deferred[0])
         defers = most_deferred > 0
-        waiting, deferred, beginning, ending, *later = np.zeros((4 + len(PLACES), len(sizes.table), 3))
+        moments = DEFERRING_MOMENTS if layout.zero_bubble else MOMENTS
+        waiting, deferred, beginning, ending, *later = np.zeros((4 + len(moments), len(sizes.table), 3))
         for level, (degree, part) in enumerate(zip(sizes.epoch.packing.degrees, stage, strict=True)):
             of_layers = self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
@@ -255,11 +256,13 @@ class StageMemory:
             waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
             beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
             if defers:
-                deferred[packs, 0] = ending[packs, 0] = sizes.table[packs] @ of_layers.deferred(part, 0)[0]
-            for place, of_place in zip(PLACES, later, strict=True):
-                if len(of_layers.needs_most_at(part, place)):
-                    of_place[packs] = sizes.table[packs] @ np.vstack(of_layers.running(part, place)).T
-                    of_place[packs, 0] += defers * sizes.table[packs] @ of_layers.deferred(part, place[0])[0]
+                deferred[packs, 0] = ending[packs, 0] = sizes.table[packs] @ of_layers.deferred(part)[0]
+            for moment, of_moment in zip(moments, later, strict=True):
+                left, (kind, _) = moment.left(part), moment.place
+                if left.layers[0, kind] if layout.zero_bubble else len(of_layers.needs_most_at(part, moment.place)):
+                    of_moment[packs] = sizes.table[packs] @ np.vstack(of_layers.running(left, moment.place)).T
+                    of_later = of_layers.deferred(part) - of_layers.deferred(left, kind + 1)
+                    of_moment[packs, 0] += defers * sizes.table[packs] @ of_later[0]
         first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number, most=most_deferred)
         cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
         packs, others = _others_in_flight(waiting, deferred, in_flight, first_deferred, sizes)

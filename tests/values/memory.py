@@ -12,21 +12,21 @@ from trials.stage import TOWERS
 
 def stored_bytes(
     cost_of: Callable[[LayerKind], LayerCost], part: Cut, level: int = 0
-) -> list[tuple[Floats, Floats | None]]:
-    """Return for each layer what a pack stores in it, and what it needs in its backward pass if that is more.
+) -> list[tuple[LayerKind, Floats, Floats | None]]:
+    """Return for each layer its kind, what a pack stores in it, and what its backward pass needs if that is more.
 
-    Both are coefficients of a pack's size.
+    Both are coefficients of a pack's size; layers that keep everything need no more.
     """
     freed = part.levels[level]
     counts = (int(part.embeds), len(part.vision), int(part.projects), len(part.language), int(part.heads))
-    found: list[tuple[Floats, Floats | None]] = []
+    found: list[tuple[LayerKind, Floats, Floats | None]] = []
     for kind, count in zip(KINDS, counts, strict=True):
         cost = cost_of(kind)
         whole, selective = (freed.whole(kind), freed.selective(kind)) if kind in TOWERS else (0, 0)
         ways = {
-            "whole": (by_size(kind, cost.output_bytes), by_size(kind, cost.kept_bytes)),
-            "selective": (by_size(kind, cost.selective_bytes), by_size(kind, cost.selective_peak_bytes)),
-            "kept": (by_size(kind, cost.kept_bytes), None),
+            "whole": (kind, by_size(kind, cost.output_bytes), by_size(kind, cost.kept_bytes)),
+            "selective": (kind, by_size(kind, cost.selective_bytes), by_size(kind, cost.selective_peak_bytes)),
+            "kept": (kind, by_size(kind, cost.kept_bytes), None),
         }
         for way, layers in (("whole", whole), ("selective", selective), ("kept", count - whole - selective)):
             found += [ways[way]] * layers

@@ -38,7 +38,7 @@ SELECTIVE = selecting(PLAIN, [(0.5, 0.6, 0.4)] * len(KINDS))
 def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Floats, int, int]]) -> float:
     """Return the peak in the backward pass of the first pack while the others wait; packs are (size, level, degree)."""
 
-    def layers(level: int, degree: int) -> list[tuple[Floats, Floats | None]]:
+    def layers(level: int, degree: int) -> list[tuple[LayerKind, Floats, Floats | None]]:
         exchange = costs.exchange("sequence", degree, "language") if degree > 1 else None
 
         def cost_of(kind: LayerKind) -> LayerCost:
@@ -56,11 +56,11 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: list[tuple[Floats, int, int]
 
     def kept(pack: tuple[Floats, int, int], upto: int | None = None) -> float:
         size, level, degree = pack
-        return sum(float(size @ stored) for stored, _ in layers(level, degree)[:upto])
+        return sum(float(size @ stored) for _, stored, _ in layers(level, degree)[:upto])
 
     size, level, degree = packs[0]
     most = kept(packs[0])
-    for number, (_, again) in enumerate(layers(level, degree)):
+    for number, (*_, again) in enumerate(layers(level, degree)):
         if again is not None:
             most = max(most, kept(packs[0], number) + float(size @ again))
     return most + sum(map(kept, packs[1:]))

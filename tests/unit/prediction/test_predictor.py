@@ -57,10 +57,10 @@ def live_bytes(costs: LayerCosts, part: Cut, packs: np.ndarray) -> float:
     layers = stored_bytes(costs.__getitem__, part)
 
     def kept(pack: np.ndarray, upto: int) -> float:
-        return sum(float(pack @ stored) for stored, _ in layers[:upto])
+        return sum(float(pack @ stored) for _, stored, _ in layers[:upto])
 
     most = kept(packs[0], len(layers))
-    for number, (_, again) in enumerate(layers):
+    for number, (*_, again) in enumerate(layers):
         if again is not None:
             most = max(most, kept(packs[0], number) + float(packs[0] @ again))
     return most + sum(kept(pack, len(layers)) for pack in packs[1:])
