@@ -13,6 +13,8 @@ from autotune.machine.job_hardware import hardware_of
 from autotune.prediction.fit.profiled_sizes import beyond_profile
 from storage.records import LayerProfile
 from storage.store import Store
+from trials.costs.coefficients import LayerKind
+from trials.costs.exchange import ExchangeName
 from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
 from trials.machine.shared_memory import shared_memory_bytes
@@ -75,9 +77,9 @@ class Cluster:
         return replace(self, extrapolated=(*self.extrapolated, what))
 
     def costs_on(self, devices: int) -> LayerCosts:
-        """Return the costs on a number of devices, with scaled reductions and gathers."""
+        """Return the costs on a number of devices, with scaled reductions and gathers where these were not timed."""
         costs, profiled = self.profiled.costs, self.profiled.hardware.devices
-        if not devices > profiled > 1:
+        if 1 in (devices, profiled):
             return costs
         # Each rank of a ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009).
         scale = (1 - 1 / devices) / (1 - 1 / profiled)
@@ -85,8 +87,15 @@ class Cluster:
             replace(each.times(scale), ranks=devices)
             for each in costs.exchanges
             if each.name in ("average", "gather", "scatter") and each.ranks == profiled and each.within == 1
+            if not _was_timed(costs, each.name, devices, each.layer)
         )
         return replace(costs, exchanges=(*costs.exchanges, *of_all))
+
+
+def _was_timed(costs: LayerCosts, name: ExchangeName, ranks: int, layer: LayerKind | None = None) -> bool:
+    """Return whether this exchange of as many ranks at once was timed, in a pipeline or not."""
+    wanted = (name, ranks, layer, 1)
+    return any((each.name, each.ranks, each.layer, each.within) == wanted for each in costs.exchanges)
 
 
 def cluster_of_file(job: Job, shape: ModelShape, path: Path, options: ClusterOptions) -> Cluster:
@@ -155,6 +164,8 @@ def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int
             f"reductions over {devices} devices, from those over {there} as on a ring; sends, and exchanges of ranks "
             f"that share packs, as between the {there}, so slower links between machines are not considered"
         )
+    if there > devices > 1 and not _was_timed(profiled.costs, "average", devices):
+        yield f"reductions over {devices} devices, from those over {there} as on a ring"
     if profiled.costs.of_node and profiled.costs.timed_degrees("tensor"):
         yield (
             "reductions of data ranks that tensor ranks spread over more nodes, from those over all ranks, by what the "

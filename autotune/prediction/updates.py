@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from autotune.dimensions.averages import average_of_all, average_seconds
+from autotune.dimensions.averages import average_seconds
 from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.plan import Layout, ZeroStage
 
@@ -19,8 +19,9 @@ def update_seconds_per_parameter(costs: LayerCosts, layout: Layout) -> float:
         return _alone(costs, layout.zero, layout.data)
     if update.data_parallel == layout.data:
         return update.seconds_per_parameter
-    of_all, at_once = average_of_all(costs), average_seconds(costs, replace(layout, reduce_within=1))
-    rest = _exchange(costs, update) * (at_once / of_all if of_all else 1.0)
+    timed = Layout(pipeline=1, data=update.data_parallel, zero=0)
+    then, now = (average_seconds(costs, each) for each in (timed, replace(layout, reduce_within=1)))
+    rest = _exchange(costs, update) * (now / then if then else 1.0)
     return _alone(costs, layout.zero, layout.data) + rest
 
 
