@@ -168,7 +168,7 @@ def attribute(
 ) -> tuple[Breakdown, Floats]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
-    `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of them ranks share, where
+    Passes include exchanges. `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of them ranks share, where
     some are shared by more than others.
     """
     steps, count, ranks = packs.shape
@@ -221,7 +221,7 @@ def attribute(
         (ends + update.optimizer).max(axis=1),
     )
     names = [field.name for field in fields(Breakdown)]
-    busy = (own.loaded_forward + own.backward).sum(axis=1).reshape(steps, ranks, stages).sum(axis=1)
+    busy = (own.shared_forward + own.shared_backward).sum(axis=1).reshape(steps, ranks, stages).sum(axis=1)
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 

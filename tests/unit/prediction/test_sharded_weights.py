@@ -17,6 +17,7 @@ from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
+from tests.values.data import index_of
 from tests.values.exchanges import exchanging, named, of_weights, without
 from tests.values.reports import reports_of
 from tests.values.search import COSTS, costs_of, epoch_of, frozen_vision, layer_cost, predictor_of, workload_of
@@ -25,7 +26,7 @@ from trials import wire
 from trials.costs.coefficients import KINDS, NOTHING
 from trials.costs.layer_costs import LayerCosts
 from trials.model.cut import cut
-from trials.plan import Layout, Packed, Plan, ZeroStage
+from trials.plan import Layout, Packed, Padded, Plan, ZeroStage
 from trials.tasks.answer import ExchangeTiming, ProfileReport
 
 PACKED = Packed(qv=9, qt=480, qv_min=9, qt_min=416)
@@ -53,6 +54,15 @@ def exchanges(plan: Plan, costs: LayerCosts) -> tuple[float, float]:
 
 
 # --- time ---
+
+
+def test_exchanges_are_a_part_of_the_passes_and_not_idle() -> None:
+    plan = plan_of("5+4", data=2, zero=3, packing=Padded(samples=2))
+    predictor = predictor_of(sharded(), index_of([(3, 200)] * 64))
+    prediction = predictor.predict(plan)
+    assert prediction.breakdown.totals["communication"] > 0.1 * prediction.epoch_seconds
+    assert prediction.stage_idle == pytest.approx((0,))
+    assert timeline(predictor, plan, prediction).waiting_shares == pytest.approx((0,))
 
 
 @pytest.mark.parametrize("recomputed", ["", "r5,4"])

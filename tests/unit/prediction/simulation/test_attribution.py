@@ -218,7 +218,8 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
         ]
         whole = (np.max(ends, axis=0) + after.reduction + after.optimizer).max()
         assert breakdown.seconds[number] == pytest.approx(whole)
-        assert work[number] == pytest.approx((seconds.load + seconds.forward + seconds.backward)[step].sum(axis=(0, 1)))
+        passes = seconds.shared_forward + seconds.shared_backward
+        assert work[number] == pytest.approx(passes[step].sum(axis=(0, 1)))
 
 
 def test_steps_of_two_lengths_are_joined_in_order() -> None:
