@@ -54,12 +54,19 @@ class TypicalPack:
 
     def seconds(self, costs: LayerCosts, kind: LayerKind) -> tuple[float, float, float]:
         """Return the (forward, backward, recompute) seconds of one layer."""
-        cost, factor = costs[kind], float(Curves(costs).at(self.columns[None])[0, KINDS.index(kind)])
+        cost, curve = costs[kind], self._curve(costs, kind)
         forward, backward, again = (
-            factor * self.cost(each, kind)
+            curve * self.cost(each, kind)
             for each in (cost.forward_seconds, cost.backward_seconds, cost.recompute_seconds)
         )
         return forward, backward, again
+
+    def selective_seconds(self, costs: LayerCosts, kind: LayerKind) -> float:
+        """Return the seconds in which one layer is recomputed selectively."""
+        return self._curve(costs, kind) * self.cost(costs[kind].selective_seconds, kind)
+
+    def _curve(self, costs: LayerCosts, kind: LayerKind) -> float:
+        return float(Curves(costs).at(self.columns[None])[0, KINDS.index(kind)])
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Return the seconds in which ranks exchange for one layer, in both passes."""
@@ -74,7 +81,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
         kind: {
             **dict(zip(_SECONDS, pack.seconds(costs, kind), strict=True)),
             "kept_bytes": pack.cost(cost.kept_bytes, kind),
-            "selective_seconds": pack.cost(cost.selective_seconds, kind),
+            "selective_seconds": pack.selective_seconds(costs, kind),
             "selective_bytes": pack.cost(cost.selective_bytes, kind),
             "noisy": cost.is_noisy,
         }
@@ -104,7 +111,7 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
     for kind, cost in costs.layers:
         if cost.can_select:
             share = pack.cost(cost.selective_bytes, kind) / max(pack.cost(cost.kept_bytes, kind), 1)
-            seconds = pack.cost(cost.selective_seconds, kind)
+            seconds = pack.selective_seconds(costs, kind)
             lines.append(f"selective  {seconds * 1e3:.3f} ms per {kind} layer, which keeps {share:.0%} of its bytes")
     pixels, labels = (pack.cost(each) * 1e3 for each in (costs.loading.pixels_seconds, costs.loading.labels_seconds))
     lines += [

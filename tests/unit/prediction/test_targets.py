@@ -156,6 +156,20 @@ def test_a_curve_of_the_head_is_read_at_the_targets_of_a_pack() -> None:
     assert Curves(curved).at(sizes)[:, KINDS.index("head")].tolist() == [1.5, 2.0]
 
 
+def test_a_typical_pack_takes_the_curve_of_its_size_in_every_way() -> None:
+    pack, language = TypicalPack.of(profile(with_targets(1.0))), COSTS["language"]
+    usual = replace(language, selective_seconds=language.recompute_seconds)
+    flat, twice = (
+        costs_document(
+            replace(COSTS, layers=tuple((kind, cost if kind == "language" else each) for kind, each in COSTS.layers)),
+            pack,
+        )["at_typical_pack"]["language"]
+        for cost in (usual, replace(usual, curve_sizes=(1.0,), curve=(2.0,)))
+    )
+    for name in ("forward_seconds", "backward_seconds", "recompute_seconds", "selective_seconds"):
+        assert twice[name] == pytest.approx(2 * flat[name])
+
+
 def test_a_typical_pack_has_the_targets_of_mean_samples() -> None:
     few, all_of_them = (TypicalPack.of(profile(with_targets(share))) for share in (0.2, 1.0))
     assert few.tokens == all_of_them.tokens == all_of_them.targets
