@@ -168,8 +168,8 @@ def attribute(
 ) -> tuple[Breakdown, Floats]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
-    Passes include exchanges. `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of them ranks share, where
-    some are shared by more than others.
+    Passes include exchanges. `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of
+    them ranks share, where some are shared by more than others.
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
