@@ -1,6 +1,7 @@
 """Mistakes of a user: one message with the value and the remedy, the exit code of its kind, nothing left behind."""
 
 import os
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.values.parameters import parameters
 from tests.values.storage import WORKLOAD, best_of, concluded, packed_plan
 from tests.values.training import plan_of, prepared_of
 from trials import wire
-from trials.plan import Padded
+from trials.plan import Padded, Plan
 from trials.tasks.request import Training
 from trials.tasks.training.output import open_output
 from trials.tasks.training.settings import training_settings
@@ -347,14 +348,23 @@ def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_of
     assert f"--plan {old.id}" not in reported
 
 
+def _plans_alike() -> tuple[str, list[Plan]]:
+    """Return a digit, and two plans whose ids begin with it: of 17 plans there are such two."""
+    by_digit: dict[str, list[Plan]] = defaultdict(list)
+    for plan in map(packed_plan, range(9, 26)):
+        by_digit[plan.id[0]].append(plan)
+    return next((digit, plans[:2]) for digit, plans in by_digit.items() if len(plans) > 1)
+
+
 def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
+    digit, alike = _plans_alike()
     with open_store() as store:
-        for qv in (9, 10):
+        for plan in alike:
             study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
-            concluded(store, best_of(study.id, plan=packed_plan(qv)))
-    code, reported = refusal("show", "")
+            concluded(store, best_of(study.id, plan=plan))
+    code, reported = refusal("show", digit)
     assert code == 2
-    assert reported.startswith("several plans begin with ''")
+    assert reported.startswith(f"several plans begin with '{digit}'")
     code, reported = refusal("show", "none")
     assert code == 2
     assert reported.startswith("no plan begins with 'none'; `autotune plans --archived` lists the winners; a plan that")

@@ -47,8 +47,12 @@ def test_a_module_has_every_member_of_its_protocol_with_its_parameters(module: s
     for name in inspect.get_annotations(kind):
         assert hasattr(found, name)
     for name, function in public.items():
-        # A Protocol's method takes `self`, a module's function does not.
-        assert list(inspect.signature(getattr(found, name)).parameters) == [*inspect.signature(function).parameters][1:]
+        # A Protocol's method takes `self`, a module's function does not, and may take more that need not be given.
+        expected = [*inspect.signature(function).parameters][1:]
+        parameters = inspect.signature(getattr(found, name)).parameters
+        assert [*parameters][: len(expected)] == expected
+        further = [*parameters.values()][len(expected) :]
+        assert all(each.default is not inspect.Parameter.empty for each in further)
 
 
 def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
