@@ -223,7 +223,9 @@ class Baseline:
     plan_id: str | None = None
     """None for a baseline that an earlier version stored."""
     may_win: bool = False
-    """Whether search.space has the plan."""
+    """Whether search.space has the plan, and it learns what the job asks for."""
+    is_neutral: bool = True
+    """Whether it learns what the job asks for."""
     left_out: str | None = None
     """Why the trainer for which the study searched cannot hold the plan; None where it can, and without a trainer."""
 
@@ -234,6 +236,13 @@ class Baseline:
     def is_best(self) -> bool:
         """Whether this plan is the winner: its gain alone has no error."""
         return self.gain == 1.0 and self.gain_error == 0.0
+
+    @property
+    def only_compared(self) -> str | None:
+        """Why it cannot win, in words; None for one that may."""
+        if not self.is_neutral:
+            return "it changes what is learned"
+        return None if self.may_win else "search.space leaves it out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,9 +211,7 @@ def asking(options: Options) -> Keeps:
             return kept
         options.display.close()
         click.echo(visible(f"The best plan is in doubt: {rival}"), err=True)
-        left_out = "" if rival.may_win else ", which search.space leaves out or which changes what is learned"
-        left_out = left_out if rival.left_out is None else ", which the trainer of the search cannot hold"
-        question = f"Train with {rival.role} ({rival.plan_id}){left_out}, in place of the best plan?"
+        question = f"Train with {rival.role} ({rival.plan_id}), in place of the best plan?"
         return not click.confirm(visible(question), default=not kept, err=True)
 
     return keeps

@@ -62,6 +62,8 @@ class Evidence:
     corrected: tuple[Corrected, ...]
     faster: tuple[str, ...] = ()
     """Roles of the baselines that ran faster than the winner, and that the trainer of the search, if any, can hold."""
+    why_not: tuple[str, ...] = ()
+    """Why each of them did not win, in words."""
 
     @property
     def all_disturbed(self) -> bool:
@@ -104,11 +106,10 @@ class Evidence:
                 "`autotune tune JOB --fresh` on an idle machine",
             )
         if self.faster:
-            roles = ", ".join(self.faster)
+            found = (f"{role} ({why})" for role, why in zip(self.faster, self.why_not, strict=True))
             yield Doubt(
-                summary=f"{roles} ran faster",
-                text=f"Faster than the best plan in its own runs: {roles}; it cannot win because search.space "
-                "leaves it out, because it changes what is learned, or because it was not repeated",
+                summary=f"{', '.join(self.faster)} ran faster",
+                text=f"Faster than the best plan in its own runs, but it cannot win: {', '.join(found)}",
             )
 
 
@@ -155,6 +156,7 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
     reasons = [trial.disturbance for trial in disturbed if trial.plan_id == best.plan.id] or [
         trial.disturbance for trial in disturbed
     ]
+    faster = [each for each in best.baselines if each.gain < 1 - _ROUNDING and each.left_out is None]
     return Evidence(
         runs=len(runs),
         disturbed_runs=len(disturbed),
@@ -164,7 +166,8 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
         tried_plans=len(ran - of_baselines),
         searched_plans=len({trial.plan_id for trial in runs} - of_baselines),
         corrected=tuple(_corrected(best, runs)),
-        faster=tuple(each.role for each in best.baselines if each.gain < 1 - _ROUNDING and each.left_out is None),
+        faster=tuple(each.role for each in faster),
+        why_not=tuple(each.only_compared or "it was not repeated" for each in faster),
     )
 
 

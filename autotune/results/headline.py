@@ -72,12 +72,24 @@ def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], 
         yield f"The best plan found is that of {_named(over.role)}"
     else:
         gain = stated(over.gain, over.gain_error)
-        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank_of_baseline(best)}"
+        changes = "" if over.is_neutral else ", which changes what is learned"
+        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank_of_baseline(best)}{changes}"
+        if changes:
+            yield from _same_learning(best, stated)
     for each in best.baselines:
         # A user who trains with another baseline gains more.
         if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:
             be = "are" if each.role == Role.CURRENT_PLAN else "is"
             yield f"{_named(each.role)} {be} within {100 * NEARLY:.0f} % of the best plan found"
+
+
+def _same_learning(best: BestPlan, stated: Callable[[float, float], str]) -> Iterator[str]:
+    """Yield the gain over the fastest baseline that learns what the job asks for, where the fastest of all does not."""
+    same = [each for each in best.baselines if each.is_neutral and each.left_out is None and not each.is_best]
+    if same:
+        over = min(same, key=lambda each: each.gain)
+        gain = stated(over.gain, over.gain_error)
+        yield f"{gain} times as fast as {_named(over.role)}, the fastest that does not change what is learned"
 
 
 def _current(best: BestPlan) -> Baseline | None:

@@ -22,9 +22,8 @@ class Rival:
     """Standard error."""
     is_disturbed: bool
     """Whether no run of any plan was quiet."""
-    may_win: bool
-    """Whether `search.space` contains the plan and it learns what the job asks for. Without a terminal, only such a
-    baseline replaces the winner."""
+    only_compared: str | None = None
+    """Why it cannot win, in words; None where it may."""
     left_out: str | None = None
     """Why the trainer for which the study searched cannot hold the plan; None where it can, and without a trainer."""
 
@@ -34,10 +33,16 @@ class Rival:
             f"{disturbed}{self.role} ({self.plan_id}) measured faster, {self.speed_ratio:.2f} +- "
             f"{self.speed_ratio_error:.2f} times as fast as the best plan"
         )
-        if self.left_out is not None:
-            return f"{faster}, but {self.left_out}"
-        left_out = "" if self.may_win else ", but search.space leaves it out or it changes what is learned"
-        return f"{faster}{left_out}; {MISSING}"
+        why_not = self.left_out or self.only_compared
+        return f"{faster}; {MISSING}" if why_not is None else f"{faster}, but {why_not}"
+
+    @property
+    def may_win(self) -> bool:
+        """Whether `search.space` contains the plan and it learns what the job asks for.
+
+        Without a terminal, only such a baseline replaces the winner.
+        """
+        return self.only_compared is None
 
 
 def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
@@ -54,7 +59,7 @@ def rival_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
             speed_ratio=1 / baseline.gain,
             speed_ratio_error=baseline.gain_error / baseline.gain**2,
             is_disturbed=evidence_of(best, trials).all_disturbed,
-            may_win=baseline.may_win,
+            only_compared=baseline.only_compared,
             left_out=baseline.left_out,
         )
         for baseline in best.baselines

@@ -52,7 +52,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         ("best", _speed(best), f"{best.epoch_seconds:.1f}", ""),
         *(
             (
-                baseline.role,
+                baseline.role if baseline.is_neutral else f"{baseline.role}, changes what is learned",
                 _speed(baseline),
                 f"{best.workload.data.samples / baseline.estimated_samples_per_second:.1f}",
                 f"{baseline.gain:.2f} +- {baseline.gain_error:.2f}",

@@ -212,6 +212,7 @@ class Standings:
             gain_error=math.exp(slower) * error,
             plan_id=standing.plan.id,
             may_win=standing.may_win,
+            is_neutral=standing.is_neutral,
         )
 
 

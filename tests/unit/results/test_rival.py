@@ -54,7 +54,7 @@ def test_a_baseline_is_a_rival_if_it_ran_faster_by_more_than_a_standard_error_di
     found = rival_of(best, trials)
     assert (found is not None) is is_rival
     assert (best_document(best, trials)["rival"] is not None) is is_rival
-    assert ("mnibal (" in best_text(best, trials) or "all runs were" in best_text(best, trials)) is is_rival
+    assert (f"mnibal ({PADDED_PLAN.id}) measured faster" in best_text(best, trials)) is is_rival
     if found is not None:
         assert (found.plan_id, found.is_disturbed) == (PADDED_PLAN.id, disturbance is not None)
         assert f"{PADDED_PLAN.id}) measured faster, 1.33 +- " in str(found)
@@ -68,7 +68,7 @@ def test_the_result_says_what_trains_and_whether_the_space_leaves_the_rival_out(
     assert f"Omnibal ({PADDED_PLAN.id}) measured faster" in text
     assert ("times as fast as the best plan, but search.space leaves it out" in text) is not may_win
     assert f"`launch` and `run` ask, or without a terminal take {taken}\n" in f"{text}\n"
-    assert best_document(best, trials)["rival"]["may_win"] is may_win
+    assert (best_document(best, trials)["rival"]["only_compared"] is None) is may_win
 
 
 def test_of_a_baseline_that_the_trainer_cannot_hold_nothing_is_asked() -> None:
@@ -143,5 +143,22 @@ def test_an_answer_decides_whatever_the_space_has(tmp_path: Path, kept: bool) ->
 
 
 def test_a_rival_says_that_no_run_was_quiet() -> None:
-    rival = Rival(plan_id="ab", role="packed", speed_ratio=1.3, speed_ratio_error=0.1, is_disturbed=True, may_win=True)
+    rival = Rival(plan_id="ab", role="packed", speed_ratio=1.3, speed_ratio_error=0.1, is_disturbed=True)
     assert str(rival).startswith("all runs were disturbed, and packed (ab) measured faster")
+
+
+@pytest.mark.parametrize("is_neutral", [True, False])
+def test_a_baseline_that_cannot_win_has_its_reason_and_no_advice_to_measure_again(is_neutral: bool) -> None:
+    best, trials = over(replace(baseline(0.75, 0.05, may_win=False), is_neutral=is_neutral)), runs()
+    why = "search.space leaves it out" if is_neutral else "it changes what is learned"
+    text = best_text(best, trials)
+    assert str(rival_of(best, trials)).endswith(f"times as fast as the best plan, but {why}")
+    assert f"Faster than the best plan in its own runs, but it cannot win: omnibal ({why})" in text
+    assert ("omnibal, changes what is learned  " in text) is not is_neutral
+    assert ("the fastest baseline, which changes what is learned" in text) is not is_neutral
+
+
+def test_next_to_a_baseline_that_changes_what_is_learned_the_fastest_other_one_is_named() -> None:
+    changing = replace(baseline(1.05, 0.01, may_win=False), role="hbp", is_neutral=False)
+    text = best_text(over(changing, baseline(1.2, 0.02, plan=OTHER_PLAN)), runs())
+    assert "1.20 +- 0.02 times as fast as omnibal, the fastest that does not change what is learned" in text

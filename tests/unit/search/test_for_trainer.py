@@ -94,7 +94,6 @@ def test_a_faster_baseline_that_the_trainer_cannot_hold_does_not_win_and_says_wh
         speed_ratio=4.0,
         speed_ratio_error=0.1,
         is_disturbed=False,
-        may_win=False,
         left_out=f"ms-swift cannot hold {fastest.left_out}",
     )
     assert "measured faster, 4.00 +- 0.10 times as fast as the best plan, but ms-swift cannot hold a" in str(rival)

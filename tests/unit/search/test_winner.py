@@ -359,9 +359,10 @@ def test_a_baseline_that_changes_what_is_learned_does_not_win_while_another_plan
         surrogate.learn(each)
     roles = {PLANS[0]: frozenset({Role.PACKED}), PLANS[1]: frozenset({"sampled"})}
 
-    def winner(of: list[FinishedTrial]) -> Plan:
+    def winner(of: list[FinishedTrial]) -> tuple[Plan, str | None]:
         found = standings_of(of, surrogate, roles, is_neutral=lambda plan: plan != PLANS[0])
-        return found.entries[found.winner().number].plan
+        number = found.winner().number
+        return found.entries[number].plan, found.compare(number, 10, lambda _: None)[0].only_compared
 
-    assert winner(both) == PLANS[1]
-    assert winner([quick]) == PLANS[0], "nothing else completed"
+    assert winner(both) == (PLANS[1], "it changes what is learned")
+    assert winner([quick])[0] == PLANS[0], "nothing else completed"
