@@ -92,7 +92,10 @@ def check_known(database: Database) -> None:
     """Raise OtherVersion for tables that this version does not know, and DatabaseUnavailable without tables."""
     with database.transaction() as connection:
         if _checked_revision(database, connection) is None:
-            raise DatabaseUnavailable(f"{masked(database.url)} has no tables of autotune; name another database")
+            raise DatabaseUnavailable(
+                f"{masked(database.url)} has no tables of autotune; create them by `autotune db upgrade --db URL`, or "
+                "name another database"
+            )
 
 
 def revision(database: Database) -> str | None:

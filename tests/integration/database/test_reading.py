@@ -10,7 +10,8 @@ from autotune.cli import main
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.store import open_store
-from tests.programs.users import databases, refusal
+from tests.programs import postgres
+from tests.programs.users import databases, document, refusal
 
 READING = [
     "plans",
@@ -56,7 +57,7 @@ def test_doctor_says_that_the_database_is_not_there_yet(home: Path) -> None:
 
 def test_reading_makes_no_tables(database_url: str) -> None:
     with (
-        pytest.raises(DatabaseUnavailable, match=r"does not exist|has no tables of autotune"),
+        pytest.raises(DatabaseUnavailable, match=r"create (it|them) by `autotune db upgrade --db URL`"),
         read_store(database_url),
     ):
         pass
@@ -74,3 +75,13 @@ def test_a_file_without_tables_is_refused(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / "other.db").stat().st_size
+
+
+def test_what_the_message_for_a_database_without_tables_names_creates_them(home: Path, postgres_server: str) -> None:
+    with postgres.database(postgres_server) as url:
+        code, message = refusal("plans", "--db", url)
+        assert code == 4
+        assert "has no tables of autotune; create them by `autotune db upgrade --db URL`, or name another" in message
+        document("db", "upgrade", "--db", url)
+        assert document("studies", "--db", url) == {"studies": []}
+    assert not databases(home)
