@@ -89,6 +89,10 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
 
 
 def import_bundle(options: Options, bundle: Path) -> None:
+    from storage import bundles  # the other commands do without
+
+    with bundles.opened(bundle) as text:
+        bundles.check(text)  # before a database is made for it
     with open_store(options.database_url()) as store:
         done = store.import_bundle(bundle)
     options.give(

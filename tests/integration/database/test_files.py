@@ -148,9 +148,9 @@ def test_a_new_user_who_may_not_write_in_the_data_folder_reads_that_nothing_is_k
     ("arguments", "has_database"),
     [
         *(pytest.param(each, True, marks=pytest.mark.long) for each in ("studies", "doctor", "db check")),
-        *(pytest.param(each, True, marks=pytest.mark.long) for each in ("plans", "db import x.jsonl")),
+        *(pytest.param(each, True, marks=pytest.mark.long) for each in ("plans", "db upgrade")),
         ("note x y", True),
-        ("db import x.jsonl", False),
+        ("db upgrade", False),
     ],
 )
 def test_a_user_who_may_not_write_in_the_data_folder_is_told_so(

@@ -1,4 +1,4 @@
-"""Read-only commands create no database."""
+"""Commands that only read, or are refused, create no database."""
 
 import json
 from pathlib import Path
@@ -84,4 +84,14 @@ def test_what_the_message_for_a_database_without_tables_names_creates_them(home:
         assert "has no tables of autotune; create them by `autotune db upgrade --db URL`, or name another" in message
         document("db", "upgrade", "--db", url)
         assert document("studies", "--db", url) == {"studies": []}
+    assert not databases(home)
+
+
+@pytest.mark.parametrize("contents", [None, "{}\n"], ids=["missing", "no bundle"])
+def test_an_import_of_a_file_that_is_refused_makes_no_database(
+    contents: str | None, home: Path, tmp_path: Path
+) -> None:
+    if contents is not None:
+        (tmp_path / "bundle.jsonl").write_text(contents)
+    assert refusal("db", "import", tmp_path / "bundle.jsonl")[0] == 2
     assert not databases(home)
