@@ -37,15 +37,20 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
-            f"no plan is known for this job here{_but_archived(store, now)}; run `autotune tune JOB` or "
+            f"no plan is known for this job here{_but_unused(store, now)}; run `autotune tune JOB` or "
             f"`autotune run JOB` first{_or_nearest(store, now, output)}"
         )
     return winner
 
 
-def _but_archived(store: Store, now: Workload) -> str:
-    for best in store.best_plans(workload_fingerprint=now.fingerprint, archived=True, limit=1):
+def _but_unused(store: Store, now: Workload) -> str:
+    """Name a winner on exactly this workload that is not taken by itself: an archived one, else an imported one."""
+    found = store.best_plans(workload_fingerprint=now.fingerprint, archived=True)
+    # Where no winner is known, those that were not imported are of archived studies.
+    for best in (each for each in found if each.imported_from is None):
         return f", except in an archived search (`autotune studies unarchive {store.study(best.study_id).name}`)"
+    for best in found:
+        return f", except plan {best.plan.id}, which is imported and used only where it is named"
     return ""
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import PlanNotValid
 from autotune.events import Event, Note
 from autotune.library.export import _best_known
-from autotune.plan_choice import choose_plan, note_faster
+from autotune.plan_choice import choose_plan, known_winner, note_faster
 from autotune.results.known_plan import of_winner
 from storage.store import Store, open_store
 from tests.values.storage import WORKLOAD, best_of, changed, concluded, new_study, packed_plan
@@ -95,13 +96,37 @@ def test_no_other_winner_is_named(tmp_path: Path, earlier: dict[str, Any], last:
     assert heard == []
 
 
+def imported(store: Store, folder: Path) -> Plan:
+    """Import a search of another database, and return its winner."""
+    with open_store(f"sqlite:///{folder}/other.db") as other:
+        plan = found(other, 1, 100.0)
+        study = other.find_plan(plan.id).study
+        (folder / "bundle.jsonl").write_text("".join(other.export_studies([study.id], "other")))
+    store.import_bundle(folder / "bundle.jsonl")
+    return plan
+
+
 def test_an_imported_winner_is_not_named(tmp_path: Path) -> None:
     heard: list[Event] = []
-    with open_store(f"sqlite:///{tmp_path}/other.db") as other:
-        study = other.find_plan(found(other, 1, 100.0).id).study
-        (tmp_path / "bundle.jsonl").write_text("".join(other.export_studies([study.id], "other")))
     with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
-        store.import_bundle(tmp_path / "bundle.jsonl")
+        imported(store, tmp_path)
         found(store, 4, 60.0)
         choose_plan(store, WORKLOAD, None, heard.append)
     assert not any("faster" in str(event) for event in heard)
+
+
+def test_where_only_an_imported_winner_is_known_it_is_offered_by_its_id(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        plan = imported(store, tmp_path)
+        with pytest.raises(PlanNotValid) as refused:
+            known_winner(store, WORKLOAD)
+        assert str(refused.value).startswith(
+            f"no plan is known for this job here, except plan {plan.id}, which is imported and used only where it is "
+            "named; run `autotune tune JOB`"
+        )
+        assert f"the nearest by `--plan {plan.id}`" in str(refused.value)
+        assert "archive" not in str(refused.value)
+        own = store.find_plan(found(store, 4, 60.0).id).study  # slower than the imported one
+        store.archive_studies([own.id])
+        with pytest.raises(PlanNotValid, match=f"`autotune studies unarchive {own.name}`"):
+            known_winner(store, WORKLOAD)
