@@ -91,10 +91,14 @@ def archive_studies(options: Options, names: Sequence[str], *, is_undone: bool) 
             store.unarchive_studies(ids)
         else:
             store.archive_studies(ids, _gone(store, store.searches(ids)))
-    shown = [study.name for study in found]
+    done, as_before = ("No longer archived", "Was not archived") if is_undone else ("Archived", "Was archived already")
+    listed = {
+        done: [study.name for study in found if (study.archived is not None) == is_undone],
+        as_before: [study.name for study in found if (study.archived is not None) != is_undone],
+    }
     options.give(
-        lambda: {"studies": shown, "archived": not is_undone},
-        lambda: f"{'No longer archived' if is_undone else 'Archived'}: {', '.join(shown)}",
+        lambda: {"studies": [study.name for study in found], "archived": not is_undone},
+        lambda: "\n".join(f"{what}: {', '.join(names)}" for what, names in listed.items() if names),
     )
 
 

@@ -150,12 +150,16 @@ def test_an_archived_study_is_hidden_until_it_is_asked_for(store: Store, older: 
     assert ", archived" in run("studies", "--archived")
     assert ", archived" in run("studies", older.name)
     assert document("doctor")["database"]["archived_studies"] == 1
-    other = document("studies")["studies"][0]["id"]
+    (shown,) = document("studies")["studies"]
+    other, newer = shown["id"], shown["name"]
     run("studies", "archive", other)
     for what, known in (("plans", "2 known plans"), ("studies", "2 known studies")):
         assert run(what) == f"None of {known} matches; `autotune {what} --archived` lists all of them.\n"
     assert refusal("report") == (2, "all studies are archived; name one of `autotune studies --archived`")
-    run("studies", "unarchive", other)
+    assert run("studies", "archive", other) == f"Was archived already: {newer}\n"
+    assert run("studies", "unarchive", other) == f"No longer archived: {newer}\n"
+    text = run("studies", "unarchive", other, older.name)
+    assert text == f"No longer archived: {older.name}\nWas not archived: {newer}\n"
     assert document("studies", "unarchive", older.name) == {"studies": [older.name], "archived": False}
     assert len(document("plans")["plans"]) == 2
 
