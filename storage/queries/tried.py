@@ -78,7 +78,7 @@ def subject(connection: Connection, name: str) -> Subject:
 def _id(connection: Connection, id_prefix: str) -> str:
     """Return the only plan id that begins with `id_prefix`. Raise UnknownPlan and AmbiguousId."""
     if not id_prefix:  # it would be the beginning of every id
-        raise UnknownPlan("the id of a plan is empty; `autotune plans --archived` lists the winners")
+        raise UnknownPlan("the id of a plan is empty; `autotune plans --archived` lists all winners")
     prefix = id_prefix.lower()
     known = union(select(TRIAL.c.plan_id), select(BEST_PLAN.c.plan_id)).subquery()
     ids = select(known.c.plan_id).order_by(known.c.plan_id)
@@ -90,7 +90,7 @@ def _id(connection: Connection, id_prefix: str) -> str:
         heads = difflib.get_close_matches(prefix, {each[: len(prefix)] for each in every}, n=_NEAR, cutoff=_ALIKE)
         near = [each for head in heads for each in every if each.startswith(head)][:_NEAR]
         advice = (
-            "`autotune plans --archived` lists the winners; a plan that no trial ran is given as a file with its "
+            "`autotune plans --archived` lists all winners; a plan that no trial ran is given as a file with its "
             "`plan` of `autotune predict JOB --json`"
         )
         if near:

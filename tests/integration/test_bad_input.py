@@ -367,7 +367,7 @@ def test_an_id_that_several_plans_share_asks_for_more_digits() -> None:
     assert reported.startswith(f"several plans begin with '{digit}'")
     code, reported = refusal("show", "none")
     assert code == 2
-    assert reported.startswith("no plan begins with 'none'; `autotune plans --archived` lists the winners; a plan that")
+    assert reported.startswith("no plan begins with 'none'; `autotune plans --archived` lists all winners; a plan that")
     near, other = packed_plan(9).id, packed_plan(10).id
     code, reported = refusal("show", f"{near[:5]}x{near[6:]}")
     assert code == 2
