@@ -8,7 +8,8 @@ from trials.errors import AutotuneError
 from trials.plan import Padded, Plan
 
 MEANINGS = {
-    "split": "one stage on each device in place of the plan's split",
+    "split": "one stage on each device, and packs of one level, in place of the plan's layout",
+    "levels": "packs of one level in place of several",
     "recomputation": "whole towers recomputed, or none, in place of chosen layers",
     "packs": "packs that the trainer can hold in place of the best",
     "balance": "ranks that wait for each other, where the trainer orders the packs itself",
@@ -59,13 +60,18 @@ def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted:
     plan, whole = wanted.plan, wanted.prediction.epoch_seconds
     forecast = forecaster.of(held.plan)
     own = forecast.prediction.epoch_seconds
-    split = switched = whole
-    if not abilities.splits_alike(plan):
-        split = restricted.without_split()
-    if abilities.missing(plan) or split != whole:
-        switched = restricted.with_switches()
+    is_alike = abilities.splits_alike(plan)
+    split = whole if is_alike else restricted.without_split()
+    levels = restricted.without_split() if is_alike and len(plan.packing.degrees) > 1 else split
+    switched = restricted.with_switches() if abilities.missing(plan) else levels
     balance = _balance(held.plan, restricted)
-    parts = {"split": split / whole, "recomputation": switched / split, "packs": own / switched, "balance": balance}
+    parts = {
+        "split": split / whole,
+        "levels": levels / split,
+        "recomputation": switched / levels,
+        "packs": own / switched,
+        "balance": balance,
+    }
     return Price(
         epoch=EpochTime(seconds=own * balance, error=forecast.epoch_seconds_error * balance),
         wanted=EpochTime(seconds=whole, error=wanted.epoch_seconds_error),

@@ -57,7 +57,7 @@ class Abilities:
 
     def splits_alike(self, plan: Plan) -> bool:
         """Return whether the trainer can spread the model over the devices as the plan does."""
-        return not any(self._of_layout(plan.layout)) and plan.packing.degrees == (1,)
+        return not any(self._of_layout(plan.layout)) and max(plan.packing.degrees) == 1
 
     def _of_layout(self, layout: Layout) -> Iterator[str]:
         if layout.pipeline > 1:
