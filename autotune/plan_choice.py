@@ -1,6 +1,7 @@
 """The choice of a plan to train a job with: a stored one, or that of a file."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +11,24 @@ from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.events import Listener, Note
 from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.evidence import trials_behind
-from autotune.results.known_plan import KnownPlan, known_text, of_tried, of_winner
+from autotune.results.known_plan import KnownPlan, counted_runs, known_text, of_tried, of_winner
 from autotune.results.rival import Rival, rival_of
 from storage.errors import UnknownRecord
 from storage.nearness import fields_of
-from storage.records import BestPlan
+from storage.records import BestPlan, FinishedTrial, TrialRecord, TriedPlan
 from storage.store import Store
 from storage.validity import Validity, Verdict, validity
+from trials.outcome import Completed
 from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
-from trials.units import speed_text
+from trials.units import size_setting, speed_text
 from trials.workload import Workload
 
 Keeps: TypeAlias = Callable[[Rival], bool]
 """Says whether to train with the winner although this baseline measured faster."""
 _LOOKED_AT = 50
 """Nearest winners that are considered for an offer."""
+_MEBI = 1 << 20
 
 
 def known_winner(store: Store, now: Workload, output: Path | None = None) -> BestPlan:
@@ -117,7 +120,8 @@ def choose_plan(
 
     The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
     how well the plan is known; one that was measured under other conditions has no speed. Raise PlanNotValid if there
-    is no plan or it does not hold here, and what `Store.find_plan` raises.
+    is no plan, or it does not hold here or was measured to need more memory than the limit, and what `Store.find_plan`
+    raises.
     """
     if wanted is None:
         winner = known_winner(store, now, output)
@@ -136,12 +140,16 @@ def choose_plan(
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.INVALID:
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
+    if large := _too_large(store, now, tried, found):
+        raise PlanNotValid(f"plan {tried.plan.id} does not fit here: {large}, or run `autotune tune JOB`")
     known = of_tried(tried)
     if found.verdict is Verdict.REMEASURE:
         # A plan is as fast with another limit of memory.
         is_promised = all(change.field == "memory_limit_bytes" for change in found.changes)
         known = known if is_promised else replace(known, speed=None)
         changes = "; ".join(map(str, found.changes))
+        if (peak := _peak_bytes(tried.trials, tried.plan)) > now.memory_limit_bytes:
+            changes += f"; its fullest rank needed {_above(peak, now)}, so that it may run out of memory"
         promised = "" if is_promised else ", so that no speed is promised"
         listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions{promised}: {changes}"))
     listener(Note(text=known_text(tried)))
@@ -175,8 +183,35 @@ def _obstacle(store: Store, now: Workload, plan: Plan) -> str:
         return f"it needs {needed} devices, and the job has {now.hardware.devices}"
     with suppress(UnknownRecord):
         tried = store.find_plan(plan.id, lambda _: now)
-        return _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
+        found = validity(tried.workload, now, imported_from=tried.imported_from)
+        return _reasons(found) or _too_large(store, now, tried, found)
     return ""
+
+
+def _too_large(store: Store, now: Workload, tried: TriedPlan, found: Validity) -> str:
+    """Return how much more memory than the limit the plan needs, with a remedy; empty where it may fit.
+
+    Trials of this very model, data and software on such devices alone tell.
+    """
+    # On CUDA a peak may be what the allocator had reserved, which is less with a lower limit.
+    if found.verdict is Verdict.VALID and counted_runs(tried):
+        return ""
+    peak = _peak_bytes((trial for _, trial in store.comparable_trials(now)), tried.plan)
+    if peak <= now.memory_limit_bytes:
+        return ""
+    least = size_setting(math.ceil(peak / _MEBI) * _MEBI)
+    return f"its fullest rank needed {_above(peak, now)}; raise hardware.memory_limit to at least {least}"
+
+
+def _peak_bytes(trials: Iterable[TrialRecord], plan: Plan) -> int:
+    """Return the most bytes of a rank in the completed ones of these trials with a plan; 0 where there is none."""
+    outcomes = (t.result.outcome for t in trials if isinstance(t, FinishedTrial) and t.plan.id == plan.id)
+    return max((each.measurement.peak_bytes for each in outcomes if isinstance(each, Completed)), default=0)
+
+
+def _above(peak_bytes: int, now: Workload) -> str:
+    peak, limit = (f"{size / _MEBI:,.1f} MiB" for size in (peak_bytes, now.memory_limit_bytes))
+    return f"{peak} when it was measured, and the limit is {limit}"
 
 
 def _reasons(found: Validity) -> str:
@@ -205,10 +240,13 @@ def _trained(id_prefix: str, output: Path | None) -> Plan | None:
 def _or_nearest(store: Store, now: Workload, output: Path | None) -> str:
     """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
     is_begun = output is not None and read_record(output / RECORD_FILE) is not None
+    here = [trial for _, trial in store.comparable_trials(now)]
     for near in store.nearest_plans(fields_of(now), limit=_LOOKED_AT):
         best = near.best
         found = validity(best.workload, now, imported_from=best.imported_from)
-        if found.verdict is not Verdict.INVALID and best.plan.layout.world_size <= now.hardware.devices:
+        if found.verdict is Verdict.INVALID or best.plan.layout.world_size > now.hardware.devices:
+            continue
+        if _peak_bytes((*here, *store.trials(best.study_id)), best.plan) <= now.memory_limit_bytes:
             changes = "; ".join(map(str, found.changes))
             how = f"train with the nearest by `--plan {best.plan.id}`"
             if is_begun:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from storage.validity import leaves, shown
+from storage.validity import leaves, shown, spelled
 from trials.workload import Hardware, Software, Workload
 
 Fields = Mapping[str, object]
@@ -34,7 +34,7 @@ class Difference:
     def __str__(self) -> str:
         then, now = (shown(self.field, value) for value in (self.then, self.now))
         values = "" if isinstance(self.then, tuple) else f" {then} -> {now}"  # a histogram is too long
-        return f"{self.field}{values} (adds {self.distance:.3g}: {self.why})"
+        return f"{spelled(self.field)}{values} (adds {self.distance:.3g}: {self.why})"
 
 
 def fields_of(workload: Workload) -> Fields:

@@ -41,6 +41,12 @@ class Verdict(StrEnum):
 
 
 _MEBI = 1 << 20
+_OF_JOB = {"memory_limit_bytes": "hardware.memory_limit"}
+
+
+def spelled(field: str) -> str:
+    """Return the name of a field for people: the job's, where that is another one."""
+    return _OF_JOB.get(field, field)
 
 
 def shown(field: str, value: object) -> str:
@@ -67,7 +73,7 @@ class Change:
         if self.field == _ELSEWHERE:
             return f"measured elsewhere and imported ({self.then})"
         then, now = (shown(self.field, value) for value in (self.then, self.now))
-        return f"{self.field} was {then}, now {now}"
+        return f"{spelled(self.field)} was {then}, now {now}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,14 +292,17 @@ def test_a_job_without_a_plan_of_its_own_names_the_nearest_that_may_run(job: Job
             concluded(store, best_of(study.id, workload=other, plan=winner))
     code, reported = refusal("launch", job.path, "--dry-run")
     assert code == 3
-    assert f"or train with the nearest by `--plan {plan.id}`, which was not measured here: memory_limit" in reported
+    assert (
+        f"or train with the nearest by `--plan {plan.id}`, which was not measured here: hardware.memory_limit"
+        in reported
+    )
     settings = training_settings(prepared.request(packed_plan(), Training(output=job.output)), prepared.index)
     open_output(job.output, settings, packed_plan())
     code, reported = refusal("launch", job.path)
     assert code == 3
     assert (
         f"or continue the training in {job.output} from its last checkpoint with the nearest by `autotune launch "
-        f"JOB --resume-with {plan.id}`, which was not measured here: memory_limit" in reported
+        f"JOB --resume-with {plan.id}`, which was not measured here: hardware.memory_limit" in reported
     )
 
 
@@ -343,7 +346,7 @@ def test_where_too_few_devices_are_left_for_the_plan_of_a_training_others_are_of
     assert code == 2
     assert (
         f"with the winner, or continue the training in {job.output} from its last checkpoint with the nearest by "
-        f"`autotune launch JOB --resume-with {near.id}`, which was not measured here: memory_limit" in reported
+        f"`autotune launch JOB --resume-with {near.id}`, which was not measured here: hardware.memory_limit" in reported
     )
     assert f"--plan {old.id}" not in reported
 

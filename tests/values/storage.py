@@ -162,6 +162,14 @@ OUTCOMES: dict[str, Outcome] = {
 }
 
 
+def peaking_at(peak_bytes: int) -> Completed:
+    """A measurement whose fullest rank needed this much memory."""
+    measured = completed()
+    first, *rest = measured.measurement.stages
+    stages = (replace(first, peak_bytes=peak_bytes), *(replace(each, peak_bytes=1 << 20) for each in rest))
+    return replace(measured, measurement=replace(measured.measurement, stages=stages))
+
+
 def result_of(trial_id: str, outcome: Outcome | None = None) -> TrialResult:
     outcome = outcome or completed()
     measured = isinstance(outcome, Completed)

@@ -79,7 +79,7 @@ def test_a_change_of_one_field_has_its_verdict_and_is_named(field: str, verdict:
     assert answer.verdict is verdict
     (change,) = answer.changes
     assert (change.field, change.now, change.verdict) == (field, other, verdict)
-    assert str(change).startswith(field)
+    assert str(change).startswith({"memory_limit_bytes": "hardware.memory_limit"}.get(field, field))
 
 
 def test_the_same_workload_is_valid_without_changes() -> None:
@@ -106,6 +106,6 @@ def test_sizes_are_written_as_a_job_file_has_them() -> None:
     first, second, third = (replace(WORKLOAD, memory_limit_bytes=size) for size in sizes)
     changes = [*validity(first, second).changes, *validity(second, third).changes]
     assert list(map(str, changes)) == [
-        "memory_limit_bytes was 160MiB, now 170MiB",
-        "memory_limit_bytes was 170MiB, now 32012.8 MiB",
+        "hardware.memory_limit was 160MiB, now 170MiB",
+        "hardware.memory_limit was 170MiB, now 32012.8 MiB",
     ]

@@ -1,19 +1,33 @@
 """Which plan a training gets, and what is promised of it."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autotune.errors import PlanNotValid
+from autotune.errors import JobError, PlanNotValid
 from autotune.events import Event, Note
 from autotune.library.export import _best_known
-from autotune.plan_choice import choose_plan, known_winner, note_faster
+from autotune.plan_choice import check_new, choose_plan, known_winner, note_faster
 from autotune.results.known_plan import of_winner
 from storage.store import Store, open_store
-from tests.values.storage import WORKLOAD, best_of, changed, concluded, new_study, packed_plan
+from tests.values.storage import (
+    WORKLOAD,
+    best_of,
+    changed,
+    concluded,
+    new_study,
+    packed_plan,
+    peaking_at,
+    result_of,
+)
+from trials.outcome import Rejected
 from trials.plan import Plan
+from trials.tasks.training.output import open_output
+from trials.tasks.training.settings import Settings
+from trials.workload import Workload
 
 
 @pytest.mark.parametrize(
@@ -44,7 +58,100 @@ def test_the_speed_with_another_limit_of_memory_is_promised(tmp_path: Path) -> N
         best = concluded(store, best_of(new_study(store)))
         now = changed("memory_limit_bytes", 2 * WORKLOAD.memory_limit_bytes)
         assert choose_plan(store, now, best.plan.id, heard.append) == of_winner(best)
-    assert "measured under other conditions: memory_limit_bytes was " in "".join(map(str, heard))
+    assert "measured under other conditions: hardware.memory_limit was " in "".join(map(str, heard))
+
+
+PEAK = (61 << 30) + 1
+"""A little more than a whole number of MiB."""
+
+
+def measured(store: Store, workload: Workload, peak_bytes: int = PEAK) -> Plan:
+    """Store a search on a workload whose winner was measured with this peak."""
+    study, plan = new_study(store, workload), packed_plan()
+    trial = store.start_trial(study, plan, "sampled")
+    store.finish_trial(result_of(trial.id, peaking_at(peak_bytes)))
+    return concluded(store, best_of(study, plan=plan, workload=workload)).plan
+
+
+def limited(limit_bytes: int) -> Workload:
+    return changed("memory_limit_bytes", limit_bytes)
+
+
+def test_a_plan_that_was_measured_to_need_more_memory_than_the_limit_is_refused(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        plan = measured(store, WORKLOAD)
+        assert choose_plan(store, limited(PEAK), plan.id, lambda _: None).plan == plan
+        refusal = (
+            f"plan {plan.id} does not fit here: its fullest rank needed 62,464.0 MiB when it was measured, and the "
+            "limit is 61,440.0 MiB; raise hardware.memory_limit to at least 62465MiB, or run `autotune tune JOB`"
+        )
+        # A search with this limit ran no trial of it to its end.
+        for _ in range(2):
+            for wanted in (plan.id, plan):
+                with pytest.raises(PlanNotValid, match=f"^{re.escape(refusal)}$"):
+                    choose_plan(store, limited(60 << 30), wanted, lambda _: None)
+            again = store.start_trial(new_study(store, limited(60 << 30)), plan, "sampled")
+            store.finish_trial(result_of(again.id, Rejected(reason="it does not fit")))
+        within = store.start_trial(new_study(store, limited(60 << 30)), plan, "sampled")
+        store.finish_trial(result_of(within.id, peaking_at(60 << 30)))
+        assert choose_plan(store, limited(60 << 30), plan.id, lambda _: None).plan == plan
+
+
+@pytest.mark.parametrize("field", ["software.torch", "hardware.device_memory_bytes", "data.lengths_digest"])
+def test_a_plan_that_needed_more_memory_under_other_conditions_has_a_note(tmp_path: Path, field: str) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        plan = measured(store, changed(field, 7 if field.endswith("bytes") else "other"))
+        assert choose_plan(store, limited(60 << 30), plan.id, heard.append).plan == plan
+    assert (
+        "its fullest rank needed 62,464.0 MiB when it was measured, and the limit is 61,440.0 MiB, so that it may run "
+        "out of memory" in "".join(map(str, heard))
+    )
+
+
+def test_the_plan_of_an_imported_search_that_needed_more_memory_has_a_note(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with open_store(f"sqlite:///{tmp_path}/other.db") as other:
+        plan = measured(other, WORKLOAD)
+        study = other.find_plan(plan.id).study
+        (tmp_path / "bundle.jsonl").write_text("".join(other.export_studies([study.id], "other")))
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        store.import_bundle(tmp_path / "bundle.jsonl")
+        assert choose_plan(store, limited(60 << 30), plan.id, heard.append).plan == plan
+    assert "so that it may run out of memory" in "".join(map(str, heard))
+
+
+def test_the_nearest_plan_that_is_offered_fits_the_limit(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        plan = measured(store, WORKLOAD)
+        with pytest.raises(PlanNotValid, match=f"train with the nearest by `--plan {plan.id}`"):
+            choose_plan(store, limited(PEAK), None, lambda _: None)
+        with pytest.raises(PlanNotValid, match=r"`autotune run JOB` first$"):
+            choose_plan(store, limited(PEAK - 1), None, lambda _: None)
+
+
+def test_a_training_whose_plan_needed_more_memory_than_the_limit_cannot_go_on(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        plan = measured(store, WORKLOAD)
+        settings = Settings(
+            plan=plan.id,
+            data="c0ffee",
+            model="beef",
+            weights="random",
+            dtype="bfloat16",
+            seed=0,
+            evaluation_data="cafe",
+            global_batch_samples=32,
+            oversize="own-pack",
+            learning_rate=1e-5,
+            epochs=1,
+        )
+        open_output(output, settings, plan)
+        with pytest.raises(JobError, match=f"continue with `autotune launch JOB --plan {plan.id}`"):
+            check_new(store, limited(PEAK), output)
+        with pytest.raises(JobError, match=f"with plan {plan.id}, which cannot run here: its fullest rank needed 62,"):
+            check_new(store, limited(PEAK - 1), output)
 
 
 SPEED, ERROR = "estimated_samples_per_second", "estimated_samples_per_second_error"
