@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +86,14 @@ def test_omnibals_capacities_lie_on_the_ray_of_the_mean_sample(data: DataProfile
 def test_omnibals_packs_hold_four_to_five_mean_samples() -> None:
     found = [(packing.qv, packing.qt) for packing in omnibal_capacities(DATA, 4, hold_all=False)]
     assert found == [(16, 864), (17, 928), (18, 976), (19, 1024), (20, 1088)]
+
+
+def test_capacities_of_images_that_all_differ_are_near_what_packs_of_them_hold() -> None:
+    chance = np.random.default_rng(0)
+    units = np.where(chance.random(2000) < 0.8, chance.integers(4, 1280, 2000), 0)
+    data = data_of(*zip(units.tolist(), (units + chance.integers(20, 200, 2000)).tolist(), strict=True))
+    of_unit = data.text_tokens / data.vision_units
+    assert all(qt < 8 * of_unit * qv for qv, qt in pairs(data, 16))
 
 
 def test_text_without_images_has_capacities_too() -> None:
