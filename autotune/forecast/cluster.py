@@ -220,7 +220,10 @@ def _profiles_of_model(
         )
     known = dict.fromkeys(profile.hardware.device_name for profile in store.layer_profiles())
     stored = f"; profiles are stored for {', '.join(known)}" if known else ""
-    raise NoProfile(f"no profile of the layers is stored for {devices}{stored}; {_MEASURES}")
+    raise NoProfile(
+        f"no profile of the layers is stored for {devices}{stored}; {_MEASURES}, and `autotune recommend MODEL DATA "
+        "--device NAME` predicts from a data sheet"
+    )
 
 
 def _difference(profiled: ModelShape, wanted: ModelShape) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import process_time
@@ -14,7 +15,7 @@ from autotune.advice.recommendation import sheet_cluster
 from autotune.advice.sheet_costs import DEVICES_OF_NODE, SheetCosts
 from autotune.errors import ExportError, NoFeasiblePlan
 from autotune.exporting.checks import target_of
-from autotune.exporting.closest import Restricted
+from autotune.exporting.closest import HeldPlan, Restricted
 from autotune.exporting.price import price_of
 from autotune.exporting.trainers import EXPORTS
 from autotune.forecast.forecast import Forecast, ForecastData, Forecaster
@@ -29,6 +30,7 @@ from benchmarks.output.result import Check, at_most, show
 from trials import plugins
 from trials.data.index import DatasetIndex, profile
 from trials.job import Job
+from trials.plan import Packed
 
 CLUSTERS = (("h100", 8), ("l40s", 8), ("a100-40gb", 16), ("a100-80gb", 32))
 """Data sheets, and numbers of devices."""
@@ -43,6 +45,8 @@ _QWEN = {
     "Qwen2.5-VL-32B": (3456, 64, 5120, 27_648, 40, 8),
 }
 _SAMPLES, _BATCH, _READ = 5000, 256, 16
+_DRAWN, _APART = 40, 0.5
+"""Pairs of other capacities, and how far their logarithms may be from those of the solved plan."""
 _PATCHES, _MOST_PATCHES = 350, 1280
 """Merged patches of a page, at the median and at most."""
 
@@ -64,7 +68,11 @@ def price_rows(clusters: Sequence[tuple[str, int]] = CLUSTERS) -> Iterator[Mappi
 
 def price_checks(rows: Sequence[Mapping[str, Any]]) -> list[Check]:
     """A trainer's plan is one of all plans, so it may be better than the best one found by the solver's error alone."""
-    return [at_most("best plan over the plan of a trainer", [1 / row["price"] for row in rows if "price" in row], 1.01)]
+    priced = [row for row in rows if "price" in row]
+    return [
+        at_most("best plan over the plan of a trainer", [1 / row["price"] for row in priced], 1.01),
+        at_most("plan of a trainer over the best with other capacities", [row["over_others"] for row in priced], 1.01),
+    ]
 
 
 def _of_cluster(forecaster: Forecaster) -> Iterator[Mapping[str, Any]]:
@@ -94,7 +102,28 @@ def _priced(best: Forecast, restricted: Restricted) -> Mapping[str, Any]:
     except ExportError as error:
         return {"why_not": str(error)}
     price = price_of(best, held, None, restricted)
-    return {"price": price.over_wanted, "parts": price.parts, "plan": plan_text(held.plan)}
+    found = {"price": price.over_wanted, "parts": price.parts, "plan": plan_text(held.plan)}
+    return {**found, "over_others": held.seconds / min(map(attrgetter("seconds"), _others(held, restricted)))}
+
+
+def _others(held: HeldPlan, restricted: Restricted) -> Iterator[HeldPlan]:
+    """Yield the plan, and plans like it with packs of other capacities, drawn around its own."""
+    yield held
+    packing, (stage, *_) = held.plan.packing, held.plan.stages
+    data, random = restricted.forecaster.workload.data, np.random.default_rng(0)
+    if not isinstance(packing, Packed):
+        return
+    for factors in np.exp(random.uniform(-_APART, _APART, (_DRAWN, 2))).tolist():
+        qv = max(round(packing.qv * factors[0]), data.most_vision_units)
+        qt = max(round(packing.qt * factors[1]), data.longest_text_tokens)
+        other = replace(packing, qv=qv, qt=qt, qv_min=qv, qt_min=max(0, qt - packing.qt + packing.qt_min))
+        for vision, language in restricted.abilities.switches:
+            of_stage = replace(
+                stage, recompute_vision=stage.vision * vision, recompute_language=stage.language * language
+            )
+            plan = replace(held.plan, packing=other, stages=(of_stage,))
+            if restricted.forecaster.ranked([plan]) and (found := restricted.holding(plan)):
+                yield found
 
 
 def _jobs(folder: Path) -> Iterator[tuple[str, Job, DatasetIndex]]:
