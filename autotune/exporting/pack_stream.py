@@ -33,9 +33,10 @@ class PackStream:
 
 
 def stream_of(epoch: Epoch, most_tokens: int) -> PackStream:
-    """Return the packs of the samples of an epoch, with as many images as its own and at most so many tokens.
+    """Return the packs that the trainer makes of an epoch's samples, each of at most `most_tokens` tokens.
 
-    Samples above either limit would be left out or cut, so that `most_tokens` has to be enough for the longest, too.
+    A pack has at most as many images as the fullest one of the epoch. The trainer leaves out or cuts a sample above
+    either limit, so `most_tokens` must be at least the length of the longest.
     """
     # A sample of text alone has an empty image there.
     images = np.maximum(epoch.index.vision_units, 1)

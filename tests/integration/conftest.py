@@ -67,7 +67,7 @@ def costs(
             patch.setattr(profiling, "_REPEATS", 1)
             patch.setattr(profiling, "_CURVE_SPREAD", -1.0)
             found = layer_costs(prepared, profile_store, pool, tmp_path_factory.mktemp("logs"))
-        # Other tests run beside this one, of which no user of the profile shall be warned.
+        # Other tests may disturb the profile; tests that use it expect no warning of that.
         (folder / "costs.json").write_text(wire.encode(replace(found, disturbance=None)))
 
     return wire.decode(LayerCosts, (made_once("profile", measure) / "costs.json").read_text())

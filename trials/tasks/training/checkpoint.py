@@ -187,7 +187,7 @@ def add_processor(model: ModelSection, folder: Path) -> None:
     """Write the tokenizer and the settings of the processor."""
     source = local_folder(model.path, _PROCESSOR)
     tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    # As the source has them: transformers refuses templates in files of their own beside chat_template.json.
+    # transformers refuses a folder with both chat_template.json and templates in .jinja files.
     is_legacy = (source / "chat_template.json").is_file()
     tokenizer.save_pretrained(folder, save_jinja_files=not is_legacy)
     for pattern in _PROCESSOR:

@@ -1,4 +1,4 @@
-"""The tokenizer and processor that stand beside trained weights are those of the model's folder."""
+"""Trained weights are saved with the tokenizer and the processor of the model's folder."""
 
 import json
 from pathlib import Path
