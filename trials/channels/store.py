@@ -30,7 +30,8 @@ _CONNECT_SECONDS = 30.0
 class SignedStore:
     """A connection to the agent's TCPStore, with the token. Not for use by several threads: a call may wait.
 
-    All methods raise ConnectionError once the agent has ended. While the network is cut, they wait.
+    All methods raise ConnectionError once the agent has ended. While the network is cut, they wait. Writes are not
+    confirmed: other connections find them in the order in which they were made, maybe after the call has returned.
     """
 
     def __init__(self, tcp_store: TCPStore, token: str) -> None:

@@ -54,6 +54,8 @@ def test_nodes_hear_the_agent_while_it_gives_a_file_that_takes_long(tmp_path: Pa
             wait_for(lambda: beats(starter) > first + 1)
             stream.write(b"the end")
         giving.join()
+        # A write is not confirmed: another connection may find it later.
+        wait_for(lambda: starter.store.read(f"files/{slow.name}"))
         assert starter.store.take_file(slow.name, tmp_path / "node").read_bytes() == b"the end"
 
 
