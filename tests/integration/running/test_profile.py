@@ -1,7 +1,7 @@
 """Real profiling of the layers, and what is stored."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,11 @@ from trials.launchers.local import LocalLauncher
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool
+from trials.tasks.answer import LayerTiming, UpdateTiming
+from trials.tasks.profiling import layer_profile
+from trials.tasks.profiling.exchanges import Exchanges
 from trials.tasks.profiling.layer_profile import run_profile
+from trials.tasks.profiling.probes import Probe
 from trials.tasks.request import ProbeSizes, Profile, Request
 
 pytestmark = pytest.mark.ranks
@@ -239,6 +243,33 @@ def test_further_sizes_are_timed_where_repeats_agree(
     assert {timing.units for timing in report.timings if timing.layer == "vision"} == timed
     # No time is given for exchanges.
     assert (report.updates, report.communications, report.exchanges) == ((),) * 3
+
+
+def test_exchanges_are_timed_before_between_and_behind_the_layers(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, begun = iter((9.0, 0.25, 0.5)), list[str]()
+    probing = layer_profile.Profiler.timings
+
+    def time_all(*_: object, **__: object) -> Exchanges:
+        begun.append("exchanges")
+        update = UpdateTiming(zero=0, data_parallel=1, seconds_per_parameter=next(seconds))
+        return Exchanges(communications=(), exchanges=(), updates=(update,), shortened=())
+
+    def timings(profiler: layer_profile.Profiler, probes: Sequence[Probe]) -> tuple[LayerTiming, ...]:
+        begun.append("layers")
+        return probing(profiler, probes)
+
+    monkeypatch.setattr(layer_profile, "time_exchanges", time_all)
+    monkeypatch.setattr(layer_profile, "slowest", lambda _, values: [*values])  # as on a single rank
+    monkeypatch.setattr(layer_profile.Profiler, "timings", timings)
+    sizes = ProbeSizes(unit_counts=(1, 2), sample_shapes=((1, 64), (2, 64)))
+    task = Profile(
+        sizes=sizes, curve_sizes=sizes, curve_spread=10.0, zero_stages=(), exchange_seconds=60.0, repeats=1, of_node=1
+    )
+    report = run_profile(prepared_of(shallow, tmp_path).request(plan_of("4+2"), task), task, torch.device("cpu"))
+    assert begun == ["exchanges", "layers", "exchanges", "layers", "exchanges"]
+    assert [update.seconds_per_parameter for update in report.updates] == [0.5]
 
 
 @pytest.mark.parametrize("loaded", ["pixels_seconds", "labels_seconds"])

@@ -2,17 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import distributed, nn
 
-from trials.costs.coefficients import LayerKind
 from trials.engine.gathering import gathered_together
-from trials.model.stage import StageModule
 from trials.tasks.answer import ExchangeTiming
+from trials.tasks.profiling.one_of_each import OneOfEach
 from trials.tasks.profiling.overlap import time_hidden_share
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
 
@@ -20,11 +19,9 @@ from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladde
 _REPEATS = 10
 
 
-def time_gathers(
-    stage: StageModule, paths_by_kind: Mapping[LayerKind, Sequence[str]], device: torch.device, pace: Pace
-) -> Iterator[ExchangeTiming]:
-    """Time each kind of layer, whose parts have these paths; all ranks gather at once. 0 s for a single rank."""
-    for kind, paths in paths_by_kind.items():
+def time_gathers(stage: OneOfEach, device: torch.device, pace: Pace) -> Iterator[ExchangeTiming]:
+    """Time each kind of layer; all ranks gather at once. 0 s for a single rank."""
+    for kind, paths in stage.paths_by_kind.items():
         groups = [each for path in paths for each in gathered_together(stage.model, path)]
         seconds = _gather_seconds(f"gathering of {kind} weights", groups, device, pace)
         yield ExchangeTiming(

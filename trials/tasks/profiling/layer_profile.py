@@ -13,27 +13,21 @@ from torch import nn
 from trials.costs.coefficients import LayerKind, SlowCall
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
-from trials.engine.static_memory import GRADIENT_BYTES
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
-from trials.model.paths import parameters_at
 from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import zero_weights
-from trials.stage import TOWERS
-from trials.tasks.answer import CommunicationTiming, ExchangeTiming, LayerTiming, ProfileReport
+from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.differing import of_tower
-from trials.tasks.profiling.gathers import time_gathers, time_scatter
-from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
+from trials.tasks.profiling.exchanges import ExchangeRounds, time_exchanges
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
-from trials.tasks.profiling.pace import Pace, slowest
+from trials.tasks.profiling.pace import slowest
 from trials.tasks.profiling.probes import Probe, ProbeBytes, Run, probes
 from trials.tasks.profiling.quiet import QuietTimes, Times, are_quiet, spread
-from trials.tasks.profiling.sharing import time_sharing
 from trials.tasks.profiling.slow_calls import time_slow_calls
-from trials.tasks.profiling.tensor import tensor_parallel_parameters, time_tensor
-from trials.tasks.profiling.updates import ExchangeRates, time_updates
+from trials.tasks.profiling.tensor import tensor_parallel_parameters
 from trials.tasks.request import ProbeSizes, Profile, Request
 
 _QUICK_UNITS, _QUICK_TOKENS = 4, 512
@@ -42,14 +36,20 @@ _QUICK_UNITS, _QUICK_TOKENS = 4, 512
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
     """Time every kind of layer at the sizes of `task`, on this rank's device."""
-    build = partial(one_of_each, request.job.model, request.job.training, device)
-    stage = build()
-    profiler = Profiler(stage, _takes_gradient(_parameters_by_kind(stage)), device, task.repeats)
+    stage = one_of_each(request.job.model, request.job.training, device)
+    profiler = Profiler(stage, _takes_gradient(stage.parameters_by_kind), device, task.repeats)
     # Before they are compiled, since a function mode does not see the calls inside compiled layers.
     slow_calls = profiler.slow_calls(task.sizes)
     compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
+    rounds, of_all = None, None
+    if (seconds := task.exchange_seconds) is not None:
+        of_all = partial(slowest, device)
+        time_all = partial(time_exchanges, request, task, stage, device, seconds=seconds, bytes_of=profiler.sizes)
+        rounds = ExchangeRounds(time_all, seconds, of_all)
+        rounds.add()
     timings = profiler.timings(tuple(probes(stage, task.sizes, device)))
-    of_all = None if task.exchange_seconds is None else partial(slowest, device)
+    if rounds:
+        rounds.add()
     if are_quiet([timing.spread for timing in timings], task.curve_spread, of_all):
         timings += profiler.timings(tuple(probes(stage, task.curve_sizes, device)))
     layers = replace(
@@ -58,35 +58,16 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
         compile_seconds=compile_seconds,
         slow_calls=slow_calls,
     )
-    if task.exchange_seconds is None:
+    if rounds is None:
         return layers
-    paths_by_kind = _paths_by_kind(stage)
-    pace = Pace.of(task.exchange_seconds, device)
-    communications, averages = list[CommunicationTiming](), list[ExchangeTiming]()
-    for grid in layouts_of_all():
-        communications.append(time_messages(grid, device, task.repeats, pace))
-        averages += time_averages(grid, task.of_node, device, task.repeats, pace)
-    sharing = tuple(time_sharing(stage, task.sizes, device, profiler.sizes, pace))
-    tensor = tuple(time_tensor(stage, task.sizes, device, pace))
-    gathers = tuple(time_gathers(stage, paths_by_kind, device, pace))
-    scatter = time_scatter(_gradient_bytes(layers), device, task.repeats, pace)
-    rates = ExchangeRates(
-        reduction=averages[0].backward_seconds if averages else 0.0,  # the first layout has all ranks in data parallel
-        gathering=sum(timing.forward_seconds for timing in gathers) / sum(count for _, count in layers.parameters),
-    )
+    rounds.add()
+    found = rounds.medians()
     return replace(
         layers,
-        communications=tuple(communications),
-        exchanges=(
-            *averages,
-            *sharing,
-            *tensor,
-            *gathers,
-            scatter,
-            *time_host(device),
-        ),
-        updates=time_updates(request, task, partial(build, only_usual=True), rates, pace),
-        shortened=tuple(pace.shortened.items()),
+        communications=found.communications,
+        exchanges=found.exchanges,
+        updates=found.updates,
+        shortened=found.shortened,
     )
 
 
@@ -94,13 +75,13 @@ def report_of_layers(
     stage: OneOfEach, profiler_of: Callable[[OneOfEach, dict[LayerKind, bool]], "Profiler"], sizes: ProbeSizes
 ) -> ProfileReport:
     """Return timings of the layers alone. A profiler gets the stage, and whether inputs of a kind have a gradient."""
-    profiler = profiler_of(stage, _takes_gradient(_parameters_by_kind(stage)))
+    profiler = profiler_of(stage, _takes_gradient(stage.parameters_by_kind))
     probed = tuple(probes(stage, sizes, profiler.device))
     return _report(stage, profiler.timings(probed))
 
 
 def _report(stage: OneOfEach, timings: Sequence[LayerTiming]) -> ProfileReport:
-    parameters_of = _parameters_by_kind(stage)
+    parameters_of = stage.parameters_by_kind
     return ProfileReport(
         timings=tuple(timings),
         loads=(),
@@ -124,36 +105,9 @@ def quick_slow_calls(
     """
     stage = one_of_each(model, training, device, zero_weights)
     units = _QUICK_UNITS if stage.cut.vision else 0
-    profiler = Profiler(stage, _takes_gradient(_parameters_by_kind(stage)), device, repeats=1)
+    profiler = Profiler(stage, _takes_gradient(stage.parameters_by_kind), device, repeats=1)
     sizes = ProbeSizes(unit_counts=(units,), sample_shapes=((1, _QUICK_TOKENS),), image_units=units * has_images)
     return profiler.slow_calls(sizes)
-
-
-def _paths_by_kind(stage: OneOfEach) -> dict[LayerKind, tuple[str, ...]]:
-    """Return the paths of one layer of each kind; of layers of a tower that differ, of the most frequent."""
-    chain, cut = stage.chain, stage.cut
-    return {
-        "vision_embedding": chain.vision_embedding,
-        "vision": tuple(chain.vision_layers[number] for number in cut.vision[:1]),
-        "projector": chain.projector,
-        "language": tuple(chain.language_layers[number] for number in cut.language[:1]),
-        "head": chain.head,
-    }
-
-
-def _gradient_bytes(layers: ProfileReport) -> int:
-    """Return the bytes of gradients of a layer that trains, the mean of both towers."""
-    frozen = dict(layers.frozen_parameters)
-    trained = {kind: count - frozen.get(kind, 0) for kind, count in layers.parameters}
-    of_towers = [trained[tower] for tower in TOWERS if trained.get(tower)]
-    return GRADIENT_BYTES * round(statistics.mean(of_towers or [max(trained.values())]))
-
-
-def _parameters_by_kind(stage: OneOfEach) -> dict[LayerKind, list[nn.Parameter]]:
-    return {
-        kind: [parameter for path in paths for _, parameter in parameters_at(stage.model, path)]
-        for kind, paths in _paths_by_kind(stage).items()
-    }
 
 
 def _compile(stage: OneOfEach, profiler: "Profiler", task: Profile, device: torch.device) -> float:

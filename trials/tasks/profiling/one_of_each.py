@@ -5,11 +5,14 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
+from trials.costs.coefficients import LayerKind
 from trials.job import ModelSection, TrainingSection
 from trials.model.cut import Cut
 from trials.model.layer_kinds import kinds_of
+from trials.model.paths import parameters_at
 from trials.model.skeleton import Skeleton, build_skeleton, load_config
 from trials.model.stage import StageModule
 from trials.model.trained import choose_trained, draw_trained
@@ -51,6 +54,25 @@ class OneOfEach(StageModule):
             for tower, of_tower in kinds.items()
         }
         """Share of the layers of a tower that are of the kind of each layer here, by its number."""
+
+    @property
+    def paths_by_kind(self) -> dict[LayerKind, tuple[str, ...]]:
+        """The paths of one layer of each kind; of layers of a tower that differ, of the most frequent."""
+        chain, cut = self.chain, self.cut
+        return {
+            "vision_embedding": chain.vision_embedding,
+            "vision": tuple(chain.vision_layers[number] for number in cut.vision[:1]),
+            "projector": chain.projector,
+            "language": tuple(chain.language_layers[number] for number in cut.language[:1]),
+            "head": chain.head,
+        }
+
+    @property
+    def parameters_by_kind(self) -> dict[LayerKind, list[nn.Parameter]]:
+        return {
+            kind: [parameter for path in paths for _, parameter in parameters_at(self.model, path)]
+            for kind, paths in self.paths_by_kind.items()
+        }
 
 
 def one_of_each(

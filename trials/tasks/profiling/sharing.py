@@ -20,7 +20,7 @@ from trials.tasks.profiling.pace import Pace, ladder
 from trials.tasks.profiling.probes import Probe, ProbeBytes, language_probes
 from trials.tasks.request import ProbeSizes
 
-_EXCHANGES = 20
+_EXCHANGES = 7
 """As for messages between stages: exchanges are short."""
 # A choice: fewer tokens than ranks would leave some without any.
 _LEAST_TOKENS = 16
