@@ -42,6 +42,12 @@ def certificate_text(certificate: Certificate, workload: str | None = None) -> s
     return "\n".join(lines)
 
 
+def updates_text(mean_samples: float, asked: int) -> str:
+    """Return how many updates an epoch has with this mean batch, next to the one asked for; empty for as many."""
+    change = round(100 * (asked / mean_samples - 1))
+    return f", which makes {abs(change)} % {'fewer' if change < 0 else 'more'} updates" if change else ""
+
+
 def _step_text(step: StepComparison) -> str:
     lines = [f"Step {step.number + 1}, with {step.factor:.4g} times the learning rates"]
     if step.loss:

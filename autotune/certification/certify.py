@@ -17,6 +17,7 @@ from autotune.certification.certificate import (
     read_certificate,
     write_certificate,
 )
+from autotune.certification.certificate_report import updates_text
 from autotune.certification.origin import has_known_files, origin_digest
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
@@ -219,10 +220,10 @@ def _of_data(prepared: Prepared, comparison: Comparison | None) -> tuple[str, ..
     data, index = prepared.job.data, prepared.index
     found = []
     if comparison:
-        epoch = comparison.epoch
+        epoch, asked = comparison.epoch, prepared.job.training.global_batch_samples
         found.append(
             f"single steps have {epoch.fewest_samples} to {epoch.most_samples} samples, the last one "
-            f"{epoch.last_samples}, instead of {prepared.job.training.global_batch_samples}; each step counts its "
+            f"{epoch.last_samples}, instead of {asked}{updates_text(epoch.mean_samples, asked)}; each step counts its "
             f"{_EQUAL[prepared.job.training.loss_weighting]}"
         )
         if blank := sum(each.blank_samples for each in comparison.steps):

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from autotune.certification import certify
 from autotune.certification.certificate import compare, faults, stored_certificates
+from autotune.certification.certificate_report import updates_text
 from autotune.folders import certificates_folder
 from autotune.workload import Prepared
 from tests.machines.faulty_ranks import FAULTS, serve_with_faults
@@ -100,7 +101,8 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert (compared.inputs.labelled, compared.inputs.uncompared) == (compared.inputs.records, 0)
     assert compared.saved is not None
     assert compared.epoch.samples == 60
-    assert f"instead of {prepared.job.training.global_batch_samples};" in certificate.changes_learning[0]
+    asked = prepared.job.training.global_batch_samples
+    assert f"instead of {asked}{updates_text(compared.epoch.mean_samples, asked)};" in certificate.changes_learning[0]
     told = [text for text in certificate.changes_learning if "the first 2 steps of the training have only" in text]
     assert len(told) == bool(prepared.job.training.curriculum.steps)
     assert certify.known_certificate(prepared, plan, tmp_path) == certificate

@@ -17,7 +17,7 @@ from autotune.certification.certificate import (
     stored_certificates,
     write_certificate,
 )
-from autotune.certification.certificate_report import certificate_text
+from autotune.certification.certificate_report import certificate_text, updates_text
 from autotune.certification.certify import check_place, require
 from autotune.errors import NotCertified
 from trials.certification import (
@@ -273,3 +273,16 @@ def test_another_file_in_its_place_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "certificate.json").write_text('{"my": "own"}')
     with pytest.raises(OutputTaken, match=r"certificate.json is not a certificate of autotune; move it"):
         check_place(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [
+        (16.8, ", which makes 5 % fewer updates"),
+        (14.9, ", which makes 7 % more updates"),
+        (16.0, ""),
+        (16.05, ""),
+    ],
+)
+def test_a_certificate_counts_the_updates_that_another_batch_takes_away(mean: float, expected: str) -> None:
+    assert updates_text(mean, 16) == expected
