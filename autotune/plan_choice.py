@@ -40,13 +40,13 @@ def known_winner(store: Store, now: Workload, output: Path | None = None) -> Bes
     winner = store.last_winner(now.fingerprint)
     if winner is None:
         raise PlanNotValid(
-            f"no plan is known for this job here{_but_unused(store, now)}; run `autotune tune JOB` or "
+            f"no plan is known for this job here{but_unused(store, now)}; run `autotune tune JOB` or "
             f"`autotune run JOB` first{_or_nearest(store, now, output)}"
         )
     return winner
 
 
-def _but_unused(store: Store, now: Workload) -> str:
+def but_unused(store: Store, now: Workload) -> str:
     """Name a winner on exactly this workload that is not taken by itself: an archived one, else an imported one."""
     found = store.best_plans(workload_fingerprint=now.fingerprint, archived=True)
     # Where no winner is known, those that were not imported are of archived studies.

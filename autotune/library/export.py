@@ -15,7 +15,7 @@ from autotune.forecast.forecast import Forecaster
 from autotune.forecast.job_forecasts import forecaster_of, named_plan
 from autotune.job_file import JobLike, as_job
 from autotune.library.values import bytes_of, check_whole, text_of
-from autotune.plan_choice import note_faster
+from autotune.plan_choice import but_unused, note_faster
 from storage.reading import read_store
 from trials.job import Job
 from trials.plan import Plan
@@ -82,12 +82,12 @@ def exported(
         plan = named_plan(plan, database_url, listener)
     forecaster = forecaster_of(job, options, database_url, listener)
     if plan is None:
-        plan = _best_known(forecaster, wanted.trainer, database_url, listener)
+        plan = best_known(forecaster, wanted.trainer, database_url, listener)
     listener(PhaseBegan(phase=Phase.PREDICTION, text="Solving for the best plan within the trainer's limits"))
     return export_plan(forecaster, plan, wanted.trainer, wanted.folder, present=wanted.present, python=wanted.python)
 
 
-def _best_known(forecaster: Forecaster, trainer: str, database_url: str | None, listener: Listener) -> Plan:
+def best_known(forecaster: Forecaster, trainer: str, database_url: str | None, listener: Listener) -> Plan:
     """Return the winner of the last search on this workload, or else the best plan that the solver finds.
 
     The last search for this trainer comes before others.
@@ -98,6 +98,8 @@ def _best_known(forecaster: Forecaster, trainer: str, database_url: str | None, 
             listener(Note(text=f"Exporting plan {winner.plan.id}, the winner of the last search"))
             note_faster(store, winner, listener)
             return winner.plan
+        unused = but_unused(store, forecaster.workload)
     best = forecaster.best(1)[0].plan
-    listener(Note(text=f"Exporting plan {best.id}, predicted to be fastest: no search on this job is finished"))
+    text = f"Exporting plan {best.id}, predicted to be fastest: no plan is known for this job here{unused}"
+    listener(Note(text=text))
     return best

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ import autotune
 from autotune import best_plan, export, launch, load_job, pack, predict, recommend, tune, what_if
 from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
+from autotune.library.export import best_known
 from autotune.workload import look_at, workload_of
 from storage.errors import BadUrl, DatabaseUnavailable, UnknownPlan
 from storage.records import BestPlan
@@ -30,10 +32,11 @@ from tests.values.storage import best_of, concluded
 from tests.values.training import plan_of
 from trials.arrays import Ints
 from trials.errors import AutotuneError, ModelError
+from trials.plan import Plan
 
 HEAVY = {"torch", "transformers", "deepspeed", "numpy", "optuna", "scipy", "sqlalchemy", "pydantic", "click"}
 DOCUMENT = Path(__file__).parents[2] / "docs" / "library.md"
-PLAN = plan_of("9+0", "3+8")
+PLAN, OTHER_PLAN = plan_of("9+0", "3+8"), plan_of("8+0", "4+8")
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -231,6 +234,21 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
         best_plan(job.spoil(hardware__memory_limit="3GiB"))
     with pytest.raises(DatabaseUnavailable, match=r"empty.db does not exist; check --db"):
         best_plan(job.path, database=f"sqlite:///{job.path.parent}/empty.db")
+
+
+def test_an_export_names_the_archived_search_whose_plan_it_leaves(winner: BestPlan) -> None:
+    told = list[str]()
+    predicted: Any = SimpleNamespace(workload=winner.workload, best=lambda _: [SimpleNamespace(plan=OTHER_PLAN)])
+
+    def exported() -> Plan:
+        told.clear()
+        return best_known(predicted, "ms-swift", None, lambda event: told.append(str(event)))
+
+    assert (exported(), "the winner of the last search" in told[0]) == (winner.plan, True)
+    with open_store() as store:
+        store.archive_studies([winner.study_id])
+    assert exported() == OTHER_PLAN
+    assert "no plan is known for this job here, except in an archived search (`autotune studies unarchive" in told[0]
 
 
 def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFile) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.library.export import _best_known
+from autotune.library.export import best_known
 from autotune.plan_choice import choose_plan
 from autotune.results.study_report import Known, plans_text
 from storage.store import open_store
@@ -38,4 +38,4 @@ def test_each_takes_the_winner_of_its_own_kind_where_there_is_one(
     assert ("  for" in listed.splitlines()[0]) == any(searched)
     assert all(sum(trainer in line for line in listed.splitlines()) == 1 for trainer in searched if trainer)
     forecaster: Any = SimpleNamespace(workload=WORKLOAD)
-    assert _best_known(forecaster, "ms-swift", url, said.append) == plans[exported]
+    assert best_known(forecaster, "ms-swift", url, said.append) == plans[exported]

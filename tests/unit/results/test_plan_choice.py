@@ -9,7 +9,7 @@ import pytest
 
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Event, Note
-from autotune.library.export import _best_known
+from autotune.library.export import best_known
 from autotune.plan_choice import check_new, choose_plan, known_winner, note_faster
 from autotune.results.known_plan import of_winner
 from storage.store import Store, open_store
@@ -173,7 +173,7 @@ def test_a_faster_winner_of_an_earlier_search_is_named(tmp_path: Path) -> None:
         last = found(store, 4, 60.0)
         assert choose_plan(store, WORKLOAD, None, heard.append).plan == last
     forecaster: Any = SimpleNamespace(workload=WORKLOAD)
-    assert _best_known(forecaster, "ms-swift", url, exported.append) == last
+    assert best_known(forecaster, "ms-swift", url, exported.append) == last
     text = (
         f"Study {study.name} of {study.started:%Y-%m-%d} measured plan {fastest.id} faster (100.0 against 60.0 "
         f"samples/s); `launch` and `export` take it with --plan {fastest.id}"
