@@ -13,15 +13,16 @@ import yaml
 
 from autotune import best_plan, launch
 from autotune.events import Event
-from autotune.workload import prepare
+from autotune.workload import Prepared, prepare
 from storage.store import open_store
 from tests.machines.own_ranks import on_ranks
 from tests.programs.processes import free_port
 from tests.programs.scripts import output_of
+from tests.tiny_models import qwen2_5_vl
 from tests.values.saved_models import saved_model
 from tests.values.storage import best_of, concluded
 from tests.values.training import job_of, plan_of
-from trials.plan import Plan
+from trials.plan import Packed, Plan
 from trials.tasks.training.progress import Progress
 
 pytestmark = pytest.mark.ranks
@@ -62,26 +63,31 @@ def losses_in(output: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"step \d+ loss (\S+)", output)]
 
 
-@pytest.fixture(scope="module")
-def world(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    saved_model(shallow, folder / "saved")
+def world_of(example: Path, folder: Path, *plans: Plan) -> tuple[World, Prepared]:
+    """Return the world of a user who trains the model of `example` from random weights that were saved."""
+    saved_model(example, folder / "saved")
     job = job_of(
-        shallow,
+        example,
         folder / "output",
         model={"path": str(folder / "saved"), "weights": "pretrained"},
-        data={"sources": [{"path": str(shallow / "data" / "train.jsonl"), "sampling": "first:32"}]},
+        data={"sources": [{"path": str(example / "data" / "train.jsonl"), "sampling": "first:32"}]},
         training={"epochs": 2, "schedule": "constant"},
     )
     file = folder / "job.yaml"
     file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
-    homes = {"XDG_DATA_HOME": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    homes = {"XDG_DATA_HOME": str(folder / "home"), "XDG_CACHE_HOME": str(folder / "cache")}
     world = World(job=file, environment={**os.environ, **homes, "OMP_NUM_THREADS": "1"})
     prepared = prepare(job, folder / "prepared")
-    for plan in (PIPELINE, DATA):
+    for plan in plans:
         with open_store(world.database(plan)) as store:
             study = store.create_study(store.add_workload(prepared.workload), {}, 0)
             concluded(store, best_of(study.id, workload=prepared.workload, plan=plan, ties=(), pareto=()))
+    return world, prepared
+
+
+@pytest.fixture(scope="module")
+def world(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+    world, prepared = world_of(shallow, tmp_path_factory.mktemp("world"), PIPELINE, DATA)
     # What the tests rely on: packs without images, and steps of different sizes.
     steps = [(number, step) for number in range(2) for step in range(prepared.epoch(PIPELINE.packing, 1, number).steps)]
     packs = [prepared.epoch(PIPELINE.packing, 1, number).step(step).packs[0] for number, step in steps]
@@ -150,6 +156,18 @@ def test_an_example_refuses_what_its_loop_does_not_follow(
 )
 def test_an_example_has_the_losses_of_launch(script: str, ranks: int, world: World, expected: list[float]) -> None:
     assert world.losses(PIPELINE, script, ranks) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_trainer_counts_targets_for_a_model_whose_class_denies_it(example: Path, tmp_path: Path) -> None:
+    qwen2_5_vl.make(tmp_path / "model")
+    (tmp_path / "data").symlink_to(example / "data")
+    plan = plan_of("4+4", packing=Packed(qv=200, qt=400, qv_min=150, qt_min=300))
+    world, prepared = world_of(tmp_path, tmp_path, plan)
+    epoch = prepared.epoch(plan.packing, 1)
+    assert len({len(epoch.step(number).packs[0]) for number in range(epoch.steps)}) > 1
+    found = world.losses(plan, "trainer.py")
+    assert found == pytest.approx(world.losses(plan, "plain_loop.py"), rel=1e-5)
+    assert len(found) > epoch.steps
 
 
 @pytest.mark.long
