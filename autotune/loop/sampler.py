@@ -1,5 +1,6 @@
 """Batch samplers that yield the packs of a plan, in the optimizer steps of `launch`."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +15,8 @@ from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.steps.arrangement import ARRANGEMENT_VERSION
 from trials.plan import Levelled, Packed, Packing, Padded, Plan, packing_document
 from trials.units import number_of
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,7 @@ class PackSampler(Sampler[list[int]]):
 
         `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
         Raise PackError for a dataset of another length, a rank that does not exist, shared packs and a curriculum.
+        Rank 0 logs a warning where steps are not as near to the global batch as `launch` keeps them.
         """
         super().__init__()
         if not isinstance(samples, SampleDataset):
@@ -83,6 +87,8 @@ class PackSampler(Sampler[list[int]]):
         self._epoch = self._built(0)
         self.epoch = 0
         """Number of the epoch, counted from 0."""
+        if rank == 0:
+            self._warn_of_other_batch()
 
     def set_epoch(self, epoch: int, first_step: int | None = None) -> None:
         """Yield the packs of this epoch from now on, from step `first_step` on.
@@ -151,6 +157,17 @@ class PackSampler(Sampler[list[int]]):
         samples = self._samples
         settings = EpochSettings.of_job(samples.job, samples.weights)
         return build_epoch(samples.index, self._packing, settings, data_parallel=self._ranks, number=number)
+
+    def _warn_of_other_batch(self) -> None:
+        """Log where steps have more or fewer samples than the job's tolerance allows; the other epochs are similar."""
+        if not self._epoch.keeps_batch:
+            _log.warning(
+                "a step of %s has %.0f samples on average, but training.global_batch_samples is %d: all ranks take the "
+                "same number of whole packs; take a plan with smaller packs, or another number of ranks",
+                number_of(self._ranks, "rank"),
+                self._epoch.batch_samples,
+                self._samples.job.training.global_batch_samples,
+            )
 
     def _step(self, epoch: Epoch, number: int) -> PackStep:
         step = epoch.step(number)

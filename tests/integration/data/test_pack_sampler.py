@@ -175,6 +175,17 @@ def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folde
         PackSampler(samples, PLAN, ranks=2).load_state_dict({})
 
 
+def test_steps_of_more_ranks_that_miss_the_global_batch_are_told_once(
+    samples: SampleDataset, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = Padded(samples=2)
+    for ranks in (2, 8):
+        for rank in range(ranks):
+            PackSampler(samples, pairs, rank=rank, ranks=ranks)
+    (warning,) = caplog.messages
+    assert warning.startswith("a step of 8 ranks has 16 samples on average, but training.global_batch_samples is 8: ")
+
+
 def test_every_step_of_an_even_sampler_has_as_many_packs(samples: SampleDataset) -> None:
     sampler = PackSampler(samples, PLAN)
     even = EvenPackSampler(sampler, 3)
