@@ -10,10 +10,12 @@ from autotune.machine.device_problems import Finding
 from trials.data import formats
 from trials.data.index import DatasetIndex
 from trials.data.indexing import LISTED, IndexReport
+from trials.data.packs import Oversize, samples_above
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
 from trials.job import Job, ModelSection
 from trials.model.inputs.chat_template import template_file
+from trials.plan import Packing
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.units import number_of
 from trials.workload import ModelShape
@@ -122,3 +124,19 @@ def warn_of_bad_data(report: IndexReport) -> None:
         )
     if unused := report.unused_lines():
         _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
+
+
+def warn_of_skipped(index: DatasetIndex, packing: Packing, oversize: Oversize, name: str) -> None:
+    """Log how many samples the plan of this name leaves out under `data.oversize: skip`.
+
+    Raise DataError for a sample above its capacities under `fail`.
+    """
+    count = samples_above(index, packing, oversize)
+    if count and oversize == "skip":
+        _log.warning(
+            "%s leaves out %d of %s, which %s above its qv and qt (data.oversize: skip)",
+            name,
+            count,
+            number_of(len(index), "sample"),
+            "is" if count == 1 else "are",
+        )

@@ -56,19 +56,6 @@ def check_samples(prepared: Prepared, plan: Plan) -> None:
     samples_above(prepared.index, plan.packing, prepared.job.data.oversize)
 
 
-def warn_of_skipped(prepared: Prepared, plan: Plan) -> None:
-    """Log how many samples the plan leaves out under `data.oversize: skip`. Raise what `check_samples` raises."""
-    count = samples_above(prepared.index, plan.packing, prepared.job.data.oversize)
-    if count and prepared.job.data.oversize == "skip":
-        _log.warning(
-            "plan %s leaves out %d of %s, which %s above its qv and qt (data.oversize: skip)",
-            plan.id,
-            count,
-            number_of(len(prepared.index), "sample"),
-            "is" if count == 1 else "are",
-        )
-
-
 def check_first_steps(prepared: Prepared, plan: Plan) -> None:
     """Check the warm-up and the curriculum of a training that begins with this plan; warn of steps unlike random ones.
 

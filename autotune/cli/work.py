@@ -14,6 +14,7 @@ from autotune.certification.certificate import Certificate
 from autotune.certification.certificate_report import certificate_text
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted
 from autotune.cli.visible import visible
+from autotune.data_problems import warn_of_skipped
 from autotune.errors import JobError
 from autotune.events import start_events
 from autotune.exporting.checks import check_trainer
@@ -23,7 +24,7 @@ from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan, certificate_to_train
 from autotune.library.tune import tuned
-from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
+from autotune.plan_check import check_first_steps, check_plan, check_steps
 from autotune.plan_choice import Keeps, check_new, trusted, unasked
 from autotune.prediction.costs_table import TypicalPack, costs_document, costs_text
 from autotune.results import study_report
@@ -221,7 +222,7 @@ def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | 
     """Print the commands of the ranks, which read the request that is written for them."""
     prepared = bench.prepared
     check_plan(prepared, plan)
-    warn_of_skipped(prepared, plan)
+    warn_of_skipped(prepared.index, plan.packing, prepared.job.data.oversize, f"plan {plan.id}")
     check_first_steps(prepared, plan)
     output = prepared.job.training.output
     check_output(prepared.job)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
+from autotune.data_problems import warn_of_skipped
 from autotune.errors import PackError
 from autotune.loop.samples import SampleDataset
 from trials import wire
@@ -52,7 +53,8 @@ class PackSampler(Sampler[list[int]]):
 
         `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
         Raise PackError for a dataset of another length, a rank that does not exist, shared packs and a curriculum.
-        Rank 0 logs a warning where steps are not as near to the global batch as `launch` keeps them.
+        Rank 0 logs a warning where steps are not as near to the global batch as `launch` keeps them, and where samples
+        are left out by `data.oversize: skip`.
         """
         super().__init__()
         if not isinstance(samples, SampleDataset):
@@ -88,6 +90,8 @@ class PackSampler(Sampler[list[int]]):
         self.epoch = 0
         """Number of the epoch, counted from 0."""
         if rank == 0:
+            name = f"plan {plan.id}" if isinstance(plan, Plan) else "the packing"
+            warn_of_skipped(samples.index, packing, samples.job.data.oversize, name)
             self._warn_of_other_batch()
 
     def set_epoch(self, epoch: int, first_step: int | None = None) -> None:

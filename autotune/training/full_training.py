@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 
 from autotune.certification.certificate import CERTIFICATE_FILE, Certificate, write_certificate
+from autotune.data_problems import warn_of_skipped
 from autotune.errors import LaunchFailed, PlanFailed
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.machine.conditions import MachineWatch, disturbance
-from autotune.plan_check import check_first_steps, check_plan, check_steps, warn_of_skipped
+from autotune.plan_check import check_first_steps, check_plan, check_steps
 from autotune.training.drift import Drift
 from autotune.training.plan_change import plan_to_replace
 from autotune.training.retuning import Retune
@@ -117,7 +118,7 @@ def launch(
     first checkpoint, unless the plan cannot be the reason.
     """
     check_plan(prepared, plan)
-    warn_of_skipped(prepared, plan)
+    warn_of_skipped(prepared.index, plan.packing, prepared.job.data.oversize, f"plan {plan.id}")
     hardware = prepared.workload.hardware
     check_output(prepared.job)
     check_loggers(prepared.job)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from autotune import PackSampler, SampleDataset
 from autotune.certification.certify import certify
 from autotune.cli import main
 from autotune.training.full_training import launch
 from tests.programs.users import JobFile, refusal
-from tests.values.training import plan_of, prepared_of
+from tests.values.training import job_of, plan_of, prepared_of
 from trials import wire
 from trials.data.index import DatasetIndex
 from trials.errors import DataError
@@ -58,3 +59,16 @@ def test_a_launch_says_how_many_samples_a_plan_leaves_out(
     job.spoil(data__oversize="fail")
     code, message = refusal("launch", job.path, "--plan", file, "--dry-run")
     assert (code, f"as in {above} samples; raise the capacities or set data.oversize" in message) == (1, True)
+
+
+def test_a_loop_of_ones_own_says_how_many_samples_a_plan_leaves_out(
+    example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = SampleDataset(job_of(example, tmp_path / "output", data={"oversize": "skip"}))
+    plan, above = narrow(samples.index)
+    left_out = f"leaves out {above} of {len(samples)} samples, which are above its qv and qt (data.oversize: skip)"
+    for ranks, given, name in ((2, plan, f"plan {plan.id}"), (1, plan.packing, "the packing")):
+        caplog.clear()
+        packs = [list(PackSampler(samples, given, rank=rank, ranks=ranks)) for rank in range(ranks)]
+        assert sum(len(pack) for of_rank in packs for pack in of_rank) == len(samples) - above
+        assert caplog.messages.count(f"{name} {left_out}") == 1
