@@ -24,7 +24,10 @@ class LoggedRun:
     done: int
     """Steps of the checkpoint from which this launch continues; later ones are run again."""
     logged: frozenset[tuple[str, int]]
-    """(metric, step) of what earlier launches have passed to `RunLog.log`."""
+    """(metric, step) of what earlier launches have passed to `RunLog.log`.
+
+    Without the steps that this launch trains again with other settings or another plan.
+    """
 
 
 class RunLog(Protocol):

@@ -33,7 +33,7 @@ from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
-from trials.tasks.training.output import has_checkpoint_after, note_launch, open_output
+from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, note_launch, open_output, read_record
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
@@ -129,16 +129,14 @@ def launch(
     with held(output):
         instead_of = plan_to_replace(prepared, plan) if changes_plan else None
         check_steps(prepared, instead_of or plan)  # those of the plan with which it was trained until now
-        # Before `open_output` drops the steps after the last checkpoint, which the loggers already have. Those of
-        # another plan have other batches.
-        lines = list(read_lines(output / PROGRESS_FILE))
-        earlier = [] if instead_of else lines
+        # Before `open_output` drops the steps after the last checkpoint, which the loggers already have.
+        before, lines = read_record(output / RECORD_FILE), list(read_lines(output / PROGRESS_FILE))
         opened = open_output(output, training_settings(request, prepared.index), plan, instead_of=instead_of)
         if certificate is not None:
             write_certificate(output / CERTIFICATE_FILE, certificate)
         elif instead_of is not None:
             (output / CERTIFICATE_FILE).unlink(missing_ok=True)  # that of the plan before
-        run = logged_run(prepared.job, plan, opened, earlier)
+        run = logged_run(prepared.job, plan, opened, before, lines)
         with TrainingLog(prepared.job.training.loggers, run) as log:
             evaluates = prepared.held_out is not None
             work = store.add_workload(prepared.workload)

@@ -12,7 +12,7 @@ from autotune.loggers import LOGGERS, LoggedRun, Logger, RunLog
 from trials import plugins, wire
 from trials.job import Job
 from trials.plan import Plan
-from trials.tasks.training.output import OpenedOutput
+from trials.tasks.training.output import OpenedOutput, TrainingRecord
 from trials.tasks.training.progress import Evaluated, Line
 
 _log = logging.getLogger(__name__)
@@ -34,15 +34,18 @@ def check_loggers(job: Job) -> None:
             )
 
 
-def logged_run(job: Job, plan: Plan, opened: OpenedOutput, earlier: Iterable[Line]) -> LoggedRun:
-    """Describe a training for its loggers; `earlier` are the lines of progress before it was opened."""
+def logged_run(
+    job: Job, plan: Plan, opened: OpenedOutput, before: TrainingRecord | None, earlier: Iterable[Line]
+) -> LoggedRun:
+    """Describe a training for its loggers; `before` and `earlier` are its record and its lines before it was opened."""
     settings = job.model_dump(mode="json", exclude={"database"})  # its URL may hold a password
     config = {"plan": {"id": plan.id, **wire.to_document(plan)}, "job": settings}
-    changes = opened.record.changes
-    # The steps after a change of the plan have other batches than those that were logged before.
-    is_other = bool(changes) and changes[-1].steps == opened.steps
-    logged = frozenset((name, line.step) for line in earlier if not is_other for name in metrics(line))
-    return LoggedRun(id=opened.record.id, output=job.training.output, config=config, done=opened.steps, logged=logged)
+    now = opened.record
+    # Else the steps that are trained again have other losses than those that were logged before.
+    repeats = before is not None and (before.settings, before.changes) == (now.settings, now.changes)
+    known = (line for line in earlier if repeats or line.step <= opened.steps)
+    logged = frozenset((name, line.step) for line in known for name in metrics(line))
+    return LoggedRun(id=now.id, output=job.training.output, config=config, done=opened.steps, logged=logged)
 
 
 def metrics(line: Line) -> Mapping[str, float]:
