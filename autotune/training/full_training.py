@@ -62,7 +62,10 @@ class Launched:
     tokens_per_sample: float | None = None
     """Text tokens of a sample of the same steps; None when there were none."""
     promised_samples_per_second: float | None = None
-    """Speed that the search promised, for samples of as many tokens; None where it promised none."""
+    """Speed that the search promised, for samples of as many tokens.
+
+    None where it promised none, and where steps of a curriculum are among them.
+    """
     data_wait_share: float | None
     """Share of the time of the same steps in which a rank waited for data."""
     steps: int

@@ -106,7 +106,7 @@ class WatchedTraining:
                 on_drift=drifts.hear,
                 on_window=writer.add,
                 last_step=self.options.max_steps,
-                curriculum_steps=self.bench.prepared.job.training.curriculum.steps or 0,
+                curriculum_steps=self._curriculum_steps,
             )
             try:
                 with self.stopping() as stops:
@@ -125,10 +125,9 @@ class WatchedTraining:
                 retunes[-1] = replace(retunes[-1], training_samples_per_second=launched.training_samples_per_second)
             # Asked behind the context: a signal until its end is noted, and a later one is raised.
             if launched.report.stopped is not Stop.AT_CHECKPOINT or stops():
-                tokens = launched.tokens_per_sample
                 return replace(
                     launched,
-                    promised_samples_per_second=promise.tokens_per_second / tokens if promise and tokens else None,
+                    promised_samples_per_second=self._promised_speed(promise, launched),
                     steps=steps,
                     blank_samples=blank_samples,
                     speeds_since=speeds_since,
@@ -144,6 +143,17 @@ class WatchedTraining:
                 self.listener(Note(text="The training is no longer slower: it goes on without a search"))
             changes_plan = self.chosen.plan != until_then.chosen.plan
             before = until_then if changes_plan else None
+
+    @property
+    def _curriculum_steps(self) -> int:
+        return self.bench.prepared.job.training.curriculum.steps or 0
+
+    def _promised_speed(self, promise: Promise | None, launched: Launched) -> float | None:
+        """Return the promised speed for samples of as many tokens as the launch had; None with a curriculum in it."""
+        first = launched.report.steps - launched.steps + 2  # the step before it warms up
+        if not (promise and launched.tokens_per_sample) or first <= self._curriculum_steps:
+            return None
+        return promise.tokens_per_second / launched.tokens_per_sample
 
     def _before_change(self) -> _Choice | None:
         """Return the plan before the one that an earlier process chose, where that has no checkpoint; else None.

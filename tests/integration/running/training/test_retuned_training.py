@@ -157,6 +157,7 @@ def test_a_curriculum_is_not_compared_with_what_is_promised_of_the_usual_steps(s
         (2, True),
         (4, False),
     ]
+    assert launched.promised_samples_per_second is None
     assert launched.drift is not None
     assert launched.drift.step == 5
 
