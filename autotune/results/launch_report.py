@@ -60,7 +60,7 @@ def _end_text(training: ShownLaunch) -> str:
 
 def _windows_text(windows: Sequence[LaunchWindow]) -> str:
     stretches = [list(some) for _, some in groupby(windows, _kind)]
-    shown = sorted(sorted(stretches, key=_lost_seconds)[-_MOST_LINES:], key=lambda some: some[0].first_step)
+    shown = sorted(sorted(stretches, key=_lost_time)[-_MOST_LINES:], key=lambda some: some[0].first_step)
     if not shown:
         return ""
     lines = [table(("steps", "samples/s", "promised", "change", "what grew most"), list(map(_row, shown)))]
@@ -81,19 +81,17 @@ def _is_slow(window: LaunchWindow) -> bool:
     return window.parts.growth is not None or (window.change is not None and window.change < -_SLOW)
 
 
-def _seconds(window: LaunchWindow) -> float:
-    """Return how long it took, for weights, by its median step."""
-    return window.steps * window.step_seconds
-
-
-def _lost_seconds(stretch: Sequence[LaunchWindow]) -> float:
-    """Return the seconds more than promised."""
-    return -sum(_seconds(window) * (window.change or 0.0) for window in stretch)
+def _lost_time(stretch: Sequence[LaunchWindow]) -> float:
+    """Return the time more than promised, in seconds over the samples of a step: steps have about as many."""
+    return sum(
+        window.steps * (1 / window.training_samples_per_second - 1 / window.promised_samples_per_second)
+        for window in stretch
+        if window.promised_samples_per_second is not None
+    )
 
 
 def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
-    weights = list(map(_seconds, stretch))
-    speed = _mean([window.training_samples_per_second for window in stretch], weights)
+    speed = _speed([(window.steps, window.training_samples_per_second) for window in stretch])
     promised = _promised(stretch)
     worst = min(stretch, key=lambda window: window.tokens_per_second)
     return (
@@ -107,13 +105,11 @@ def _row(stretch: Sequence[LaunchWindow]) -> tuple[str, ...]:
 
 def _promised(windows: Sequence[LaunchWindow]) -> float | None:
     """Return the promised speed for samples of as many tokens as those of all windows; None where there is none."""
-    promises = [window.promised_samples_per_second for window in windows]
-    known = [promised for promised in promises if promised is not None]
-    if not known or len(known) < len(windows):
-        return None
-    samples = [_seconds(window) * window.training_samples_per_second for window in windows]
-    return sum(samples) / sum(some / promised for some, promised in zip(samples, known, strict=True))
+    promises = [(window.steps, window.promised_samples_per_second) for window in windows]
+    known = [(steps, promised) for steps, promised in promises if promised is not None]
+    return _speed(known) if known and len(known) == len(promises) else None
 
 
-def _mean(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+def _speed(parts: Sequence[tuple[int, float]]) -> float:
+    """Return the speed over parts of so many steps and such speeds; all steps have about as many samples."""
+    return sum(steps for steps, _ in parts) / sum(steps / speed for steps, speed in parts)

@@ -34,7 +34,7 @@ def record_of(*windows: LaunchWindow) -> LaunchRecord:
 def test_a_training_is_shown_with_the_stretches_in_which_it_was_as_promised_and_slower() -> None:
     shown = launch(
         *(window_of("a launch", first) for first in (2, 12)),
-        *(slow_window("a launch", first, speed) for first, speed in ((22, 6.5), (32, 5.5))),
+        *(slow_window("a launch", first, speed) for first, speed in ((22, 7.0), (32, 5.25))),
         *(window_of("a launch", first) for first in (42, 52)),
     )
     lines = [line.split(maxsplit=4) for line in launch_text(shown).splitlines()]
@@ -88,6 +88,15 @@ def test_of_many_stretches_those_that_lost_most_are_shown() -> None:
     shown = [f"{first}-{first + 9}" for first in (442, 462, 482, 502, 522, 542, 562, 582)]
     assert [line.split()[0] for line in lines[3:-1]] == shown
     assert lines[-1] == "52 stretches that lost less are left out; --json has every window"
+
+
+def test_a_stall_loses_more_than_its_window_usually_takes() -> None:
+    """A window with a step of 142 s, and eight times two windows whose steps all take 4 s."""
+    stall = slow_window("a launch", 2, 1.0)
+    slow = [slow_window("a launch", first + more, 4.0) for first in range(22, 262, 30) for more in (0, 10)]
+    usual = [window_of("a launch", first) for first in range(12, 272, 30)]
+    lines = launch_text(launch(*sorted((stall, *slow, *usual), key=lambda window: window.first_step))).splitlines()
+    assert lines[3].split()[:4] == ["2-11", "1.0", "8.0", "-88%"]
 
 
 def test_a_training_of_another_database_and_workload_is_shown_as_one() -> None:
