@@ -92,6 +92,8 @@ class Drift:
     """Slow steps until then."""
     training_samples_per_second: float
     """Speed over these steps."""
+    tokens_per_sample: float
+    """Text tokens of a sample of these steps."""
     promised_samples_per_second: float
     """Promised speed for samples of as many tokens."""
     growth: Growth | None
@@ -224,6 +226,7 @@ class SpeedWatch:
             step=step.step,
             steps=slow.steps,
             training_samples_per_second=slow.training_samples_per_second,
+            tokens_per_sample=slow.tokens_per_sample,
             promised_samples_per_second=usual.tokens_per_second / slow.tokens_per_sample,
             growth=growth_of(self._layout, usual, slow),
         )

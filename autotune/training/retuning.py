@@ -50,6 +50,8 @@ class Retune:
     """Why the launch of the winner failed, after which the training went on with the plan before; else None."""
     training_samples_per_second: float | None = None
     """Speed of the training's steps since the search, without the first one; None where there were none."""
+    tokens_per_sample: float | None = None
+    """Text tokens of a sample of the same steps; None where there were none."""
 
     @property
     def text(self) -> str:
@@ -63,10 +65,12 @@ class Retune:
         elif self.winner != self.before:
             expected = "" if self.gain is None else f", expected {self.gain - 1:+.0%}"
             what = f"plan {self.winner} instead of {self.before}{expected}"
-        if self.training_samples_per_second is None:
+        if self.training_samples_per_second is None or not self.tokens_per_sample:
             return f"{took}: {what}"
-        now, before = self.training_samples_per_second, self.drift.training_samples_per_second
-        speeds = f"{speed_text(now)} samples/s since then, {speed_text(before)} before"
+        # By tokens, since the samples of an epoch's rest after a curriculum are longer than those of the next epoch.
+        before = self.drift.training_samples_per_second * self.drift.tokens_per_sample / self.tokens_per_sample
+        now = self.training_samples_per_second
+        speeds = f"{speed_text(now)} samples/s since then, {speed_text(before)} before for samples of as many tokens"
         return f"{took}: {what}; {speeds} ({now / before - 1:+.0%})"
 
 

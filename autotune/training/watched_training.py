@@ -122,7 +122,11 @@ class WatchedTraining:
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
             drift = drifts.last or drift
             if retunes:
-                retunes[-1] = replace(retunes[-1], training_samples_per_second=launched.training_samples_per_second)
+                retunes[-1] = replace(
+                    retunes[-1],
+                    training_samples_per_second=launched.training_samples_per_second,
+                    tokens_per_sample=launched.tokens_per_sample,
+                )
             # Asked behind the context: a signal until its end is noted, and a later one is raised.
             if launched.report.stopped is not Stop.AT_CHECKPOINT or stops():
                 return replace(

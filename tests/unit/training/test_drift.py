@@ -70,7 +70,7 @@ def numbered(*seconds: float) -> list[Progress]:
 def test_a_training_that_is_slower_by_more_than_a_tenth_for_fifty_steps_is_reported_once() -> None:
     (drift,) = watched(numbered(9.0, *20 * [2.0], *120 * [2.5]))
     assert (drift.step, drift.steps) == (71, 50)
-    assert drift.training_samples_per_second == pytest.approx(6.4)
+    assert (drift.training_samples_per_second, drift.tokens_per_sample) == pytest.approx((6.4, 100.0))
     assert drift.promised_samples_per_second == pytest.approx(8.0)
 
 

@@ -14,7 +14,14 @@ from tests.values.training import job_of
 from trials.job import Job
 from trials.tasks.training.progress import Progress
 
-DRIFT = Drift(step=100, steps=50, training_samples_per_second=8.0, promised_samples_per_second=16.0, growth=None)
+DRIFT = Drift(
+    step=100,
+    steps=50,
+    training_samples_per_second=8.0,
+    tokens_per_sample=500.0,
+    promised_samples_per_second=16.0,
+    growth=None,
+)
 RETUNE = Retune(drift=DRIFT, steps=120, search_seconds=90.0, before="old", winner="new", gain=1.25)
 
 
@@ -76,17 +83,26 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
     ("changes", "text"),
     [
         (
-            {"training_samples_per_second": 9.6},
-            "plan new instead of old, expected +25%; 9.6 samples/s since then, 8.0 before (+20%)",
+            {"training_samples_per_second": 9.6, "tokens_per_sample": 500.0},
+            "plan new instead of old, expected +25%; "
+            "9.6 samples/s since then, 8.0 before for samples of as many tokens (+20%)",
+        ),
+        (
+            {"winner": "old", "gain": 1.0, "training_samples_per_second": 12.8, "tokens_per_sample": 312.5},
+            "plan old is still the fastest; 12.8 samples/s since then, 12.8 before for samples of as many tokens (+0%)",
         ),
         ({}, "plan new instead of old, expected +25%"),
         ({"gain": None}, "plan new instead of old"),
         ({"winner": "old", "gain": 1.0}, "plan old is still the fastest"),
         ({"winner": None, "gain": None}, "the search failed, and plan old was kept"),
         (
-            {"failure": "rank 1 failed: a reason", "training_samples_per_second": 8.8},
+            {
+                "failure": "rank 1 failed: a reason",
+                "training_samples_per_second": 8.8,
+                "tokens_per_sample": 500.0,
+            },
             "the launch of plan new failed (rank 1 failed: a reason), and plan old was kept; "
-            "8.8 samples/s since then, 8.0 before (+10%)",
+            "8.8 samples/s since then, 8.0 before for samples of as many tokens (+10%)",
         ),
     ],
 )
