@@ -49,9 +49,9 @@ class Retune:
     failure: str | None = None
     """Why the launch of the winner failed, after which the training went on with the plan before; else None."""
     training_samples_per_second: float | None = None
-    """Speed of the training's steps since the search, without the first one; None where there were none."""
+    """Speed of the training's steps from the search to its next stop, without the first one; None without any."""
     tokens_per_sample: float | None = None
-    """Text tokens of a sample of the same steps; None where there were none."""
+    """Text tokens of a sample of the same steps; None without any."""
 
     @property
     def text(self) -> str:
@@ -70,7 +70,7 @@ class Retune:
         # By tokens, since the samples of an epoch's rest after a curriculum are longer than those of the next epoch.
         before = self.drift.training_samples_per_second * self.drift.tokens_per_sample / self.tokens_per_sample
         now = self.training_samples_per_second
-        speeds = f"{speed_text(now)} samples/s since then, {speed_text(before)} before for samples of as many tokens"
+        speeds = f"{speed_text(now)} samples/s after it, {speed_text(before)} before for samples of as many tokens"
         return f"{took}: {what}; {speeds} ({now / before - 1:+.0%})"
 
 

@@ -121,7 +121,7 @@ class WatchedTraining:
                 continue
             steps, blank_samples = steps + launched.steps, blank_samples + launched.blank_samples
             drift = drifts.last or drift
-            if retunes:
+            if retunes and retunes[-1].training_samples_per_second is None:
                 retunes[-1] = replace(
                     retunes[-1],
                     training_samples_per_second=launched.training_samples_per_second,

@@ -85,11 +85,11 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
         (
             {"training_samples_per_second": 9.6, "tokens_per_sample": 500.0},
             "plan new instead of old, expected +25%; "
-            "9.6 samples/s since then, 8.0 before for samples of as many tokens (+20%)",
+            "9.6 samples/s after it, 8.0 before for samples of as many tokens (+20%)",
         ),
         (
             {"winner": "old", "gain": 1.0, "training_samples_per_second": 12.8, "tokens_per_sample": 312.5},
-            "plan old is still the fastest; 12.8 samples/s since then, 12.8 before for samples of as many tokens (+0%)",
+            "plan old is still the fastest; 12.8 samples/s after it, 12.8 before for samples of as many tokens (+0%)",
         ),
         ({}, "plan new instead of old, expected +25%"),
         ({"gain": None}, "plan new instead of old"),
@@ -102,7 +102,7 @@ def test_a_training_with_a_checkpoint_at_its_end_alone_is_refused() -> None:
                 "tokens_per_sample": 500.0,
             },
             "the launch of plan new failed (rank 1 failed: a reason), and plan old was kept; "
-            "8.8 samples/s since then, 8.0 before for samples of as many tokens (+10%)",
+            "8.8 samples/s after it, 8.0 before for samples of as many tokens (+10%)",
         ),
     ],
 )
