@@ -34,7 +34,7 @@ from autotune.results.rival import Rival
 from autotune.search.execution.profiling import layer_costs
 from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched
-from autotune.training.launched_report import launched_document, launched_text
+from autotune.training.launched_report import launched_document, launched_text, stopped_text
 from autotune.training.plan_change import check_begun, plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.training_output import check_output
@@ -262,9 +262,6 @@ def _launch(
     )
     launched = training.run()
     if launched.report.stopped:
-        done = launched.report.steps
-        options.display.show(
-            f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"
-        )
+        options.display.show(stopped_text(launched.report, how.max_steps))
         raise Terminated(noted[-1].number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
     return training.chosen, launched

@@ -5,6 +5,7 @@ from typing import Any
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
 from trials import wire
+from trials.tasks.answer import TrainingReport
 from trials.tasks.training.progress import Evaluated, best_evaluation
 from trials.units import number_of, speed_text
 
@@ -60,6 +61,15 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     elif not launched.report.finished:
         lines.append("The model is written after the last step: a larger --steps, or none, goes on")
     return "\n".join(lines)
+
+
+def stopped_text(report: TrainingReport, last_step: int | None) -> str:
+    """Return the line about a training that was asked to stop; `last_step` is that of the launch, if it has its own."""
+    done = report.steps
+    # Nobody is asked behind the last step but in its evaluation.
+    if report.finished or done == last_step:
+        return f"Stopped in the evaluation after step {done}, the last one; the same command makes it"
+    return f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"
 
 
 def _steps_text(chosen: KnownPlan, launched: Launched) -> str:

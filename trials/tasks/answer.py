@@ -180,7 +180,7 @@ class TrainingReport:
     blank_samples: int
     """Samples of this rank, in this launch, that could not be read and were replaced by blank ones."""
     stopped: Stop | None = None
-    """How the ranks were asked to stop; None where they came to their last step."""
+    """How the ranks were asked to stop; None where they did all that was left, the last evaluation included."""
     kind: Literal["training"] = "training"
 
 

@@ -4,11 +4,12 @@ import pytest
 
 from autotune.results.known_plan import KnownPlan, Speed
 from autotune.training.full_training import Launched
-from autotune.training.launched_report import launched_document, launched_text
+from autotune.training.launched_report import launched_document, launched_text, stopped_text
 from autotune.training.retuning import Retune
 from tests.unit.training.test_retuning import RETUNE
 from tests.values.storage import packed_plan
 from trials.tasks.answer import TrainingReport
+from trials.tasks.stop import Stop
 from trials.tasks.training.progress import Evaluated
 
 
@@ -106,6 +107,19 @@ def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() 
     )
     text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
     assert text.endswith("The model is written after the last step: a larger --steps, or none, goes on")
+
+
+@pytest.mark.parametrize(
+    ("last_step", "expected"),
+    [
+        (None, "Stopped after step 8 with a checkpoint; the same command goes on with step 9"),
+        (9, "Stopped after step 8 with a checkpoint; the same command goes on with step 9"),
+        (8, "Stopped in the evaluation after step 8, the last one; the same command makes it"),
+    ],
+)
+def test_a_stop_is_told_with_what_the_same_command_does_next(last_step: int | None, expected: str) -> None:
+    report = TrainingReport(steps=8, finished=False, model=None, blank_samples=0, stopped=Stop.NOW)
+    assert stopped_text(report, last_step) == expected
 
 
 def test_the_last_and_the_best_evaluation_are_named() -> None:

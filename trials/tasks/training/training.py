@@ -105,7 +105,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         finished=done == total,
         model=task.output / MODEL_FOLDER if done == total else None,
         blank_samples=session.blank_samples,
-        stopped=stopped if done < total else None,
+        stopped=stopped,
     )
 
 

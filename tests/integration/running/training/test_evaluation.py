@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForImageTextToText
 
+from autotune.training.launched_report import stopped_text
 from autotune.workload import Prepared
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, variant_of
@@ -230,6 +231,24 @@ def held_out_file(example: Path, folder: Path) -> Path:
     path = folder / "held-out.jsonl"
     path.write_bytes(b"".join(records[-6:]))
     return path
+
+
+def test_a_stop_in_the_last_evaluation_is_told_and_the_next_launch_makes_it(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepared_of(
+        shallow, tmp_path, training={"global_batch_samples": 4, "max_steps": 1}, evaluation={"samples": 16}
+    )
+    for _ in range(2):  # the second launch has nothing but the evaluation left
+        stopped = train_alone(prepared, monkeypatch, lambda: Stop.NOW)
+        assert (stopped.finished, stopped.stopped) == (True, Stop.NOW)
+        assert stopped_text(stopped, None) == (
+            "Stopped in the evaluation after step 1, the last one; the same command makes it"
+        )
+        assert not losses(prepared, "evaluation_loss")
+    whole = train_alone(prepared, monkeypatch, lambda: None)
+    assert (whole.finished, whole.stopped) == (True, None)
+    assert list(losses(prepared, "evaluation_loss")) == [1]
 
 
 def test_a_training_that_is_asked_to_stop_during_an_evaluation_writes_a_checkpoint_first(
