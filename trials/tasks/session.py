@@ -201,11 +201,15 @@ def build_stage(request: Request, number: int, device: torch.device, tensor: Sha
     return stage
 
 
-def unused_tensors(request: Request) -> dict[str, torch.Tensor]:
-    """Return the weights that no stage holds by their names, on the CPU, as the training found them."""
+def unused_tensors(request: Request, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return the weights that no stage holds by their names, on the CPU, as the training found them.
+
+    `device` is the rank's, where random ones are drawn: with the same seed a GPU draws other numbers than a CPU.
+    """
     skeleton, fill = _skeleton(request)
-    fill(skeleton.chain.unused, torch.device("cpu"))
-    return {name: tensor for path in skeleton.chain.unused for name, tensor in tensors_at(skeleton.model, path).items()}
+    fill(skeleton.chain.unused, device)
+    tensors = (tensors_at(skeleton.model, path) for path in skeleton.chain.unused)
+    return {name: tensor.cpu() for each in tensors for name, tensor in each.items()}
 
 
 def _skeleton(request: Request) -> tuple[Skeleton, WeightSource]:

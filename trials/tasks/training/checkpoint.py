@@ -134,7 +134,7 @@ def save_model(session: Session, folder: Path, record: TrainingRecord, steps: in
     file, leads = f"model-{stage + 1:05d}-of-{stages:05d}.safetensors", session.coordinates.leads_stage
     tensors = kept(_weights(session), keeps=leads)
     if session.coordinates.rank == 0:
-        tensors |= unused_tensors(session.request)
+        tensors |= unused_tensors(session.request, session.device)
     with writing(session, folder, record) as partial:
         if leads:
             weights = stored_form(session.engine.stage.model, tensors)

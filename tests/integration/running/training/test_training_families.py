@@ -18,10 +18,12 @@ from tests.values.training import plan_of, prepared_of, train
 from trials import plugins
 from trials.data.tokens import pack
 from trials.model.family import join_samples
+from trials.model.paths import tensors_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.weights import draw_weights
 from trials.plan import Plan
 from trials.run.pool import WarmPool
+from trials.tasks import session
 from trials.tasks.request import Training
 from trials.tasks.session import build_stage
 from trials.tasks.training.progress import PROGRESS_FILE
@@ -131,6 +133,26 @@ def test_unused_layers_of_random_weights_and_a_parameter_outside_modules_are_dra
     assert any(drawn[name].std() > 0 for name in unused_names(source))
     assert not torch.allclose(saved[NEWLINE], drawn[NEWLINE])
     assert torch.allclose(saved[NEWLINE], drawn[NEWLINE], atol=5e-3 * report.steps * 1.1)
+
+
+def test_unused_layers_are_drawn_on_the_device_of_the_rank(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny("llava", tmp_path / "model")
+    request = job_of(shallow, source, tmp_path).request(PLANS["llava"], Training(output=tmp_path))
+    on_gpu = torch.device("cuda", 0)
+
+    def draw(model: Any, paths: Any, seed: int, device: torch.device) -> None:
+        draw_weights(model, paths, seed, torch.device("cpu"))
+        for each in (tensor for path in paths for tensor in tensors_at(model, path).values()):
+            each.data += device.type == "cuda"
+
+    monkeypatch.setattr(session, "draw_weights", draw)
+    skeleton = build_skeleton(load_config(str(source)), torch.float32)
+    draw(skeleton.model, skeleton.chain.unused, request.job.training.seed, on_gpu)
+    drawn, found = skeleton.model.state_dict(), session.unused_tensors(request, on_gpu)
+    assert found.keys() == unused_names(source)
+    assert all(torch.equal(each, drawn[name]) for name, each in found.items())
 
 
 @pytest.mark.parametrize(
