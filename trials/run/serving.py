@@ -49,8 +49,6 @@ def serve(channel: Channel) -> bool:
         # Cycles would hold memory of this request that the next one would count as its own.
         gc.collect()
         return_freed_memory()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         _write(channel, rank, report)
         return True
     return False

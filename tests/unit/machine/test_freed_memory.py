@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from trials.channels.folder import FolderChannel
+from trials.machine.freed_memory import return_freed_memory
 from trials.run import serving
 
 _PROGRAM = """
@@ -53,6 +55,17 @@ def test_memory_that_is_kept_is_not_cleared_again_and_is_returned_when_asked() -
 def test_without_keeping_it_the_system_clears_it_again() -> None:
     faults, _ = faults_and_returned(keeps=False)
     assert faults > _PAGES / 2
+
+
+def test_what_torch_keeps_of_a_device_and_in_page_locked_memory_is_returned_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    returned: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("device"))
+    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: returned.append("host"), raising=False)
+    return_freed_memory()
+    assert returned == ["device", "host"]
 
 
 def test_a_rank_keeps_it_from_the_first_request_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

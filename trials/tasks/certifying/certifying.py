@@ -20,6 +20,7 @@ from trials.data.records.sample import IGNORED, Encoded
 from trials.engine.state import WEIGHT
 from trials.errors import DataError
 from trials.job import LoraSection, LossWeighting
+from trials.machine.freed_memory import return_freed_memory
 from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.plan import Padded
 from trials.stage import Stage
@@ -103,8 +104,7 @@ def _certified(request: Request, task: Certification, rank: int, device: torch.d
     unclipped = first_unclipped(request, rank, device) if request.job.training.clip_norm is not None else None
     # The reference needs the memory of the engine.
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    return_freed_memory()
     first = run.steps[0]
     this = _Certifying(request=request, task=task, run=run, unclipped=unclipped, rank=rank, device=device)
     reference = task.reference
