@@ -28,6 +28,8 @@ Timing = TypeVar("Timing", CommunicationTiming, ExchangeTiming, UpdateTiming)
 # A choice: a disturbance lasts for one of three, and whoever waits for a search sees each further one.
 _ROUNDS = 3
 """An odd number, so that a median is that of one round."""
+_ALL_ROUNDS = 1 / 3
+"""Most time for all rounds, as a share of the time for exchanges: a longer round outlasts a disturbance by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class ExchangeRounds:
     """
 
     def __init__(self, time_all: Callable[[], Exchanges], seconds: float, slowest: Slowest) -> None:
-        """`time_all` takes a round. Only one is taken where all of them would take longer than `seconds`."""
+        """`time_all` takes a round, in at most these seconds. Where that takes long, it is the only one."""
         self._time_all, self._seconds, self._slowest = time_all, seconds, slowest
         self._rounds: list[Exchanges] = []
         self._has_time = True
@@ -60,7 +62,7 @@ class ExchangeRounds:
         self._rounds.append(self._time_all())
         if len(self._rounds) == 1:
             (seconds,) = self._slowest([time.perf_counter() - began])
-            self._has_time = _ROUNDS * seconds <= self._seconds
+            self._has_time = _ROUNDS * seconds <= _ALL_ROUNDS * self._seconds
 
     def medians(self) -> Exchanges:
         """Return the median of each measurement in the rounds; over slow links, the first round."""
