@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 
 from autotune.data_problems import warn_of_skipped
 from autotune.errors import PackError
+from autotune.loop.same_data import check_same_data
 from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
@@ -52,7 +53,8 @@ class PackSampler(Sampler[list[int]]):
         """Take the packing of `plan` alone; `ranks` data ranks share the packs of each step.
 
         `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
-        Raise PackError for a dataset of another length, a rank that does not exist, shared packs and a curriculum.
+        Raise PackError for a dataset of another length, a rank that does not exist, shared packs, a curriculum and, as
+        `set_epoch` does too, where another rank of torch.distributed has read other data.
         Rank 0 logs a warning where steps are not as near to the global batch as `launch` keeps them, and where samples
         are left out by `data.oversize: skip`.
         """
@@ -86,6 +88,8 @@ class PackSampler(Sampler[list[int]]):
         self._rank, self._ranks = rank, ranks
         self._first_step = 0
         self._is_loaded = False
+        # Ranks that share no steps may have data of their own.
+        self._is_compared = ranks == 1 or check_same_data(samples)
         self._epoch = self._built(0)
         self.epoch = 0
         """Number of the epoch, counted from 0."""
@@ -102,6 +106,7 @@ class PackSampler(Sampler[list[int]]):
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PackError(f"epoch must be a whole number of at least 0, not {epoch!r}")
+        self._is_compared = self._is_compared or check_same_data(self._samples)
         # A state counts for one call: loops call this after they have loaded one, which would begin the epoch anew.
         loaded, self._is_loaded = self._is_loaded and epoch == self.epoch, False
         built = self._epoch if epoch == self.epoch else self._built(epoch)
