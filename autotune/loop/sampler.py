@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import Sampler
 
@@ -34,7 +34,19 @@ class PackStep:
     """The loss of a step is the sum over its targets, divided by this number."""
 
 
-class PackSampler(Sampler[list[int]]):
+class _OneRank(Sampler[list[int]]):
+    """Packs of one rank, which must not be distributed once more."""
+
+    @property
+    def batch_size(self) -> NoReturn:
+        """Raise PackError: libraries ask for it before they give each rank a part of the batches, or cut these."""
+        raise PackError(
+            "packs have no batch size, and a sampler has those of one rank alone: do not let accelerate prepare its "
+            "loader, nor another library distribute it over the ranks"
+        )
+
+
+class PackSampler(_OneRank):
     """The packs of one data rank, as lists of sample numbers: a `batch_sampler` of PyTorch's `DataLoader`.
 
     Equal arguments give equal packs, on every rank and after every restart. With the data degree of the plan, the steps
@@ -87,7 +99,8 @@ class PackSampler(Sampler[list[int]]):
         self._packing = packing
         self._rank, self._ranks = rank, ranks
         self._first_step = 0
-        self._is_loaded = False
+        # A look at a batch before the loop does not use up a state, nor does a loop that sets its epoch twice.
+        self._is_loaded = self._is_begun = False
         # Ranks that share no steps may have data of their own.
         self._is_compared = ranks == 1 or check_same_data(samples)
         self._epoch = self._built(0)
@@ -101,20 +114,30 @@ class PackSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int, first_step: int | None = None) -> None:
         """Yield the packs of this epoch from now on, from step `first_step` on.
 
-        By default these are all, but the first call after `load_state_dict` goes on from the state if it is of this
-        epoch. Raise PackError for an epoch or a step that does not exist.
+        By default these are all. Until packs of an epoch are yielded, a further call for it keeps the first step, such
+        as that of a loaded state.
+
+        Raise PackError for an epoch or a step that does not exist, and without `first_step` for an earlier epoch than
+        the one that was set, if no pack of that one was yielded.
         """
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise PackError(f"epoch must be a whole number of at least 0, not {epoch!r}")
         self._is_compared = self._is_compared or check_same_data(self._samples)
-        # A state counts for one call: loops call this after they have loaded one, which would begin the epoch anew.
-        loaded, self._is_loaded = self._is_loaded and epoch == self.epoch, False
         built = self._epoch if epoch == self.epoch else self._built(epoch)
         if first_step is None:
-            first_step = self._first_step if loaded else 0
+            is_waiting = self._is_loaded or not self._is_begun
+            if is_waiting and epoch < self.epoch:
+                # The loop would count the targets of other packs.
+                raise PackError(
+                    f"epoch {epoch} is set after epoch {self.epoch}, of which no pack was yielded; if the loop goes "
+                    f"back, give the first step too, set_epoch({epoch}, 0), and do not let accelerate prepare the "
+                    "loader, which then sets epochs itself"
+                )
+            first_step = self._first_step if is_waiting and epoch == self.epoch else 0
         if not 0 <= first_step <= built.steps:
             raise PackError(f"epoch {epoch} has {number_of(built.steps, 'step')}, so none begins after {first_step}")
         self._epoch, self.epoch, self._first_step = built, epoch, first_step
+        self._is_loaded = self._is_begun = False
 
     @property
     def steps(self) -> tuple[PackStep, ...]:
@@ -126,6 +149,7 @@ class PackSampler(Sampler[list[int]]):
         return sum(len(self._epoch.rows(number)) for number in range(self._first_step, self._epoch.steps))
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._is_begun = True
         for number in range(self._first_step, self._epoch.steps):
             yield from self._packs(self._epoch, number)
 
@@ -189,7 +213,7 @@ class PackSampler(Sampler[list[int]]):
             yield self._samples.index.record[rows].tolist()
 
 
-class EvenPackSampler(Sampler[list[int]]):
+class EvenPackSampler(_OneRank):
     """The packs of several epochs in one pass, with the same number of packs in every step: empty ones are added.
 
     For programs that accumulate a fixed number of batches and expect epochs of equal length, such as the `Trainer` of

@@ -1,11 +1,13 @@
 """Batch samplers of packs: the steps of a launch, for a loop of one's own."""
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import DataLoader
 
 from autotune import EvenPackSampler, PackSampler, SampleDataset
@@ -184,6 +186,52 @@ def test_steps_of_more_ranks_that_miss_the_global_batch_are_told_once(
             PackSampler(samples, pairs, rank=rank, ranks=ranks)
     (warning,) = caplog.messages
     assert warning.startswith("a step of 8 ranks has 16 samples on average, but training.global_batch_samples is 8: ")
+
+
+def test_a_state_waits_for_the_loop(samples: SampleDataset) -> None:
+    whole, other = (PackSampler(samples, PLAN, ranks=2) for _ in range(2))
+    whole.set_epoch(1)
+    other.load_state_dict(whole.state_dict(1))
+    next(iter(other))
+    for _ in range(2):
+        other.set_epoch(1)
+        assert other.steps == whole.steps[2:]
+    list(other)
+    other.set_epoch(1)
+    assert other.steps == whole.steps
+    other.load_state_dict(whole.state_dict(1))
+    with pytest.raises(PackError, match=r"epoch 0 is set after epoch 1, .* if the loop goes back, give the first step"):
+        other.set_epoch(0)
+    other.set_epoch(0, 0)
+    assert other.epoch == other.steps[0].number == 0
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_loader_that_sets_another_epoch_than_the_loop_is_refused(resumes: bool, samples: SampleDataset) -> None:
+    sampler, numbers = PackSampler(samples, PLAN, ranks=2), list(range(50))
+    if resumes:
+        sampler.set_epoch(1)
+        sampler.load_state_dict(sampler.state_dict(0))
+    loader = prepare_data_loader(DataLoader(numbers, batch_sampler=sampler, collate_fn=list), put_on_device=False)  # type: ignore[arg-type]
+
+    def train() -> None:
+        for epoch in range(sampler.epoch, 2):
+            sampler.set_epoch(epoch)
+            batches = iter(loader)
+            for pack in list(copy.copy(sampler)):
+                assert next(batches) == pack
+
+    with pytest.raises(PackError, match=r"epoch 0 is set after epoch 1, .* do not let accelerate prepare the loader"):
+        train()
+
+
+def test_the_packs_of_a_rank_are_not_distributed_again(samples: SampleDataset) -> None:
+    sampler = PackSampler(samples, PLAN, ranks=2)
+    for packs in (sampler, EvenPackSampler(sampler, 2)):
+        loader = DataLoader(list(range(50)), batch_sampler=packs, collate_fn=list)  # type: ignore[arg-type,var-annotated]
+        with pytest.raises(PackError, match="packs have no batch size, and a sampler has those of one rank alone"):
+            prepare_data_loader(loader, num_processes=2, process_index=0, put_on_device=False)
+        assert list(skip_first_batches(loader, 3)) == list(packs)[3:]  # as a Trainer that resumes
 
 
 def test_every_step_of_an_even_sampler_has_as_many_packs(samples: SampleDataset) -> None:
