@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sized
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NoReturn
@@ -149,9 +150,11 @@ class PackSampler(_OneRank):
         return sum(len(self._epoch.rows(number)) for number in range(self._first_step, self._epoch.steps))
 
     def __iter__(self) -> Iterator[list[int]]:
+        # Of now: another iteration may set another epoch before this one ends.
+        epoch, first = self._epoch, self._first_step
         self._is_begun = True
-        for number in range(self._first_step, self._epoch.steps):
-            yield from self._packs(self._epoch, number)
+        for number in range(first, epoch.steps):
+            yield from self._packs(epoch, number)
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return the state after step `step` of this epoch, as values that JSON can hold.
@@ -231,7 +234,7 @@ class EvenPackSampler(_OneRank):
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise PackError(f"epochs must be a whole number of at least 1, not {epochs!r}")
         self._sampler, self._epochs = sampler, epochs
-        self.steps = tuple(step for _ in self._each_epoch() for step in sampler.steps)
+        self.steps = tuple(step for each in self._each_epoch() for step in each.steps)
         self.micro_batches = max(step.packs for step in self.steps)
 
     def __len__(self) -> int:
@@ -239,14 +242,16 @@ class EvenPackSampler(_OneRank):
         return len(self.steps) * self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        for _ in self._each_epoch():
-            packs = iter(self._sampler)
-            for step in self._sampler.steps:
+        for each in self._each_epoch():
+            packs = iter(each)
+            for step in each.steps:
                 yield from islice(packs, step.packs)
                 yield from ([] for _ in range(self.micro_batches - step.packs))
 
-    def _each_epoch(self) -> Iterator[int]:
+    def _each_epoch(self) -> Iterator[PackSampler]:
+        # A copy, which no other iteration sets to its epoch.
+        sampler = copy(self._sampler)
         for epoch in range(self._epochs):
             # From step 0: without it, the first epoch would go on from a loaded state.
-            self._sampler.set_epoch(epoch, 0)
-            yield epoch
+            sampler.set_epoch(epoch, 0)
+            yield sampler

@@ -250,6 +250,17 @@ def test_every_step_of_an_even_sampler_has_as_many_packs(samples: SampleDataset)
         assert not any(packs[first + step.packs : first + even.micro_batches])
 
 
+def test_an_iteration_is_not_moved_by_another_one(samples: SampleDataset) -> None:
+    sampler = PackSampler(samples, PLAN)
+    even = EvenPackSampler(sampler, 3)
+    for packs in (even, sampler):
+        expected, batches = list(packs), iter(packs)
+        half = [next(batches) for _ in range(len(expected) // 2)]
+        next(iter(even))
+        sampler.set_epoch(1)
+        assert [*half, *batches] == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
