@@ -229,7 +229,10 @@ class EvenPackSampler(_OneRank):
     """All steps, without the packs that were added."""
 
     def __init__(self, sampler: PackSampler, epochs: int) -> None:
-        """Pack each of the `epochs` once, to count its steps."""
+        """Pack each of the `epochs` once, to count its steps.
+
+        Raise PackError, as an iteration does, for a sampler that goes on from a state.
+        """
         super().__init__()
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise PackError(f"epochs must be a whole number of at least 1, not {epochs!r}")
@@ -251,7 +254,12 @@ class EvenPackSampler(_OneRank):
     def _each_epoch(self) -> Iterator[PackSampler]:
         # A copy, which no other iteration sets to its epoch.
         sampler = copy(self._sampler)
+        if sampler._first_step:
+            raise PackError(
+                f"the sampler goes on behind {number_of(sampler._first_step, 'step')} of epoch {sampler.epoch}, but an "
+                "EvenPackSampler begins with epoch 0; make it of a new sampler, and skip `micro_batches` packs for "
+                "each step that is done"
+            )
         for epoch in range(self._epochs):
-            # From step 0: without it, the first epoch would go on from a loaded state.
             sampler.set_epoch(epoch, 0)
             yield sampler

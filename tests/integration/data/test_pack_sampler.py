@@ -250,6 +250,17 @@ def test_every_step_of_an_even_sampler_has_as_many_packs(samples: SampleDataset)
         assert not any(packs[first + step.packs : first + even.micro_batches])
 
 
+def test_an_even_sampler_refuses_a_state_that_it_would_not_follow(samples: SampleDataset) -> None:
+    sampler = PackSampler(samples, PLAN)
+    even = EvenPackSampler(sampler, 3)
+    sampler.load_state_dict(sampler.state_dict(0))
+    for _ in range(2):
+        for use in (lambda: EvenPackSampler(sampler, 3), lambda: list(even)):
+            with pytest.raises(PackError, match="goes on behind 1 step of epoch 0, but an EvenPackSampler begins with"):
+                use()
+        sampler.set_epoch(0)
+
+
 def test_an_iteration_is_not_moved_by_another_one(samples: SampleDataset) -> None:
     sampler = PackSampler(samples, PLAN)
     even = EvenPackSampler(sampler, 3)
