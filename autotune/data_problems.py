@@ -13,7 +13,7 @@ from trials.data.indexing import LISTED, IndexReport
 from trials.data.packs import Oversize, samples_above
 from trials.data.records.sample import Encoder
 from trials.errors import DataError
-from trials.job import Job, ModelSection
+from trials.job import Job, ModelSection, TrainingSection
 from trials.model.inputs.chat_template import template_file
 from trials.plan import Packing
 from trials.tasks.certifying.inputs import compare_inputs
@@ -74,7 +74,7 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
         )
 
 
-def lost_media(report: IndexReport, shape: ModelShape) -> Finding | None:
+def _lost_media(report: IndexReport, shape: ModelShape) -> Finding | None:
     """Return a finding where a model with vision would be trained on text alone, because every image is lost."""
     if not (shape.vision_layers and report.first_bad_media) or report.has_media:
         return None
@@ -85,9 +85,15 @@ def lost_media(report: IndexReport, shape: ModelShape) -> Finding | None:
     )
 
 
+def check_media(report: IndexReport, shape: ModelShape) -> None:
+    """Raise DataError where a model with vision would be trained on text alone, because every image is lost."""
+    if lost := _lost_media(report, shape):
+        raise DataError(f"{lost.what}; {lost.remedy}")
+
+
 def data_findings(report: IndexReport, shape: ModelShape) -> Iterator[Finding]:
     """Yield lines that cannot be used, and keys of records that a training does not use."""
-    if lost := lost_media(report, shape):
+    if lost := _lost_media(report, shape):
         yield lost
     elif report.bad:
         yield Finding(
@@ -124,6 +130,17 @@ def warn_of_bad_data(report: IndexReport) -> None:
         )
     if unused := report.unused_lines():
         _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
+
+
+def warn_of_few_samples(samples: int, training: TrainingSection) -> None:
+    """Log that an epoch of so many samples is smaller than the global batch."""
+    if samples < training.global_batch_samples:
+        _log.warning(
+            "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "
+            "the setting or add data",
+            number_of(samples, "sample"),
+            training.global_batch_samples,
+        )
 
 
 def warn_of_skipped(index: DatasetIndex, packing: Packing, oversize: Oversize, name: str) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.data_problems import check_inputs, check_sources, lost_media, model_findings, warn_of_bad_data
+from autotune.data_problems import (
+    check_inputs,
+    check_media,
+    check_sources,
+    model_findings,
+    warn_of_bad_data,
+    warn_of_few_samples,
+)
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -33,11 +40,6 @@ from trials.units import number_of
 from trials.workload import Hardware, ModelShape, Part, Workload
 
 _log = logging.getLogger(__name__)
-_SHOWN_LINES = 5
-_COMPARED = 8
-"""Records of a data set whose ids and labels are compared with those of transformers: images are prepared for it."""
-_LENGTHS = "lengths"
-"""The format of files that hold lengths and no conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +143,7 @@ def read_data(
     logged as warnings.
     """
     prepared, report = _read(job, outline, folder, listener, cache)
-    if lost := lost_media(report, outline.shape):
-        raise DataError(f"{lost.what}; {lost.remedy}")
+    check_media(report, outline.shape)
     return prepared
 
 
@@ -165,13 +166,7 @@ def _read(
     data = profile(index)
     _check_lengths_in_steps(job.training, data.samples)
     _check_curriculum_of_data(job.training, index)
-    if data.samples < job.training.global_batch_samples:
-        _log.warning(
-            "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "
-            "the setting or add data",
-            number_of(data.samples, "sample"),
-            job.training.global_batch_samples,
-        )
+    warn_of_few_samples(data.samples, job.training)
     folder.mkdir(parents=True, exist_ok=True)
     index_file = _saved(index, folder)
     workload = Workload(

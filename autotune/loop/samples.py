@@ -8,14 +8,21 @@ from pathlib import Path
 import numpy as np
 from torch.utils.data import Dataset
 
-from autotune.data_problems import check_inputs, check_sources, model_findings, warn_of_bad_data
+from autotune.data_problems import (
+    check_inputs,
+    check_media,
+    check_sources,
+    model_findings,
+    warn_of_bad_data,
+    warn_of_few_samples,
+)
 from autotune.folders import lengths_folder
 from autotune.held_out import hold_out
 from autotune.job_file import JobLike, as_job
 from autotune.machine.device_problems import warn_of
 from autotune.model_shape import model_shape
 from trials.data.epoch import CostWeights
-from trials.data.index import DatasetIndex
+from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import build_index
 from trials.data.latest import LatestSamples
 from trials.data.loader import encode
@@ -54,12 +61,15 @@ class SampleDataset(Dataset[Encoded]):
         self.job = as_job(job)
         check_sources(self.job)
         self.encoder = load_encoder(self.job.model, self.job.data)
-        self.weights = cost_weights(model_shape(self.job.model, self.job.training))
+        shape = model_shape(self.job.model, self.job.training)
+        self.weights = cost_weights(shape)
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
+        check_media(report, shape)
         warn_of(model_findings(self.encoder, self.job.model))
         check_inputs(self.job, index, self.encoder)
         self.index, _ = hold_out(index, self.job.evaluation)
+        warn_of_few_samples(profile(self.index).samples, self.job.training)
         self.records = report.records
         self._latest = LatestSamples("go on from the last checkpoint of your loop")
         """Those of this process: each worker of a `DataLoader` counts its own."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import time
@@ -16,12 +17,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from autotune import SampleDataset
 from autotune.workload import prepare
 from tests.programs.users import JobFile, databases, document, refusal
 from tests.values.data import record, write_records
 from tests.values.training import job_of, plan_of
 from trials.data import measuring
-from trials.errors import ModelError
+from trials.errors import DataError, ModelError
 from trials.model.skeleton import build_skeleton, load_config
 from trials.tasks.request import Training
 from trials.tasks.training.settings import Settings, training_settings
@@ -80,6 +82,8 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     job = job_of(example, tmp_path / "output", data={"sources": [{"path": str(path)}]})
     assert prepare(job, tmp_path).workload.data.samples == 2
     skipped, small = caplog.messages
+    SampleDataset(job)
+    assert caplog.messages == [skipped, small] * 2
     first, *named = skipped.splitlines()
     assert first == "3 of 5 dataset lines are skipped; correct them, or `images` and `format` of their source:"
     assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
@@ -100,6 +104,8 @@ def test_a_search_on_text_alone_is_refused_where_every_image_is_lost(job: JobFil
     (finding,) = document("doctor", job.path)["findings"]
     assert finding["what"] == lost
     assert "take these records out to train on text alone" in finding["remedy"]
+    with pytest.raises(DataError, match=f"^{re.escape(lost)}; correct `images`"):
+        SampleDataset(job.path)
     Image.new("RGB", (28, 28)).save(tmp_path / "lost.png")
     (finding,) = document("doctor", job.path)["findings"]
     assert finding["what"].startswith("3 of 5 dataset lines cannot be used")
