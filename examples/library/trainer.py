@@ -70,6 +70,11 @@ arguments = TrainingArguments(
     disable_tqdm=True,
     use_cpu=not torch.cuda.is_available(),
 )
+if arguments.n_gpu > 1:
+    sys.exit(
+        f"one process sees {arguments.n_gpu} GPUs, and the Trainer would cut each pack into as many parts; start this "
+        "with torchrun, a process for each GPU, or set CUDA_VISIBLE_DEVICES to one of them"
+    )
 sampler = PackSampler(samples, best_plan(job).plan, rank=arguments.process_index, ranks=arguments.world_size)
 packs = EvenPackSampler(sampler, settings.epochs)
 arguments.gradient_accumulation_steps = packs.micro_batches

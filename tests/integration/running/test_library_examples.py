@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from transformers import TrainingArguments
 
 from autotune import best_plan, launch
 from autotune.events import Event
@@ -147,6 +149,18 @@ def test_an_example_refuses_what_its_loop_does_not_follow(
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "training.freeze, training.max_steps: this loop does not follow it; remove it, or use" in done.stderr
+
+
+@pytest.mark.long
+def test_the_trainer_is_refused_where_it_would_cut_packs_for_several_gpus(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    monkeypatch.setattr(sys, "argv", ["trainer.py", str(world.job)])
+    with pytest.raises(SystemExit, match="one process sees 2 GPUs, and the Trainer would cut each pack into as many"):
+        runpy.run_path(str(EXAMPLES / "trainer.py"), run_name="__main__")
 
 
 @pytest.mark.long
