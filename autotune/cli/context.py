@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,17 +74,13 @@ class Options:
         if self.receiver is not None:
             self.receiver(document())
             return
-        if sys.stdout is None:  # click would print nothing, without an error
-            raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
         result = document_text(document()) if self.as_json else visible(text() if is_code else fitted(text()))
-        try:
-            click.echo(result)
-        except BrokenPipeError:  # the reader has closed the pipe; click ends quietly
-            raise
-        except OSError as error:
-            raise AutotuneError(
-                f"the result cannot be written to stdout: {error.strerror}; write it elsewhere"
-            ) from error
+        _print((f"{result}\n",))
+
+    def give_lines(self, lines: Iterable[str]) -> None:
+        """Print the lines of a file, with their ends. Raise AutotuneError when stdout cannot be written."""
+        self.display.close()
+        _print(lines)
 
     def give_early(self, text: Callable[[], str]) -> None:
         """Print a part of the text result early. Errors are left to `give` at the end."""
@@ -96,6 +92,20 @@ class Options:
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else what `chosen_database` returns."""
         return chosen_database(self.database, of_job)
+
+
+def _print(lines: Iterable[str]) -> None:
+    if sys.stdout is None:  # click would print nothing, without an error
+        raise AutotuneError("the result cannot be written to stdout: it is closed; write it elsewhere")
+    for line in lines:
+        try:
+            click.echo(line, nl=False)
+        except BrokenPipeError:  # the reader has closed the pipe; click ends quietly
+            raise
+        except OSError as error:
+            raise AutotuneError(
+                f"the result cannot be written to stdout: {error.strerror}; write it elsewhere"
+            ) from error
 
 
 def document_text(document: Mapping[str, Any], indent: int | None = 2) -> str:

@@ -12,7 +12,7 @@ from storage.database.url import default_url
 from storage.store import open_store
 from tests.programs.users import JobFile
 from tests.values.parameters import parameters
-from tests.values.storage import best_of, concluded
+from tests.values.storage import best_of, concluded, searched
 from tests.values.training import plan_of, prepared_of
 from trials.launchers.local import LocalLauncher
 from trials.run.pool import Answers, WarmPool
@@ -33,8 +33,11 @@ def autotune(*arguments: str, redirect: str) -> "subprocess.CompletedProcess[str
     )
 
 
-def test_a_closed_stdout_is_reported() -> None:
-    done = autotune("plans", redirect=">&-")
+@pytest.mark.parametrize("command", [["plans"], ["db", "export", "--hardware", "a100"]])
+def test_a_closed_stdout_is_reported(command: list[str]) -> None:
+    with open_store() as store:
+        searched(store)
+    done = autotune(*command, redirect=">&-")
     assert done.stderr == "Error: the result cannot be written to stdout: it is closed; write it elsewhere\n"
     assert done.returncode == 1
 

@@ -76,9 +76,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
         if not ids:
             raise UnknownRecord(f"no finished study ran on {hardware!r}; `autotune studies --archived` lists all")
         if out is None:
-            options.display.close()
-            for line in store.export_studies(tuple(ids), _name(store)):
-                click.echo(line, nl=False)
+            options.give_lines(store.export_studies(tuple(ids), _name(store)))
             return
         with output_file.whole(out) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(store.export_studies(tuple(ids), _name(store)))
