@@ -39,19 +39,28 @@ class _Other:
     """A phase that tells no more than how much of the data was read."""
 
     began: float
+    """When it began to count the records of its speed."""
+    known: int = 0
+    """Records until then."""
     reading: Reading | None = None
+    heard: float = 0.0
+    """When the reading was heard."""
 
-    def hear(self, event: Event, _: float) -> str:
+    def hear(self, event: Event, now: float) -> str:
         if isinstance(event, Reading):
-            self.reading = event
+            # Cached records are found first and the others measured then, at another speed; so again for other sources.
+            if self.reading is not None and (self.reading.share is None) != (event.share is None):
+                self.began, self.known = self.heard, 0 if event.share is None else self.reading.records
+            self.reading, self.heard = event, now
         return ""
 
     def headline(self, now: float) -> str:
         if self.reading is None:
             return ""
-        rate = self.reading.records / max(now - self.began, 1e-3)
+        counted = self.reading.records - self.known
+        rate = f", {counted / max(now - self.began, 1e-3):,.0f}/s" if counted else ""
         share = "" if self.share is None else f", {self.share:.0%}"
-        return f"{self.reading.records:,} records, {rate:,.0f}/s{share}"
+        return f"{self.reading.records:,} records{rate}{share}"
 
     def rows(self, _: float) -> Sequence[Row]:
         return ()

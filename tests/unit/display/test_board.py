@@ -128,8 +128,23 @@ def test_reading_shows_records_speed_and_share(clock: Clock) -> None:
     clock.now += 10
     board.hear(Reading(records=1000, share=None))
     assert (board.line(), board.share) == ("  lengths, 10 s: 1,000 records, 100/s", None)
-    board.hear(Reading(records=23456, share=0.5))
-    assert (board.line(), board.share) == ("  lengths, 10 s: 23,456 records, 2,346/s, 50%", 0.5)
+    clock.now += 10
+    board.hear(Reading(records=23000, share=0.5))
+    assert (board.line(), board.share) == ("  lengths, 20 s: 23,000 records, 2,200/s, 50%", 0.5)
+
+
+def test_the_speed_of_reading_is_that_of_measuring_and_of_the_present_sources(clock: Clock) -> None:
+    board = Board("tune", clock)
+    hear(board, SEARCH[1:2])
+    board.hear(Reading(records=1_000_000, share=None))
+    board.hear(Reading(records=1_000_000, share=0.2))
+    assert board.line() == "  lengths, 0 s: 1,000,000 records, 20%"
+    clock.now += 100
+    board.hear(Reading(records=1_000_500, share=1.0))
+    assert board.line() == "  lengths, 1 min 40 s: 1,000,500 records, 5/s, 100%"
+    clock.now += 2
+    board.hear(Reading(records=10, share=None))
+    assert board.line() == "  lengths, 1 min 42 s: 10 records, 5/s"
 
 
 def test_a_training_shows_its_speed_waits_and_time_left(clock: Clock) -> None:
