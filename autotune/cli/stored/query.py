@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from autotune.cli.context import Options
 from autotune.errors import HardwareError
 from autotune.machine.agent import living, place
@@ -35,7 +37,7 @@ _SORTS: Mapping[str, Callable[[Known], Any]] = {
     "speed": lambda known: -known.best.estimated_samples_per_second,
     "gain": lambda known: (known.gain is None, -(known.gain or 0.0)),
     "found": lambda known: -known.best.created.timestamp(),
-    "distance": lambda known: known.distance or 0.0,
+    "distance": lambda known: known.distance,
 }
 
 
@@ -57,6 +59,8 @@ class PlanFilter:
 
 def list_plans(options: Options, wanted: PlanFilter) -> None:
     """List plans; without a machine or a job to compare with, the latest search comes first."""
+    if wanted.sort == "distance" and not (wanted.here or wanted.like):
+        raise click.UsageError("--sort distance needs --here, or --like JOB, from which to count it; add one of them")
     job, now = _job_to_compare(options, wanted.like) if wanted.like else (None, None)
     with read_store(options.database_url(job.database if job else None)) as store:
         found: Sequence[Known]

@@ -98,6 +98,8 @@ def test_plans_are_filtered_and_sorted(store: Store) -> None:
     assert len(document("plans", "--sort", "speed", "--top", "1")["plans"]) == 1
     assert len(document("plans", "--here", "--verdict", "invalid")["plans"]) == 2
     assert document("plans", "--model", "no-such")["plans"] == []
+    answer = CliRunner().invoke(main, ["plans", "--sort", "distance"])
+    assert (answer.exit_code, "needs --here, or --like JOB" in answer.stderr) == (2, True)
 
 
 def test_a_plan_without_a_measured_baseline_has_no_gain_and_comes_last(store: Store) -> None:
