@@ -122,6 +122,7 @@ class _Content:
 
     def __init__(self, transfers: Transfers, storage: torch.UntypedStorage) -> None:
         self._transfers, self._is_arriving = transfers, False
+        self._done: torch.cuda.Event | None = None
         # As long as this exists, no other storage gets its address.
         self._address = StorageWeakRef(storage)
         self._on_device: torch.Tensor | None = bytes_of(storage, transfers.device)
@@ -143,18 +144,16 @@ class _Content:
     def storage(self) -> torch.UntypedStorage:
         """Return the bytes on the device, for what is launched next."""
         self.fetch()
-        self._arrive()
-        assert self._on_device is not None
-        return self._on_device.untyped_storage()
-
-    def _arrive(self) -> None:
         if self._is_arriving:
             self._transfers.await_end(self._done)
             self._is_arriving = False
+        assert self._on_device is not None
+        return self._on_device.untyped_storage()
 
     def __del__(self) -> None:
-        # Autograd may need only a part of what was fetched, and the memory of the rest is used again.
-        self._arrive()
+        # The memory is used again, or unmapped, which waits for the computing stream alone. A copy may still write it,
+        # where autograd needed only a part of what was fetched, or read it: the last layer of a pack does not leave.
+        self._transfers.await_end(self._done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -51,7 +51,12 @@ class Late(Transfers):
     def __init__(self) -> None:
         super().__init__(CPU)
         self._pending: list[tuple[int, torch.Tensor, ref[torch.Tensor]]] = []
-        self.copies = self.copied_bytes = 0
+        self.copies = self.copied_bytes = self._lost = 0
+
+    @property
+    def lost(self) -> int:
+        """The copies whose source was freed before their end was awaited."""
+        return self._lost + sum(source() is None for *_, source in self._pending)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> Any:
         self.copies += 1
@@ -63,7 +68,10 @@ class Late(Transfers):
     def await_end(self, done: Any) -> None:
         while self._pending and self._pending[0][0] <= done:
             _, target, source = self._pending.pop(0)
-            if (found := source()) is not None:
+            found = source()
+            if found is None:
+                self._lost += 1
+            else:
                 target.copy_(found)
 
 
@@ -115,6 +123,7 @@ def step(
         kept = meter.live_bytes
         for loss in losses:
             loss.backward()
+    assert not transfers.lost
     gradients = {name: each.grad for name, each in stage.named_parameters() if each.requires_grad}
     losses = [loss.detach() for loss in losses]
     return Result(losses, gradients, (kept, meter.peak_bytes, meter.live_bytes), transfers.copies)
