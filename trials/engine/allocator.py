@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 # The units in which torch's allocator writes sizes (`format_size` in c10/cuda/CUDACachingAllocator.cpp).
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_TRIED = re.compile(rf"[Tt]ried to allocate (\d+(?:\.\d+)?) ({'|'.join(_UNITS)})")
+_SIZE = rf"(\d+(?:\.\d+)?) ({'|'.join(_UNITS)})"
+_TRIED, _IN_TENSORS = re.compile(rf"[Tt]ried to allocate {_SIZE}"), re.compile(rf"{_SIZE} is allocated by PyTorch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,15 @@ def usable_bytes(memory_limit_bytes: int, *, total: int, free: int, reserved: in
     return min(memory_limit_bytes, total - outside)
 
 
-def needed_bytes(peaks: AllocatorPeaks, message: str) -> int:
+def needed_bytes(message: str, limit_bytes: int) -> int:
     """Return the bytes that a rank would have needed at least, from the message of a torch.OutOfMemoryError.
 
-    The tensor that found no room comes on top of what was in tensors.
+    The tensor that found no room comes on top of what was in tensors then, which may be far below the peak. With the
+    pieces between tensors that is more than the limit, or there would have been room.
     """
-    found = _TRIED.search(message)
-    tried = round(float(found[1]) * _UNITS[found[2]]) if found else 0
-    return max(peaks.reserved, peaks.allocated + tried)
+    return max(limit_bytes, _size(_TRIED, message) + _size(_IN_TENSORS, message))
+
+
+def _size(pattern: re.Pattern[str], message: str) -> int:
+    found = pattern.search(message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else 0

@@ -12,7 +12,7 @@ import torch
 
 from trials import channels
 from trials.channels import Channel
-from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
+from trials.engine.allocator import needed_bytes, usable_bytes
 from trials.engine.group import env_rendezvous, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
@@ -111,8 +111,8 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
         if isinstance(error, MemoryExceeded):
             needed, limit = error.needed_bytes, error.memory_limit_bytes
         else:
-            peaks = AllocatorPeaks.of(torch.cuda.memory_stats())
-            needed, limit = needed_bytes(peaks, str(error)), _allocatable_bytes()
+            limit = _allocatable_bytes()
+            needed = needed_bytes(str(error), limit)
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
