@@ -8,10 +8,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 # The units in which torch's allocator writes sizes (`format_size` in c10/cuda/CUDACachingAllocator.cpp).
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _SIZE = rf"(\d+(?:\.\d+)?) ({'|'.join(_UNITS)})"
 _TRIED, _IN_TENSORS = re.compile(rf"[Tt]ried to allocate {_SIZE}"), re.compile(rf"{_SIZE} is allocated by PyTorch")
+# What CUDA, NCCL, cuBLAS and cuDNN write when the device has no room for memory of their own.
+_OF_LIBRARIES = re.compile(
+    r"(?:CUDA error:|Cuda failure [\d ]*')\s*out of memory|Failed to CUDA calloc|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +71,17 @@ def usable_bytes(memory_limit_bytes: int, *, total: int, free: int, reserved: in
     return min(memory_limit_bytes, total - outside)
 
 
-def needed_bytes(message: str, limit_bytes: int) -> int:
-    """Return the bytes that a rank would have needed at least, from the message of a torch.OutOfMemoryError.
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether the device had no room: for a tensor, or for what a library takes outside of the allocator."""
+    of_library = isinstance(error, RuntimeError) and _OF_LIBRARIES.search(str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError) or of_library
 
-    The tensor that found no room comes on top of what was in tensors then, which may be far below the peak. With the
-    pieces between tensors that is more than the limit, or there would have been room.
+
+def needed_bytes(message: str, limit_bytes: int) -> int:
+    """Return the bytes that a rank would have needed at least, from the message of its error.
+
+    A tensor that found no room comes on top of what was in tensors then, which may be far below the peak. With the
+    pieces between tensors, and what libraries take, that is more than the limit, or there would have been room.
     """
     return max(limit_bytes, _size(_TRIED, message) + _size(_IN_TENSORS, message))
 

@@ -15,8 +15,17 @@ class Transfers:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def host_bytes(self, size: int) -> torch.Tensor:
-        """Return room for this many bytes; torch's allocator takes it from what earlier copies have left."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._stream is not None)
+        """Return room for this many bytes; torch's allocator takes it from what earlier copies have left.
+
+        Raise MemoryError where the host has none.
+        """
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._stream is not None)
+        except RuntimeError as error:  # of CUDA, in the words that it has for the device's memory
+            raise MemoryError(
+                f"the host has no room for {size} bytes of page-locked memory, which layers that offload need; end "
+                "other programs that use its memory"
+            ) from error
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event | None:
         """Copy without waiting, and return the event of its end; None where it has been made."""

@@ -12,7 +12,7 @@ import torch
 
 from trials import channels
 from trials.channels import Channel
-from trials.engine.allocator import needed_bytes, usable_bytes
+from trials.engine.allocator import is_out_of_memory, needed_bytes, usable_bytes
 from trials.engine.group import env_rendezvous, process_group
 from trials.engine.memory import MemoryExceeded
 from trials.errors import SharedMemoryFull, TrialsError, Unwritable, WireError
@@ -105,7 +105,7 @@ def _run(request: Request, rank: int, device: torch.device, channel: Channel) ->
 def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory:
     with suppress(OSError):  # the disk may be full; the cause is still reported
         channel.put(error_name(rank), "".join(traceback.format_exception(error)))
-    if isinstance(error, MemoryExceeded | torch.OutOfMemoryError):
+    if isinstance(error, MemoryExceeded) or is_out_of_memory(error):
         request = channels.receive(Request, channel, REQUEST)
         assert request is not None, "the rank has begun with it"
         if isinstance(error, MemoryExceeded):

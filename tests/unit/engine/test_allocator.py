@@ -12,7 +12,8 @@ from trials import wire
 from trials.channels.folder import FolderChannel
 from trials.engine.allocator import AllocatorPeaks, needed_bytes, usable_bytes
 from trials.engine.memory import CudaMeter
-from trials.outcome import OutOfMemory
+from trials.offload.transfers import Transfers
+from trials.outcome import Crash, OutOfMemory
 from trials.plan import Layout
 from trials.run import serving
 from trials.tasks.request import REQUEST
@@ -133,6 +134,42 @@ def test_a_rank_reports_what_it_needed_and_what_it_could_have(
     cause = serving._cause(torch.OutOfMemoryError(case["message"]), 0, FolderChannel(tmp_path))
     assert isinstance(cause, OutOfMemory)
     assert (cause.limit_bytes, cause.needed_bytes) == (limit, round(66.10 * GIB) + round(5.25 * GIB))
+
+
+OF_LIBRARIES = {
+    "CUDA": torch.AcceleratorError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"),
+    "NCCL": torch.distributed.DistBackendError(
+        "NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'"
+    ),
+    "NCCL, later": torch.distributed.DistBackendError("Last error:\nFailed to CUDA calloc async 608 bytes"),
+    "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
+"""Errors of libraries that take memory of the device outside of the allocator."""
+
+
+@pytest.mark.parametrize("error", OF_LIBRARIES.values(), ids=OF_LIBRARIES)
+def test_a_library_without_room_is_out_of_memory(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Allocator(monkeypatch, recorded("held-by-others"))
+    monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(0))
+    (tmp_path / REQUEST).write_text("{}")
+    cause = serving._cause(error, 0, FolderChannel(tmp_path))
+    assert isinstance(cause, OutOfMemory)
+    assert cause.needed_bytes == cause.limit_bytes == 50 * GIB
+
+
+def test_other_errors_and_the_memory_of_the_host_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+
+    def empty(*_: object, **__: object) -> torch.Tensor:
+        raise OF_LIBRARIES["CUDA"]
+
+    monkeypatch.setattr(torch, "empty", empty)
+    with pytest.raises(MemoryError, match="no room for 4096 bytes of page-locked memory") as raised:
+        Transfers(CUDA).host_bytes(4096)
+    for error in (raised.value, torch.AcceleratorError("CUDA error: an illegal memory access was encountered")):
+        assert isinstance(serving._cause(error, 0, FolderChannel(tmp_path)), Crash)
 
 
 class _Request:
