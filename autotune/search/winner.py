@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -110,7 +111,10 @@ class Standings:
         return able or [number for number in baselines if self.entries[number].is_neutral] or baselines
 
     def contenders(self, most: int) -> tuple[Plan, ...]:
-        """Return the two plans that are most probably fastest, and others among `most` that may well be."""
+        """Return the plan that is most probably fastest, that of the fastest runs, and others of `most` that may win.
+
+        Where both are one, the next one is returned in any case.
+        """
         return tuple(self.entries[number].plan for number in self._contenders(most))
 
     def _contenders(self, most: int) -> list[int]:
@@ -119,10 +123,13 @@ class Standings:
             return []
         # By the probability to win, not by the mean: plans that are alike share their errors, and one stands for all.
         wins = np.bincount(_drawn(self.posterior, able).argmin(axis=1), minlength=len(able))
-        probable = np.argsort(-wins, kind="stable")[:most]
+        first, *others = np.argsort(-wins, kind="stable").tolist()
+        # Under load, predictions may outweigh the measurements; a repeat decides.
+        measured = int(np.argmin(self.measured.mean[able]))
+        ordered = dict.fromkeys((first, measured, *others))
         return [
             able[number]
-            for place, number in enumerate(probable)
+            for place, number in enumerate(islice(ordered, most))
             if place < _LEAST_FINALISTS or wins[number] > (1 - SURE) * _DRAWS
         ]
 

@@ -318,6 +318,15 @@ def test_a_plan_that_may_be_far_faster_is_a_finalist_before_the_likes_of_another
     assert numbers(replace(found, posterior=posterior).finalists(3)) == [0, 4]
 
 
+def test_the_plan_of_the_fastest_runs_is_a_finalist_whatever_was_predicted() -> None:
+    found = standings_with(100, 101, 102, 160, error=0.02, roles=("sampled", "sampled", "sampled", Role.PACKED))
+    measured = replace(found.measured, mean=np.log((200, 210, 220, 120)))
+    entries = *found.entries[:3], replace(found.entries[3], may_win=False)
+    assert numbers(replace(found, measured=measured).contenders(3)) == [0, 3, 1]
+    assert numbers(replace(found, measured=measured, entries=entries).contenders(3)) == [0, 1, 2]
+    assert numbers(found.contenders(3)) == [0, 1, 2]
+
+
 def test_plans_that_surely_cannot_win_are_no_finalists() -> None:
     assert numbers(standings_with(100, 101, 110, error=0.01).finalists(3)) == [0, 1]
 
