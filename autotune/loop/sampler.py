@@ -50,8 +50,9 @@ class _OneRank(Sampler[list[int]]):
 class PackSampler(_OneRank):
     """The packs of one data rank, as lists of sample numbers: a `batch_sampler` of PyTorch's `DataLoader`.
 
-    Equal arguments give equal packs, on every rank and after every restart. With the data degree of the plan, the steps
-    are those of `launch`. Call `set_epoch` before each epoch. A pack is empty where there are fewer packs than ranks.
+    Equal arguments and data give equal packs, on every rank and after every restart. With the data degree of the plan,
+    the steps are those of `launch`. Call `set_epoch` before each epoch. A pack is empty where there are fewer packs
+    than ranks.
     """
 
     def __init__(

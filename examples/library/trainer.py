@@ -24,8 +24,8 @@ class PackTrainer(Trainer):
     def __init__(self, packs: EvenPackSampler, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.packs = packs
-        # transformers denies it for Qwen2.5-VL, Qwen3-VL and GLM-4V, so that the Trainer would take the mean of each
-        # pack, and empty packs would reduce the gradient. PackCollator has checked that the model's loss follows it.
+        # transformers says of Qwen2.5-VL, Qwen3-VL and GLM-4V that their loss does not count the targets of a step. The
+        # Trainer would then take the mean of each pack, and empty packs would reduce the gradient.
         self.model_accepts_loss_kwargs = True
 
     def get_train_dataloader(self) -> DataLoader[Any]:
