@@ -4,7 +4,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from autotune.machine.conditions import Conditions
 from autotune.training import full_training
 from autotune.training.full_training import Launched, launch
 from autotune.training.training_log import metrics
+from autotune.workload import Prepared
 from storage.records import LaunchResult
 from storage.spool import Spool
-from storage.store import open_store
+from storage.store import Store, open_store
 from tests.programs.processes import wait_for
 from tests.values.training import plan_of, prepared_of
 from trials.sites.local import LocalSite
@@ -68,6 +69,23 @@ def wandb_metrics(records: list[Any]) -> Metrics:
     return found
 
 
+def launched(
+    prepared: Prepared, store: Store, folder: Path, steps: int | None, stops: Callable[[], None] = lambda: None
+) -> Launched:
+    """Train until these steps, with the files of the launch in `folder`."""
+    return launch(
+        prepared,
+        PLAN,
+        store,
+        Spool(folder / "spool"),
+        folder / "launches",
+        site=LocalSite("cpu"),
+        promised_samples_per_second=None,
+        max_steps=steps,
+        stops=stops,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
     """A training of two launches with both loggers, of which the first one's last checkpoint is lost.
@@ -95,16 +113,7 @@ def resumed(shallow: Path, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
 
     def run(steps: int | None) -> Launched:
         with open_store(url) as store:
-            return launch(
-                prepared,
-                PLAN,
-                store,
-                Spool(folder / "spool"),
-                folder / "launches",
-                site=LocalSite("cpu"),
-                promised_samples_per_second=None,
-                max_steps=steps,
-            )
+            return launched(prepared, store, folder, steps)
 
     prepared = prepared_of(
         shallow,
@@ -138,27 +147,14 @@ def test_the_end_of_a_launch_whose_agent_is_gone_is_recorded_by_the_next_one(res
 def test_a_resumed_launch_that_ends_before_its_first_step_ends_after_the_steps_of_its_checkpoint(
     shallow: Path, tmp_path: Path
 ) -> None:
-    def run(stops: Callable[[], None]) -> None:
-        launch(
-            prepared,
-            PLAN,
-            store,
-            Spool(tmp_path / "spool"),
-            tmp_path / "launches",
-            site=LocalSite("cpu"),
-            promised_samples_per_second=None,
-            max_steps=2,
-            stops=stops,
-        )
-
     def interrupted() -> None:
         raise KeyboardInterrupt
 
     prepared = prepared_of(shallow, tmp_path, training={"epochs": 2, "checkpoint_every": 1})
     with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
-        run(lambda: None)
+        launched(prepared, store, tmp_path, 2)
         with pytest.raises(KeyboardInterrupt):
-            run(interrupted)
+            launched(prepared, store, tmp_path, 2, interrupted)
         results = [each.result for each in store.launches(PLAN.id)]
     assert [(each.status, each.steps) for each in results if each] == [("paused", 2), ("interrupted", 2)]
 
@@ -190,3 +186,21 @@ def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(resumed:
     config = {item.key: json.loads(item.value_json) for run in runs for item in run.config.update}
     assert config["plan"]["id"] == PLAN.id
     assert config["job"]["training"]["clip_norm"] == 1.0
+
+
+@pytest.mark.long
+def test_a_step_that_is_trained_again_with_another_learning_rate_is_logged_again(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    prepared = prepared_of(shallow, tmp_path, training={"checkpoint_every": 1, "loggers": ["wandb"]})
+    training = prepared.job.training.model_copy(update={"learning_rate": 1e-5})
+    output = prepared.job.training.output
+    with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
+        launched(prepared, store, tmp_path, 2)
+        shutil.rmtree(output / "checkpoint-2")
+        launched(replace(prepared, job=prepared.job.model_copy(update={"training": training})), store, tmp_path, 2)
+    wait_for(lambda: sum(record.HasField("exit") for record in wandb_records(output)) == 2)
+    sent = wandb_metrics(wandb_records(output))
+    rates = [(step, value) for name, step, value in sent if name == "train/learning_rate"]
+    assert rates == [(1, 1e-3), (2, 1e-3), (2, 1e-5)]
