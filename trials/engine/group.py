@@ -106,7 +106,8 @@ register_rendezvous_handler(_MASTER_SCHEME, _meet_at_master)
 def process_group(rank: int, local_rank: int, world_size: int, rendezvous: str) -> Iterator[torch.device]:
     """Join the process group of one trial or training, and yield this rank's device. Leave the group at the end.
 
-    `rendezvous` is an `init_method` of torch.distributed, from `env_rendezvous` or a channel.
+    A process that raises stays in the group and must end: under NCCL, to leave is to wait for ranks that wait for this
+    one. `rendezvous` is an `init_method` of torch.distributed, from `env_rendezvous` or a channel.
     """
     accelerator = get_accelerator()
     if accelerator.device_name() == "cuda":
@@ -119,12 +120,10 @@ def process_group(rank: int, local_rank: int, world_size: int, rendezvous: str) 
         rank=rank,
         world_size=world_size,
     )
-    try:
-        yield torch.device(accelerator.device_name(local_rank))
-    finally:
-        comm.destroy_process_group()
-        # DeepSpeed does not drop its reference to the destroyed group itself.
-        comm.comm.cdb = None
+    yield torch.device(accelerator.device_name(local_rank))
+    comm.destroy_process_group()
+    # DeepSpeed does not drop its reference to the destroyed group itself.
+    comm.comm.cdb = None
 
 
 def wait_for_all() -> None:

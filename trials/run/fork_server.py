@@ -17,7 +17,6 @@ import queue
 import selectors
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -30,7 +29,7 @@ from trials.channels.folder import FolderChannel
 from trials.launchers.forked import ProcessState
 from trials.launchers.node_messages import AGENT, FILES, TOKEN
 from trials.machine.lifeline import end_with
-from trials.run.worker import import_serve, keep_streams
+from trials.run.worker import end_failed, import_serve, keep_streams
 
 if TYPE_CHECKING:
     from trials.channels.store import SignedStore
@@ -130,7 +129,7 @@ def _serve_requests(serve: Callable[[Channel], bool], of_the_server: frozenset[s
     gc.enable()
     for channel in map(open_channel, _lines(stdin)):
         if not serve(channel):
-            sys.exit(1)
+            end_failed()
 
 
 def _lines(stdin: TextIO) -> Iterator[str]:

@@ -34,7 +34,10 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def serve(channel: Channel) -> bool:
-    """Run the task of the request in `channel` and write a report; return False when it failed."""
+    """Run the task of the request in `channel` and write a report.
+
+    Return False when it failed. Then the process must end: it may still be in the process group.
+    """
     rank = int(os.environ["RANK"])
     keep_freed_memory()
     with suppress(_Reported), _failures_reported(rank, channel):
@@ -43,7 +46,7 @@ def serve(channel: Channel) -> bool:
         # Without a launcher's address the ranks meet over the channel, which needs no free port.
         rendezvous = env_rendezvous(channel.get(REQUEST) or "") if "MASTER_ADDR" in os.environ else channel.rendezvous
         world_size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
-        # Reported before the group is left: the other ranks fail as soon as this one leaves, and are not the cause.
+        # Reported before this process ends: the other ranks may fail as soon as it does, and are not the cause.
         with process_group(rank, local_rank, world_size, rendezvous) as device, _failures_reported(rank, channel):
             report = _run(request, rank, device, channel)
         # Cycles would hold memory of this request that the next one would count as its own.

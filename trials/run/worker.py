@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from trials import streams
 from trials.channels import Channel
@@ -29,9 +30,21 @@ def main() -> None:
         with suppress(SiteError):  # torch says so too
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(address_towards(master)))
     serve = import_serve()
+    from trials.tasks.answer import error_name  # noqa: PLC0415  # as in `import_serve`
+
     gc.enable()
-    if not serve(FolderChannel(arguments.request)):
-        sys.exit(1)
+    channel = FolderChannel(arguments.request)
+    if not serve(channel):
+        # There may be no agent that tells the user.
+        sys.stderr.write(channel.get(error_name(int(os.environ["RANK"]))) or "")
+        end_failed()
+
+
+def end_failed() -> NoReturn:
+    """End this process with exit code 1, at once: destructors of a process group would wait for the other ranks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def keep_streams() -> None:

@@ -232,3 +232,27 @@ def test_a_request_is_served_under_another_launcher(prepared: Prepared, tmp_path
     assert done.returncode == 0, done.stderr
     answers = [read_report(FolderChannel(tmp_path), rank) for rank in range(2)]
     assert all(answer is not None and isinstance(answer.report, TrialReport) for answer in answers)
+
+
+def test_a_rank_without_an_agent_that_fails_says_why_and_waits_for_no_other_rank(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    request = prepared.request(plan_of("1+1"), SHORT)
+    (tmp_path / REQUEST).write_text(wire.encode(request))
+    # Under NCCL both wait for the other ranks: to leave the group, and its destructors at the end of the interpreter.
+    program = (
+        "import atexit, time; from deepspeed import comm; from trials.run.worker import main;"
+        "comm.destroy_process_group = lambda: time.sleep(600); atexit.register(time.sleep, 600);"
+        "main()"
+    )
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--request", tmp_path],
+        env={**os.environ, **ranks},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "InvalidPlan: stages hold 1 vision" in done.stderr
