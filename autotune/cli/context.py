@@ -9,13 +9,13 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 import click
 
@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
     from trials.job import Job
 
+Handler: TypeAlias = Callable[[int, FrameType | None], Any]
+"""Of a signal."""
 _log = logging.getLogger(__name__)
 _OWN = ("autotune", "storage", "trials")
 """Packages of this project, by which its loggers are named."""
 _OBJECTS_BETWEEN_COLLECTIONS = 500_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A choice: ranks are killed after seconds, and a database that is locked is awaited for half a minute.
+_CLEAN_UP_SECONDS = 60.0
+"""In which a further signal does not interrupt what the first one began."""
 _STOP_SECONDS = 600.0
 """Limit for the current step of a training and its checkpoint: a step takes seconds to a few minutes."""
 
@@ -88,6 +93,24 @@ class Options:
         if not self.as_json and sys.stdout is not None:
             with suppress(OSError):
                 click.echo(visible(fitted(text())))
+
+    def ask(self, question: str, *, default: bool = False) -> bool:
+        """Return the answer to a question at the terminal; a signal raises Terminated, however many came before."""
+        self.display.close()
+        received: list[int] = []
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            received.append(number)
+            raise Terminated(number)
+
+        # The built-in `input` drops what a signal raises while it flushes stderr, so that the first one may be lost.
+        with _handled(stop):
+            try:
+                return click.confirm(visible(question), default=default, err=True)
+            except click.Abort:
+                if received:
+                    raise Terminated(received[-1]) from None
+                raise  # the end of the input
 
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else what `chosen_database` returns."""
@@ -181,18 +204,19 @@ def _displayed(display: Display, command: Callable[[], None]) -> None:
 
 @contextmanager
 def _polite_signals() -> Iterator[None]:
-    """Raise Terminated for the first SIGINT, SIGTERM or SIGHUP, and ignore later ones until the process ends.
+    """Raise Terminated for the first SIGINT, SIGTERM or SIGHUP, and ignore those of the next minute.
 
     A second one would interrupt the clean-up, which ends the ranks and stores their results. Signals that are ignored
     already stay ignored: SIGHUP under nohup, SIGINT in the background of a script.
     """
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     handled = [each for each, how in before.items() if how in (signal.SIG_DFL, signal.default_int_handler)]
-    received: list[int] = []
+    received: list[float] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) == 1:
+        now = monotonic()
+        if not received or now > received[-1] + _CLEAN_UP_SECONDS:
+            received.append(now)
             raise Terminated(number)
 
     for each in handled:
@@ -247,12 +271,12 @@ class NotedSignal:
         if self.number is None:
             return False
         if self._end_by == math.inf:
-            self._end_by = time.monotonic() + _STOP_SECONDS
+            self._end_by = monotonic() + _STOP_SECONDS
             show(
                 "Stopping: the ranks finish their step and write a checkpoint, for which they have "
                 f"{_STOP_SECONDS / 60:.0f} minutes; a second signal ends them at once"
             )
-        if time.monotonic() > self._end_by:
+        if monotonic() > self._end_by:
             _log.warning(
                 "the ranks have not stopped within %.0f minutes and are ended; the same command goes on from the last "
                 "checkpoint",
@@ -266,8 +290,6 @@ class NotedSignal:
 def first_signal_noted() -> Iterator[NotedSignal]:
     """Provide the first SIGINT, SIGTERM or SIGHUP, instead of raising Terminated for it. The second one raises it."""
     noted = NotedSignal()
-    before = {each: signal.getsignal(each) for each in _SIGNALS}
-    handlers = {each: how for each, how in before.items() if callable(how)}
 
     def note(number: int, frame: FrameType | None) -> None:
         if noted.number is None:
@@ -275,10 +297,19 @@ def first_signal_noted() -> Iterator[NotedSignal]:
         else:
             handlers[signal.Signals(number)](noted.number, frame)
 
-    for each in handlers:
-        signal.signal(each, note)
-    try:
+    with _handled(note) as handlers:
         yield noted
+
+
+@contextmanager
+def _handled(handle: Handler) -> Iterator[Mapping[signal.Signals, Handler]]:
+    """Let a function handle the signals that have a handler, and provide the handlers until now."""
+    before = {each: signal.getsignal(each) for each in _SIGNALS}
+    handlers = {each: how for each, how in before.items() if callable(how)}
+    for each in handlers:
+        signal.signal(each, handle)
+    try:
+        yield handlers
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)

@@ -213,7 +213,7 @@ def asking(options: Options) -> Keeps:
         options.display.close()
         click.echo(visible(f"The best plan is in doubt: {rival}"), err=True)
         question = f"Train with {rival.role} ({rival.plan_id}), in place of the best plan?"
-        return not click.confirm(visible(question), default=not kept, err=True)
+        return not options.ask(question, default=not kept)
 
     return keeps
 

@@ -124,7 +124,8 @@ def _confirm(options: Options, planned: Deletion) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{text}\nNothing was deleted, since there is no terminal to ask on; give --yes")
     click.echo(text, err=True)
-    click.confirm("Delete?", abort=True, err=True)
+    if not options.ask("Delete?"):
+        raise click.Abort
 
 
 def _delete_from_optuna(store: Store, names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,10 +23,12 @@ from storage.database.url import default_url
 from storage.records import StudyRecord
 from storage.spool import Spool
 from storage.store import Store, open_store
+from tests.programs.processes import wait_for
 from tests.programs.users import refusal
 from tests.values.storage import WORKLOAD, best_of, changed, concluded, packed_plan, result_of
 
 PLAN, OWN = packed_plan().id, packed_plan(3).id
+QUESTION = "Delete? [y/N]:"
 HOSTILE = "\x1b[31mred\u202e"
 
 
@@ -116,9 +119,32 @@ def test_on_a_terminal_a_deletion_asks_first(store: Store, older: StudyRecord, a
     done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
     os.close(ours)
     os.close(theirs)
-    assert "Delete? [y/N]" in done.stderr
+    assert QUESTION in done.stderr
     assert (done.returncode == 0) == (left == 1), done.stderr
     assert len(store.studies()) == left
+
+
+def test_ctrl_c_at_the_question_ends_with_its_code_and_deletes_nothing(store: Store, older: StudyRecord) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "autotune", "studies", "delete", older.name]
+    with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stderr is not None
+        said = ""
+        while QUESTION not in said and (more := asking.stderr.read(1)):
+            said += more
+
+        def ends() -> bool:
+            asking.send_signal(signal.SIGINT)  # perhaps more than once: one may come before the answer is awaited
+            return asking.poll() is not None
+
+        try:
+            wait_for(ends)
+        finally:
+            asking.kill()
+    os.close(ours)
+    os.close(theirs)
+    assert asking.returncode == 130
+    assert len(store.studies()) == 2
 
 
 def test_a_study_in_use_is_neither_deleted_nor_archived_and_the_user_learns_by_what(

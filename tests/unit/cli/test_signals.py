@@ -3,8 +3,10 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import click
 import pytest
 
 from autotune.cli import context
@@ -74,6 +76,46 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     with context._polite_signals(), first_signal_noted() as noted:
         send(signal.SIGHUP)
         assert noted.number is None
+
+
+OPTIONS = Options(as_json=False, database=None, verbose=0, quiet=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_question_ends_by_a_second_signal_where_the_first_is_lost(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: str) -> str:
+        with suppress(Terminated):  # as the built-in `input` does, while it flushes stderr
+            send(number)
+        send(number)
+        raise AssertionError("the second signal is lost too")
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", read)
+    with context._polite_signals(), pytest.raises(Terminated) as ended:
+        OPTIONS.ask("Train?")
+    assert ended.value.exit_code == 128 + number
+
+
+def test_the_end_of_the_input_is_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", read)
+    with context._polite_signals(), pytest.raises(click.Abort):
+        OPTIONS.ask("Train?")
+
+
+def test_a_clean_up_is_not_interrupted_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "monotonic", (times := iter((100.0, 101.0, 159.0, 161.0))).__next__)
+    with context._polite_signals():
+        with pytest.raises(Terminated):
+            send(signal.SIGINT)
+        send(signal.SIGINT)
+        send(signal.SIGTERM)
+        with pytest.raises(Terminated):
+            send(signal.SIGTERM)
+    assert not [*times]
 
 
 def test_a_rank_is_asked_by_a_file_or_a_signal(tmp_path: Path) -> None:
