@@ -162,7 +162,10 @@ class StageMemory:
             if len(packs.table)  # a level may have none
             for of_layers in [self.of_layers(packs.degree, layout)]
         ]
-        on_host: Floats = np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches) * np.max(heaviest, axis=0)
+        # The host runs ahead of the device by a pack, whose blocks are used again once the device has fetched them. It
+        # waits for the device where it receives tokens, as on every stage but the first.
+        held = np.minimum(layout.pipeline - numbers + (numbers == 0), sizes.epoch.micro_batches)
+        on_host: Floats = held * np.max(heaviest, axis=0)
         return on_host
 
     def _intervals(

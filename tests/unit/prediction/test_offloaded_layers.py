@@ -158,8 +158,11 @@ def test_packs_in_flight_keep_the_first_input_of_layers_that_offload() -> None:
     ] == pytest.approx(STATES)
     recomputed = predictor.predict(replace(plan, layout=replace(plan.layout, offload="none"))).stage_memory
     assert recomputed[0].expected == 3 * 5 * STATES - STATES + KEPT["vision"]
-    # Three packs are in flight on the first stage, and what each keeps of five layers is on the host.
-    assert [stage.host for stage in memory] == [3 * 5 * KEPT["vision"], 0, 0]
+    # Three packs are in flight on the first stage, and what each keeps of five layers is on the host; and that of a
+    # fourth, as its host runs ahead.
+    assert [stage.host for stage in memory] == [4 * 5 * KEPT["vision"], 0, 0]
+    behind = predictor.predict(offloaded("vision", "2+0r2,0", "3+1r3,0", "0+3")).stage_memory
+    assert [stage.host for stage in behind] == [4 * 2 * KEPT["vision"], 2 * 3 * KEPT["vision"], 0]
     assert [stage.host for stage in recomputed] == [0, 0, 0]
 
 
@@ -167,7 +170,7 @@ def test_each_level_offloads_its_own_layers_and_one_without_packs_nothing() -> N
     large = replace(PACKED, qv=500, qt=100_000)
     plan = offloaded("both", "5+4r5,0")
     (stage,) = plan.stages
-    for further, most in (((0, 4), 5 * KEPT["vision"]), ((0, 0), 5 * KEPT["vision"])):
+    for further, most in (((0, 4), 2 * 5 * KEPT["vision"]), ((0, 0), 2 * 5 * KEPT["vision"])):
         stages = (replace(stage, further_levels=(Recomputed(vision=further[0], language=further[1]),)),)
         levels = replace(plan, packing=Levelled(levels=(PACKED, large)), stages=stages)
         predictor = predictor_of(flat())
