@@ -54,7 +54,7 @@ def draw_adapters(model: PreTrainedModel, paths: Iterable[str], seed: int) -> No
     for path in paths:
         part = part_at(model, path)
         for name, layer in _layers(part) if isinstance(part, nn.Module) else ():
-            torch.manual_seed((seed << 32) + zlib.crc32(f"{path}.{name}".encode()))
+            torch.manual_seed(zlib.crc32(f"{path}.{name}".encode(), seed))  # as for random weights
             layer.reset_lora_parameters(NAME, init_lora_weights=True)
 
 

@@ -38,8 +38,8 @@ def draw_weights(model: PreTrainedModel, paths: Iterable[str], seed: int, device
     """
     for path in paths:
         allocate(model, path, device)
-        # Seeds have 64 bits: the job's above those of the path.
-        torch.manual_seed((seed << 32) + zlib.crc32(path.encode()))
+        # In 32 bits: of a longer seed, torch's generator of CPUs leaves the rest out.
+        torch.manual_seed(zlib.crc32(path.encode(), seed))
         _initialise(model, path)
 
 

@@ -17,9 +17,11 @@ from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, train
 from trials import plugins
 from trials.data.tokens import pack
+from trials.job import LoraSection, TrainingSection
 from trials.model.family import join_samples
 from trials.model.paths import tensors_at
 from trials.model.skeleton import build_skeleton, load_config
+from trials.model.trained import choose_trained, draw_trained
 from trials.model.weights import draw_weights
 from trials.plan import Plan
 from trials.run.pool import WarmPool
@@ -133,6 +135,25 @@ def test_unused_layers_of_random_weights_and_a_parameter_outside_modules_are_dra
     assert any(drawn[name].std() > 0 for name in unused_names(source))
     assert not torch.allclose(saved[NEWLINE], drawn[NEWLINE])
     assert torch.allclose(saved[NEWLINE], drawn[NEWLINE], atol=5e-3 * report.steps * 1.1)
+
+
+def test_another_seed_draws_other_weights_and_adapters(tmp_path: Path) -> None:
+    source = tiny("llava", tmp_path / "model")
+
+    def drawn(seed: int) -> dict[str, torch.Tensor]:
+        training = TrainingSection(lora=LoraSection(rank=2), seed=seed)
+        skeleton = build_skeleton(load_config(str(source)), torch.float32)
+        choose_trained(skeleton, training)
+        draw_weights(skeleton.model, skeleton.chain.parts, seed, torch.device("cpu"))
+        draw_trained(skeleton.model, skeleton.chain.parts, training)
+        state: dict[str, torch.Tensor] = skeleton.model.state_dict()
+        return {name: each for name, each in state.items() if not each.is_meta and each.std() > 0}
+
+    first, again, other = drawn(7), drawn(7), drawn(8)
+    assert any("lora_A" in name for name in first)
+    assert first.keys() == other.keys()
+    assert all(torch.equal(again[name], each) for name, each in first.items())
+    assert not any(torch.equal(other[name], each) for name, each in first.items())
 
 
 def test_unused_layers_are_drawn_on_the_device_of_the_rank(
