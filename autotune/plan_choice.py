@@ -99,9 +99,9 @@ def trusted(
         return of_winner(best)
     # A training that began with neither of the two keeps its own plan, so the answer would change nothing.
     if begun == best.plan.id or (begun != rival.plan_id and (begun is not None or keeps(rival))):
-        listener(Note(text=f"Training with plan {best.plan.id}, not {rival.plan_id}; {rival}"))
+        listener(Note(text=f"Taking plan {best.plan.id}, not {rival.plan_id}; {rival}"))
         return of_winner(best)
-    listener(Note(text=f"Training with plan {rival.plan_id}, not {best.plan.id}; {rival}"))
+    listener(Note(text=f"Taking plan {rival.plan_id}, not {best.plan.id}; {rival}"))
     return of_tried(store.find_plan(rival.plan_id, lambda _: best.workload))
 
 

@@ -15,7 +15,7 @@ from autotune.forecast.forecast import Forecaster
 from autotune.forecast.job_forecasts import forecaster_of, named_plan
 from autotune.job_file import JobLike, as_job
 from autotune.library.values import bytes_of, check_whole, text_of
-from autotune.plan_choice import but_unused, note_faster
+from autotune.plan_choice import but_unused, trusted
 from storage.reading import read_store
 from trials.job import Job
 from trials.plan import Plan
@@ -88,16 +88,18 @@ def exported(
 
 
 def best_known(forecaster: Forecaster, trainer: str, database_url: str | None, listener: Listener) -> Plan:
-    """Return the winner of the last search on this workload, or else the best plan that the solver finds.
+    """Return the plan of the last search on this workload, or else the best plan that the solver finds.
 
+    It is the winner, or the baseline that `launch` takes in its place, unless the trainer of the search cannot hold it.
     The last search for this trainer comes before others.
     """
     with read_store(database_url) as store:
         winner = store.last_winner(forecaster.workload.fingerprint, trainer)
         if winner is not None:
-            listener(Note(text=f"Exporting plan {winner.plan.id}, the winner of the last search"))
-            note_faster(store, winner, listener)
-            return winner.plan
+            known = trusted(store, winner, listener, keeps=lambda rival: not (rival.may_win and rival.left_out is None))
+            what = "the winner of the last search" if known.plan == winner.plan else "a baseline of the last search"
+            listener(Note(text=f"Exporting plan {known.plan.id}, {what}"))
+            return known.plan
         unused = but_unused(store, forecaster.workload)
     best = forecaster.best(1)[0].plan
     text = f"Exporting plan {best.id}, predicted to be fastest: no plan is known for this job here{unused}"

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,11 +25,11 @@ from autotune.folders import lengths_folder
 from autotune.library.export import best_known
 from autotune.workload import look_at, workload_of
 from storage.errors import BadUrl, DatabaseUnavailable, UnknownPlan
-from storage.records import BestPlan
+from storage.records import Baseline, BestPlan
 from storage.store import open_store
 from tests.programs.users import JobFile, databases
 from tests.unit.repository.test_docs import rows
-from tests.values.storage import best_of, concluded
+from tests.values.storage import best_of, concluded, result_of
 from tests.values.training import plan_of
 from trials.arrays import Ints
 from trials.errors import AutotuneError, ModelError
@@ -234,6 +235,26 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
         best_plan(job.spoil(hardware__memory_limit="3GiB"))
     with pytest.raises(DatabaseUnavailable, match=r"empty.db does not exist; check --db"):
         best_plan(job.path, database=f"sqlite:///{job.path.parent}/empty.db")
+
+
+def test_a_best_plan_in_doubt_is_logged_with_the_plan_that_measured_faster(
+    job: JobFile, winner: BestPlan, caplog: pytest.LogCaptureFixture
+) -> None:
+    faster = Baseline(
+        role="packed",
+        estimated_samples_per_second=20.0,
+        estimated_samples_per_second_error=0.1,
+        gain=0.5,
+        gain_error=0.01,
+        plan_id=OTHER_PLAN.id,
+    )
+    with open_store() as store:
+        study = store.create_study(store.add_workload(winner.workload), {"fresh": True}, 0)
+        store.finish_trial(result_of(store.start_trial(study.id, OTHER_PLAN, "packed").id))
+        concluded(store, replace(winner, study_id=study.id, baselines=(faster,)))
+    assert best_plan(job.path).plan == winner.plan
+    assert f"the best plan {winner.plan.id} is in doubt: packed ({OTHER_PLAN.id}) measured faster, 2.00" in caplog.text
+    assert f"predict(JOB, plan='{OTHER_PLAN.id}')[0].plan" in caplog.text
 
 
 def test_an_export_names_the_archived_search_whose_plan_it_leaves(winner: BestPlan) -> None:

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from autotune.events import Event
+from autotune.library.export import best_known
 from autotune.plan_choice import choose_plan, trusted
 from autotune.results.rival import Rival, rival_of
 from autotune.results.study_report import best_document, best_text
@@ -91,13 +94,13 @@ def test_a_baseline_whose_plan_no_trial_measured_is_no_rival() -> None:
     assert rival_of(over(replace(faster, plan_id=None)), runs()) is None
 
 
-def searched(store: Store, *, may_win: bool = True) -> BestPlan:
+def searched(store: Store, *, may_win: bool = True, left_out: str | None = None) -> BestPlan:
     """Store a study whose baseline measured faster than its winner."""
     study = store.create_study(store.add_workload(WORKLOAD), {"fresh": True}, seed=0)
     for plan, role, seconds in ((packed_plan(), "sampled", 100.0), (PADDED_PLAN, "omnibal", 75.0)):
         result = result_of(store.start_trial(study.id, plan, role).id)
         store.finish_trial(replace(result, epoch_seconds=seconds))
-    best = over(baseline(0.75, 0.05, may_win=may_win))
+    best = over(replace(baseline(0.75, 0.05, may_win=may_win), left_out=left_out))
     return concluded(store, replace(best, study_id=study.id, workload=WORKLOAD))
 
 
@@ -112,9 +115,26 @@ def test_without_a_terminal_the_rival_trains_where_the_space_has_it_and_the_log_
         assert chosen == trusted(store, best, heard.append)
     taken, other = (PADDED_PLAN, best.plan) if may_win else (best.plan, PADDED_PLAN)
     assert chosen.plan == taken
-    (said,) = {str(event) for event in heard if "Training with" in str(event)}
-    assert f"Training with plan {taken.id}, not {other.id}; omnibal ({PADDED_PLAN.id}) measured faster" in said
+    (said,) = {str(event) for event in heard if "Taking plan" in str(event)}
+    assert f"Taking plan {taken.id}, not {other.id}; omnibal ({PADDED_PLAN.id}) measured faster" in said
     assert ("search.space leaves it out" in said) is not may_win
+
+
+@pytest.mark.parametrize(
+    ("may_win", "left_out", "exported"),
+    [(True, None, PADDED_PLAN), (False, None, packed_plan()), (True, "ms-swift lacks a pipeline", packed_plan())],
+)
+def test_an_export_takes_the_rival_where_a_launch_does_and_the_trainer_can_hold_it(
+    tmp_path: Path, may_win: bool, left_out: str | None, exported: Plan
+) -> None:
+    url, heard = f"sqlite:///{tmp_path}/autotune.db", list[Event]()
+    with open_store(url) as store:
+        best = searched(store, may_win=may_win, left_out=left_out)
+        assert best.plan == packed_plan()
+    forecaster: Any = SimpleNamespace(workload=WORKLOAD)
+    assert best_known(forecaster, "ms-swift", url, heard.append) == exported
+    assert "measured faster" in str(heard[0])
+    assert f"Exporting plan {exported.id}, " in str(heard[-1])
 
 
 def test_archiving_an_earlier_study_does_not_change_which_plan_trains(tmp_path: Path) -> None:
