@@ -70,7 +70,7 @@ class Neutrality:
         """Return in sentences why the steps change what is learned; none where they do not."""
         allowed = max(mixed.variance, _by_chance(self.steps, len(self.variances)))
         found = [
-            f"the variance of {name} between steps is {ratio:.1f} times that of random order ({allowed:.1f} is allowed)"
+            f"the variance of {name} between steps is {ratio:.2f} times that of random order ({allowed:.2f} is allowed)"
             for name, ratio in self.variances.items()
             if ratio > allowed
         ]

@@ -80,7 +80,9 @@ def _headline(best: BestPlan, why: Explanation) -> str:
         rank = rank_of_baseline(best)
         plan = f"plan within the limits of {best.trainer}" if best.trainer else "plan"
         return f"Why it won: no {plan} was faster than {_named(usual.role)}, {rank}. {_losses(winner)}"
-    return f"Why it won. {_losses(usual)}"
+    is_slower = speed_of_baseline(*_gain(best, usual, winner)) == "faster"
+    heading = f"Where the time goes: {_named(usual.role)} is faster" if is_slower else "Why it won"
+    return f"{heading}. {_losses(usual)}"
 
 
 def _losses(time: PlanTime) -> str:
@@ -226,7 +228,8 @@ def _payback(best: BestPlan, why: Explanation) -> str:
     cost = f"the {best.search_seconds:,.0f} s of the search's trials"
     gain, error = _gain(best, usual, winner)
     if speed := "as fast" if usual.plan_id == winner.plan_id else speed_of_baseline(gain, error):
-        return f"Compared with {_named(usual.role)}, {cost} are not paid back: it is {speed}"
+        name = _named(usual.role)
+        return f"Compared with {name}, {cost} are not paid back: {name} is {speed}"
     if not is_sure(gain, error):
         return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"
     epochs = best.search_seconds / ((gain - 1) * winner.epoch_seconds)

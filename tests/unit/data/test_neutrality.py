@@ -105,7 +105,7 @@ def test_random_order_varies_as_random_order() -> None:
 
 def test_steps_of_like_samples_are_a_fault() -> None:
     (fault,) = Neutrality(steps=100, steps_near=1.0, variances={"length": 1.9, "images": 3.0}).faults(MIXED)
-    assert fault == "the variance of images between steps is 3.0 times that of random order (2.0 is allowed)"
+    assert fault == "the variance of images between steps is 3.00 times that of random order (2.00 is allowed)"
     (fault,) = Neutrality(steps=100, steps_near=0.95, variances={}).faults(MIXED)
     assert fault == "5% of the steps miss training.global_batch_samples: 100 by more than 10 samples"
 

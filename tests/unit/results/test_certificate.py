@@ -186,7 +186,7 @@ def test_other_faults_are_named() -> None:
     assert faults(compare("float32", other), MIXED, other) == ("the ranks build different steps of the epoch",)
     alike = [report(epoch=replace(EPOCH, neutrality=Neutrality(steps=99, steps_near=0.5, variances={"length": 7.0})))]
     assert faults(compare("float32", alike), MIXED, alike) == (
-        "the variance of length between steps is 7.0 times that of random order (2.0 is allowed)",
+        "the variance of length between steps is 7.00 times that of random order (2.00 is allowed)",
         "50% of the steps miss training.global_batch_samples: 10 by more than 2 samples",
     )
     fine = [report()]

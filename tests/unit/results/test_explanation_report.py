@@ -107,9 +107,11 @@ def test_the_time_of_the_search_is_compared_once() -> None:
     assert best_text(best_of("5" * 32, explanation=EXPLANATION)).count("paid back") == 1
     assert best_text(best_of("5" * 32)).count("paid back") == 1
     equal = text_of(EXPLANATION, baselines=(default_with(1.0, 0.07),))
-    assert "Compared with default, the 50 s of the search's trials are not paid back: it is as fast" in equal
+    assert "Compared with default, the 50 s of the search's trials are not paid back: default is as fast" in equal
     slower = text_of(EXPLANATION, baselines=(default_with(0.8, 0.02),))
-    assert "are not paid back: it is faster" in slower
+    assert "are not paid back: default is faster" in slower
+    assert "Where the time goes: default is faster. With default an epoch takes" in slower
+    assert "Why it won. With default an epoch takes" in equal
 
 
 def test_memory_payback_and_what_would_help_further_are_stated() -> None:

@@ -128,7 +128,7 @@ def test_a_plan_with_steps_of_like_samples_is_rejected(tmp_path: Path) -> None:
     assert runner.rejection(whole_steps(whole=False)) is None
     rejected = runner.rejection(whole_steps(whole=True))
     assert rejected is not None
-    said = r"it changes what is learned: the variance of length between steps is \d+\.\d times that of random order"
+    said = r"it changes what is learned: the variance of length between steps is \d+\.\d\d times that of random order"
     assert re.match(said, rejected.reason)
 
 
