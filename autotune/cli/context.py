@@ -98,19 +98,24 @@ class Options:
         """Return the answer to a question at the terminal; a signal raises Terminated, however many came before."""
         self.display.close()
         received: list[int] = []
+        is_asking = True
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            received.append(number)
-            raise Terminated(number)
+            if is_asking:
+                received.append(number)
+                raise Terminated(number)
 
         # The built-in `input` drops what a signal raises while it flushes stderr, so that the first one may be lost.
-        with _handled(stop):
+        with _handled(stop) as before:
             try:
                 return click.confirm(visible(question), default=default, err=True)
-            except click.Abort:
-                if received:
-                    raise Terminated(received[-1]) from None
-                raise  # the end of the input
+            except (click.Abort, Terminated):
+                is_asking = False
+                if not received:  # the end of the input
+                    raise
+        # As if it had come elsewhere: those that follow do not interrupt the clean-up.
+        before[signal.Signals(received[0])](received[0], None)
+        raise Terminated(received[0])
 
     def database_url(self, of_job: str | None = None) -> str | None:
         """Return `--db`, else what `chosen_database` returns."""
