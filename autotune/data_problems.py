@@ -133,7 +133,7 @@ def warn_of_bad_data(report: IndexReport) -> None:
 
 
 def warn_of_few_samples(samples: int, training: TrainingSection) -> None:
-    """Log that an epoch of so many samples is smaller than the global batch."""
+    """Log a warning where an epoch has fewer samples than the global batch."""
     if samples < training.global_batch_samples:
         _log.warning(
             "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "

@@ -43,7 +43,7 @@ def certificate_text(certificate: Certificate, workload: str | None = None) -> s
 
 
 def updates_text(mean_samples: float, asked: int) -> str:
-    """Return how many updates an epoch has with this mean batch, next to the one asked for; empty for as many."""
+    """Return how many more or fewer updates an epoch has than with the batch asked for; empty below one per cent."""
     change = round(100 * (asked / mean_samples - 1))
     return f", which makes {abs(change)} % {'fewer' if change < 0 else 'more'} updates" if change else ""
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trials.job import Job
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
-"""Of a signal."""
+"""Handler of a signal."""
 _log = logging.getLogger(__name__)
 _OWN = ("autotune", "storage", "trials")
 """Packages of this project, by which its loggers are named."""
@@ -41,7 +41,7 @@ _OBJECTS_BETWEEN_COLLECTIONS = 500_000
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A choice: ranks are killed after seconds, and a database that is locked is awaited for half a minute.
 _CLEAN_UP_SECONDS = 60.0
-"""In which a further signal does not interrupt what the first one began."""
+"""Time after a signal in which further ones are ignored."""
 _STOP_SECONDS = 600.0
 """Limit for the current step of a training and its checkpoint: a step takes seconds to a few minutes."""
 
@@ -113,7 +113,7 @@ class Options:
                 is_asking = False
                 if not received:  # the end of the input
                     raise
-        # As if it had come elsewhere: those that follow do not interrupt the clean-up.
+        # It counts as the first signal of the command, so that later ones do not interrupt the clean-up.
         before[signal.Signals(received[0])](received[0], None)
         raise Terminated(received[0])
 
@@ -308,7 +308,7 @@ def first_signal_noted() -> Iterator[NotedSignal]:
 
 @contextmanager
 def _handled(handle: Handler) -> Iterator[Mapping[signal.Signals, Handler]]:
-    """Let a function handle the signals that have a handler, and provide the handlers until now."""
+    """Replace the handlers of signals by `handle` inside the context, and provide the earlier ones."""
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     handlers = {each: how for each, how in before.items() if callable(how)}
     for each in handlers:

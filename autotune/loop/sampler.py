@@ -151,7 +151,7 @@ class PackSampler(_OneRank):
         return sum(len(self._epoch.rows(number)) for number in range(self._first_step, self._epoch.steps))
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Of now: another iteration may set another epoch before this one ends.
+        # Bound here, since another iteration may set another epoch before this one ends.
         epoch, first = self._epoch, self._first_step
         self._is_begun = True
         for number in range(first, epoch.steps):
@@ -257,8 +257,8 @@ class EvenPackSampler(_OneRank):
         sampler = copy(self._sampler)
         if sampler._first_step:
             raise PackError(
-                f"the sampler goes on behind {number_of(sampler._first_step, 'step')} of epoch {sampler.epoch}, but an "
-                "EvenPackSampler begins with epoch 0; make it of a new sampler, and skip `micro_batches` packs for "
+                f"the sampler continues after {number_of(sampler._first_step, 'step')} of epoch {sampler.epoch}, but "
+                "an EvenPackSampler begins with epoch 0; make it of a new sampler, and skip `micro_batches` packs for "
                 "each step that is done"
             )
         for epoch in range(self._epochs):

@@ -82,7 +82,7 @@ def _is_slow(window: LaunchWindow) -> bool:
 
 
 def _lost_time(stretch: Sequence[LaunchWindow]) -> float:
-    """Return the time more than promised, in seconds over the samples of a step: steps have about as many."""
+    """Return the time lost against the promise, in seconds divided by the samples of a step."""
     return sum(
         window.steps * (1 / window.training_samples_per_second - 1 / window.promised_samples_per_second)
         for window in stretch
@@ -111,5 +111,5 @@ def _promised(windows: Sequence[LaunchWindow]) -> float | None:
 
 
 def _speed(parts: Sequence[tuple[int, float]]) -> float:
-    """Return the speed over parts of so many steps and such speeds; all steps have about as many samples."""
+    """Return the mean speed of (steps, samples/s) pairs. All steps are taken to have equally many samples."""
     return sum(steps for steps, _ in parts) / sum(steps / speed for steps, speed in parts)

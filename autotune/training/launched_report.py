@@ -66,7 +66,7 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
 def stopped_text(report: TrainingReport, last_step: int | None) -> str:
     """Return the line about a training that was asked to stop; `last_step` is that of the launch, if it has its own."""
     done = report.steps
-    # Nobody is asked behind the last step but in its evaluation.
+    # After its last step, a training can only be stopped in the evaluation.
     if report.finished or done == last_step:
         return f"Stopped in the evaluation after step {done}, the last one; the same command makes it"
     return f"Stopped after step {done} with a checkpoint; the same command goes on with step {done + 1}"

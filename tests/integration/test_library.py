@@ -258,18 +258,18 @@ def test_a_best_plan_in_doubt_is_logged_with_the_plan_that_measured_faster(
 
 
 def test_an_export_names_the_archived_search_whose_plan_it_leaves(winner: BestPlan) -> None:
-    told = list[str]()
+    notes = list[str]()
     predicted: Any = SimpleNamespace(workload=winner.workload, best=lambda _: [SimpleNamespace(plan=OTHER_PLAN)])
 
     def exported() -> Plan:
-        told.clear()
-        return best_known(predicted, "ms-swift", None, lambda event: told.append(str(event)))
+        notes.clear()
+        return best_known(predicted, "ms-swift", None, lambda event: notes.append(str(event)))
 
-    assert (exported(), "the winner of the last search" in told[0]) == (winner.plan, True)
+    assert (exported(), "the winner of the last search" in notes[0]) == (winner.plan, True)
     with open_store() as store:
         store.archive_studies([winner.study_id])
     assert exported() == OTHER_PLAN
-    assert "no plan is known for this job here, except in an archived search (`autotune studies unarchive" in told[0]
+    assert "no plan is known for this job here, except in an archived search (`autotune studies unarchive" in notes[0]
 
 
 def test_a_launch_without_a_known_plan_is_refused_and_makes_no_output(job: JobFile) -> None:

@@ -256,7 +256,9 @@ def test_an_even_sampler_refuses_a_state_that_it_would_not_follow(samples: Sampl
     sampler.load_state_dict(sampler.state_dict(0))
     for _ in range(2):
         for use in (lambda: EvenPackSampler(sampler, 3), lambda: list(even)):
-            with pytest.raises(PackError, match="goes on behind 1 step of epoch 0, but an EvenPackSampler begins with"):
+            with pytest.raises(
+                PackError, match="continues after 1 step of epoch 0, but an EvenPackSampler begins with"
+            ):
                 use()
         sampler.set_epoch(0)
 

@@ -245,7 +245,7 @@ def test_further_sizes_are_timed_where_repeats_agree(
     assert (report.updates, report.communications, report.exchanges) == ((),) * 3
 
 
-def test_exchanges_are_timed_before_between_and_behind_the_layers(
+def test_exchanges_are_timed_before_between_and_after_the_layers(
     shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds, begun = iter((9.0, 0.25, 0.5)), list[str]()

@@ -25,7 +25,7 @@ from trials.tasks.request import Profile, Request
 Timing = TypeVar("Timing", CommunicationTiming, ExchangeTiming, UpdateTiming)
 
 
-# A choice: a disturbance lasts for one of three, and whoever waits for a search sees each further one.
+# A choice: a disturbance seldom covers two of three rounds, and each further round prolongs the profile.
 _ROUNDS = 3
 """An odd number, so that a median is that of one round."""
 _ALL_ROUNDS = 1 / 3
