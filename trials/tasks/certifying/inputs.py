@@ -16,22 +16,18 @@ from trials.model.skeleton import load_config
 
 _log = logging.getLogger(__name__)
 
-# A choice: a fault of a template or a processor shows in most records.
-_MOST = 16
-"""Records that each rank compares: their images are prepared twice or three times."""
-
 
 def compare_inputs(
     model: ModelSection, index: DatasetIndex, encoder: Encoder, rows: Sequence[int]
 ) -> tuple[InputCount, list[str]]:
-    """Compare the first readable records among `rows` of the index; return the count, and the first that differs.
+    """Compare the readable records of `rows` of the index; return the count, and the first that differs.
 
     Images with options of their own are not compared, and of a record with videos only what it says besides.
     """
     plain = _plain_inputs(model)
     records = labelled = uncompared = 0
     faults: list[str] = []
-    for row in rows[:_MOST]:
+    for row in rows:
         try:
             whole = index.sample(row)
             sample = _without_videos(whole)

@@ -245,6 +245,26 @@ def test_what_records_with_videos_say_besides_is_compared(glm: Path) -> None:
         check_inputs(job, *index_of(job))
 
 
+@pytest.mark.usefixtures("fault")
+def test_the_last_of_many_kinds_of_records_is_compared_too(glm: Path) -> None:
+    """A model for images and videos tells 24 kinds apart."""
+
+    def shown(images: int, videos: int, before: Sequence[Turn], behind: Sequence[Turn]) -> dict[str, Any]:
+        asked = Turn(role="user", text="<image>" * images + "<video>" * videos + "What?")
+        return record_of(*before, asked, ANSWER, *behind, images=["a.png"] * images, videos=["video"] * videos)
+
+    again = (ASKED, ANSWER)
+    sound = [
+        shown(images, videos, *turns)
+        for turns in (((), ()), ((SYSTEM,), ()), ((), again))
+        for images in range(3)
+        for videos in range(2)
+    ]
+    job = job_of(glm, [*sound, shown(2, 1, (SYSTEM,), again)])
+    with pytest.raises(DataError, match=rf"records\.jsonl:{len(sound) + 1}: the label of token \d+ is -100"):
+        check_inputs(job, *index_of(job))
+
+
 @pytest.mark.usefixtures("home")
 def test_a_file_of_lengths_is_no_data_set_of_samples(save: Callable[[str, str | None], Path]) -> None:
     job = job_of(save("text", None), [{"vit_num": 0, "token_num": 5}])
