@@ -13,7 +13,7 @@ from trials.plan import Layout, Packing
 
 # A choice: predictions of layouts that no trial corrected err by some per cent.
 _WORTH = 1.05
-"""Largest predicted time of a further layout's best plan, as a multiple of the best plan of the usual layouts."""
+"""Largest predicted time of a further layout's best plan, as a multiple of the best plan of all."""
 _SOLVED = 4
 """Plans of each layout that are solved."""
 _MOST = 4
