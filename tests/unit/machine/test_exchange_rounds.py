@@ -77,6 +77,18 @@ def test_one_round_is_all_where_three_take_more_than_a_third_of_the_time(*, slow
     assert [*times] == [2.0, 3.0]
 
 
-def test_rounds_with_exchanges_of_other_sizes_do_not_count() -> None:
-    assert medians([found(1.0), found(5.0, size=0.5), found(1.5)])[0] == found(1.25)
-    assert medians([found(2.0, size=0.5), found(1.0), found(1.0)])[0] == found(2.0, size=0.5)
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ([found(1.0), found(5.0, size=0.5), found(1.5)], found(1.25)),
+        ([found(5.0, size=0.5), found(1.0), found(1.5)], found(1.25)),
+        ([found(2.0, size=0.5), found(1.0), found(3.0, size=0.5)], found(2.5, size=0.5)),
+        ([found(5.0, size=0.25), found(2.0, size=0.5), found(9.0, size=0.0)], found(2.0, size=0.5)),
+        ([found(5.0, size=0.5), found(9.0, size=0.0), found(1.0)], found(1.0)),
+    ],
+    ids=["one shortened", "the first one", "two", "three, the least", "in three ways"],
+)
+def test_rounds_with_exchanges_of_other_sizes_than_most_do_not_count(
+    rounds: Sequence[Exchanges], expected: Exchanges
+) -> None:
+    assert medians(rounds)[0] == expected

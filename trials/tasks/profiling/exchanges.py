@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -66,14 +67,12 @@ class ExchangeRounds:
 
     def medians(self) -> Exchanges:
         """Return the median of each measurement in the rounds; over slow links, the first round."""
-        first = self._rounds[0]
-        # Exchanges were timed at other sizes in a round that had to shorten some.
-        rounds = [each for each in self._rounds if each.shortened == first.shortened]
+        rounds = _of_same_sizes(self._rounds)
         return Exchanges(
-            communications=_medians([each.communications for each in rounds]),
-            exchanges=_medians([each.exchanges for each in rounds]),
-            updates=_medians([each.updates for each in rounds]),
-            shortened=first.shortened,
+            communications=tuple(map(_median, zip(*(each.communications for each in rounds), strict=True))),
+            exchanges=tuple(map(_median, zip(*(each.exchanges for each in rounds), strict=True))),
+            updates=tuple(map(_median, zip(*(each.updates for each in rounds), strict=True))),
+            shortened=rounds[0].shortened,
         )
 
 
@@ -120,11 +119,17 @@ def _gradient_bytes(stage: OneOfEach) -> int:
     return GRADIENT_BYTES * round(statistics.mean(of_towers or [max(trained.values())]))
 
 
-def _medians(rounds: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
-    """Return each timing with the median of its measurements, which are the same in all rounds."""
-    return tuple(_median(same) for same in zip(*rounds, strict=True))
+def _of_same_sizes(rounds: Sequence[Exchanges]) -> list[Exchanges]:
+    """Return the rounds that timed exchanges at the same sizes: most of them, or those that shortened least.
+
+    A disturbance may make a round shorten some.
+    """
+    numbers = Counter(each.shortened for each in rounds)
+    usual = max(numbers, key=lambda shortened: (numbers[shortened], sum(share - 1 for _, share in shortened)))
+    return [each for each in rounds if each.shortened == usual]
 
 
 def _median(same: Sequence[Timing]) -> Timing:
+    """Return the timing with the median of each measurement."""
     measured = [field.name for field in fields(same[0]) if isinstance(getattr(same[0], field.name), float)]
     return replace(same[0], **{name: statistics.median(getattr(each, name) for each in same) for name in measured})
