@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -92,3 +93,22 @@ def test_rounds_with_exchanges_of_other_sizes_than_most_do_not_count(
     rounds: Sequence[Exchanges], expected: Exchanges
 ) -> None:
     assert medians(rounds)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ([(1 << 22, 0.1), (1 << 16, 0.6), (1 << 16, 0.7)], (1 << 16, 0.65)),
+        ([(1 << 22, 0.1), (1 << 18, 0.3), (1 << 16, 0.6)], (1 << 18, 0.3)),
+    ],
+)
+def test_a_bucket_has_the_share_of_the_rounds_that_chose_it(
+    chosen: Sequence[tuple[int, float]], expected: tuple[int, float]
+) -> None:
+    link = found(1.0).communications[0]
+    rounds = [
+        replace(found(1.0), communications=(replace(link, bucket_bytes=bucket, hidden_share=share),))
+        for bucket, share in chosen
+    ]
+    (median,) = medians(rounds)[0].communications
+    assert (median.bucket_bytes, median.hidden_share) == pytest.approx(expected)

@@ -69,7 +69,7 @@ class ExchangeRounds:
         """Return the median of each measurement in the rounds; over slow links, the first round."""
         rounds = _of_same_sizes(self._rounds)
         return Exchanges(
-            communications=tuple(map(_median, zip(*(each.communications for each in rounds), strict=True))),
+            communications=tuple(map(_median_link, zip(*(each.communications for each in rounds), strict=True))),
             exchanges=tuple(map(_median, zip(*(each.exchanges for each in rounds), strict=True))),
             updates=tuple(map(_median, zip(*(each.updates for each in rounds), strict=True))),
             shortened=rounds[0].shortened,
@@ -127,6 +127,13 @@ def _of_same_sizes(rounds: Sequence[Exchanges]) -> list[Exchanges]:
     numbers = Counter(each.shortened for each in rounds)
     usual = max(numbers, key=lambda shortened: (numbers[shortened], sum(share - 1 for _, share in shortened)))
     return [each for each in rounds if each.shortened == usual]
+
+
+def _median_link(same: Sequence[CommunicationTiming]) -> CommunicationTiming:
+    """Return the timing with medians. Each round has chosen a bucket: the shares of the median one count."""
+    bucket = statistics.median_low(each.bucket_bytes for each in same)
+    share = statistics.median(each.hidden_share for each in same if each.bucket_bytes == bucket)
+    return replace(_median(same), bucket_bytes=bucket, hidden_share=share)
 
 
 def _median(same: Sequence[Timing]) -> Timing:
