@@ -2,6 +2,8 @@
 
 import torch
 
+from trials.machine.page_locking import page_locking
+
 
 class Transfers:
     """Copies in both directions on a CUDA stream of their own, in the order in which they are asked for.
@@ -19,13 +21,8 @@ class Transfers:
 
         Raise MemoryError where the host has none.
         """
-        try:
+        with page_locking(size, "layers that offload need"):
             return torch.empty(size, dtype=torch.uint8, pin_memory=self._stream is not None)
-        except RuntimeError as error:  # of CUDA, in the words that it has for the device's memory
-            raise MemoryError(
-                f"the host has no room for {size} bytes of page-locked memory, which layers that offload need; end "
-                "other programs that use its memory"
-            ) from error
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event | None:
         """Copy without waiting, and return the event of its end; None where it has been made."""

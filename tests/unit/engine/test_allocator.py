@@ -159,17 +159,32 @@ def test_a_library_without_room_is_out_of_memory(
     assert cause.needed_bytes == cause.limit_bytes == 50 * GIB
 
 
+OF_A_KERNEL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
 def test_other_errors_and_the_memory_of_the_host_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: object())
+    host = without_pages(OF_LIBRARIES["CUDA"], monkeypatch)
+    assert isinstance(host, MemoryError)
+    assert str(host).startswith("the host has no room for 4096 bytes of page-locked memory, which layers that offload")
+    for error in (host, OF_A_KERNEL):
+        assert isinstance(serving._cause(error, 0, FolderChannel(tmp_path)), Crash)
+
+
+def test_the_error_of_a_kernel_that_shows_where_pages_are_locked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert without_pages(OF_A_KERNEL, monkeypatch) is OF_A_KERNEL
+
+
+def without_pages(error: Exception, patch: pytest.MonkeyPatch) -> Exception:
+    """Return what a layer that offloads raises where page-locked memory is refused with an error."""
 
     def empty(*_: object, **__: object) -> torch.Tensor:
-        raise OF_LIBRARIES["CUDA"]
+        raise error
 
-    monkeypatch.setattr(torch, "empty", empty)
-    with pytest.raises(MemoryError, match="no room for 4096 bytes of page-locked memory") as raised:
+    patch.setattr(torch.cuda, "Stream", lambda device: object())
+    patch.setattr(torch, "empty", empty)
+    with pytest.raises((MemoryError, RuntimeError)) as raised:
         Transfers(CUDA).host_bytes(4096)
-    for error in (raised.value, torch.AcceleratorError("CUDA error: an illegal memory access was encountered")):
-        assert isinstance(serving._cause(error, 0, FolderChannel(tmp_path)), Crash)
+    return raised.value
 
 
 class _Request:
