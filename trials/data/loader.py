@@ -22,6 +22,7 @@ from trials.data.tokens import PackTokens
 from trials.errors import DataError, SharedMemoryFull
 from trials.job import LossWeighting
 from trials.machine.lifeline import end_with
+from trials.machine.page_locking import page_locking
 from trials.machine.shared_memory import shared_memory
 from trials.sharing.share import ALONE, Share
 
@@ -54,15 +55,23 @@ class MicroBatch:
             for tensor in tensors:
                 tensor.share_memory_()
 
-    def pin_memory(self) -> "MicroBatch":
-        """Return the micro-batch with pixels, labels and weights in page-locked memory; `DataLoader` calls it."""
+    def pin_memory(self) -> "MicroBatch | MemoryError":
+        """Return the micro-batch with pixels, labels and weights in page-locked memory, or why it has no room there.
+
+        `DataLoader` calls it, in a thread whose errors would come back with their traceback as their message.
+        """
         pixels, weights = self.pixel_values, self.weights
-        return replace(
-            self,
-            pixel_values=None if pixels is None else pixels.pin_memory(),
-            labels=self.labels.pin_memory(),
-            weights=None if weights is None else weights.pin_memory(),
-        )
+        size = sum(each.nbytes for each in (pixels, self.labels, weights) if each is not None)
+        try:
+            with page_locking(size, "a pack on its way to the GPU needs"):
+                return replace(
+                    self,
+                    pixel_values=None if pixels is None else pixels.pin_memory(),
+                    labels=self.labels.pin_memory(),
+                    weights=None if weights is None else weights.pin_memory(),
+                )
+        except MemoryError as error:
+            return error
 
 
 def micro_batches(
@@ -87,7 +96,8 @@ def micro_batches(
     With `pin` their tensors are in page-locked memory, from which a GPU copies while its host continues.
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
-    with a warning of its file and line. Under `on_error: fail` it raises DataError instead. Raise SharedMemoryFull.
+    with a warning of its file and line. Under `on_error: fail` it raises DataError instead. Raise SharedMemoryFull, and
+    MemoryError where there is no room for page-locked memory.
     """
     parts = (epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist())
     packs = [replace(part, share=part.share.divided(within)) for part in parts]
@@ -104,6 +114,8 @@ def micro_batches(
         generator=torch.Generator(),
     )
     for batch in _received_ahead(loader) if workers else loader:
+        if not isinstance(batch, MicroBatch):
+            raise batch
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
@@ -111,18 +123,17 @@ def micro_batches(
         yield batch
 
 
-def _received_ahead(loader: Iterable[MicroBatch | str]) -> Iterator[MicroBatch]:
+def _received_ahead(loader: Iterable[MicroBatch | Exception]) -> Iterator[MicroBatch | Exception]:
     """Receive the next micro-batch from its process while the rank computes with the one before.
 
-    Its tensors come over several connections to a process that is busy with the one after it. Raise SharedMemoryFull.
+    Its tensors come over several connections to a process that is busy with the one after it. Raise SharedMemoryFull
+    where no process can start.
     """
     with shared_memory("to start data workers"):
         batches = iter(loader)
     with ThreadPoolExecutor(1, thread_name_prefix="receiver") as receiver:
         coming = receiver.submit(next, batches, None)
         while (batch := coming.result()) is not None:
-            if isinstance(batch, str):
-                raise SharedMemoryFull(batch)
             coming = receiver.submit(next, batches, None)
             yield batch
 
@@ -184,7 +195,7 @@ class PackDataset(Dataset[MicroBatch]):
             return self._encoder.blank(self._index.lengths(row), pixels=self._pixels)
 
 
-class _InSharedMemory(Dataset[MicroBatch | str]):
+class _InSharedMemory(Dataset[MicroBatch | SharedMemoryFull]):
     """Packs in shared memory, as a worker passes them to its rank, or why one does not fit.
 
     The thread of the worker that would move them there drops those for which there is no room, and the rank waits.
@@ -196,12 +207,12 @@ class _InSharedMemory(Dataset[MicroBatch | str]):
     def __len__(self) -> int:
         return len(self._packs)
 
-    def __getitem__(self, number: int) -> MicroBatch | str:
+    def __getitem__(self, number: int) -> MicroBatch | SharedMemoryFull:
         batch = self._packs[number]
         try:
             batch.share_memory()
         except SharedMemoryFull as error:
-            return str(error)
+            return error
         return batch
 
 

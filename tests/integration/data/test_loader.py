@@ -264,6 +264,23 @@ def test_pixels_labels_and_weights_are_pinned_by_the_loader(
     assert [id(tensor) for tensor in pins] == list(map(id, expected))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pack_for_which_no_pages_can_be_locked_says_so(
+    index: DatasetIndex, encoder: Encoder, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(tensor: torch.Tensor) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    device = {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}
+    for name, value in {**device, "set_device_index": None}.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
+    epoch = epoch_of(index, PACKED)
+    batches = micro_batches(index, epoch, [0], 0, encoder, pixels=True, workers=workers, on_error="fail", pin=True)
+    with pytest.raises(MemoryError, match=r"^the host has no room for \d+ bytes of page-locked memory, which a pack"):
+        next(batches)
+
+
 @pytest.fixture
 def changing(tmp_path: Path) -> Path:
     """A folder with one record and its picture, to be changed after it was indexed."""
