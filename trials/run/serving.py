@@ -108,14 +108,10 @@ def _run(request: Request, rank: int, device: torch.device, channel: Channel) ->
 def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory:
     with suppress(OSError):  # the disk may be full; the cause is still reported
         channel.put(error_name(rank), "".join(traceback.format_exception(error)))
-    if isinstance(error, MemoryExceeded) or is_out_of_memory(error):
+    if (lack := _lack(error)) is not None:
+        needed, limit = lack
         request = channels.receive(Request, channel, REQUEST)
         assert request is not None, "the rank has begun with it"
-        if isinstance(error, MemoryExceeded):
-            needed, limit = error.needed_bytes, error.memory_limit_bytes
-        else:
-            limit = _allocatable_bytes()
-            needed = needed_bytes(str(error), limit)
         stage = request.plan.layout.grid.coordinates(rank).stage
         return OutOfMemory(stage=stage, rank=rank, needed_bytes=needed, limit_bytes=limit)
     if isinstance(error, TrialsError):
@@ -123,6 +119,22 @@ def _cause(error: Exception, rank: int, channel: Channel) -> Crash | OutOfMemory
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     of_disk = isinstance(error, OSError) and error.errno in _OF_THE_DISK
     return Crash(rank=rank, detail="\n".join(lines[:_DETAIL_LINES]), of_machine=of_disk)
+
+
+def _lack(error: Exception) -> tuple[int, int] | None:
+    """Return (bytes needed, limit) of an error that tells of too little memory on the device, None of another.
+
+    Where another program has left no room for a context, CUDA cannot tell the limit either: no plan is at fault.
+    """
+    if isinstance(error, MemoryExceeded):
+        return error.needed_bytes, error.memory_limit_bytes
+    if not is_out_of_memory(error):
+        return None
+    try:
+        limit = _allocatable_bytes()
+    except RuntimeError:
+        return None
+    return needed_bytes(str(error), limit), limit
 
 
 def _allocatable_bytes() -> int:

@@ -3,7 +3,7 @@
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from trials.offload.transfers import Transfers
 from trials.outcome import Crash, OutOfMemory
 from trials.plan import Layout
 from trials.run import serving
+from trials.tasks.answer import FailureReport, read_report
 from trials.tasks.request import REQUEST
 
 ASSETS = Path(__file__).parents[2] / "assets" / "allocator"
@@ -157,6 +158,26 @@ def test_a_library_without_room_is_out_of_memory(
     cause = serving._cause(error, 0, FolderChannel(tmp_path))
     assert isinstance(cause, OutOfMemory)
     assert cause.needed_bytes == cause.limit_bytes == 50 * GIB
+
+
+def test_a_device_without_room_for_a_context_is_reported_in_the_words_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(_: object = None) -> NoReturn:
+        raise OF_LIBRARIES["CUDA"]
+
+    (tmp_path / REQUEST).write_text("{}")
+    channel = FolderChannel(tmp_path)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refused)
+    monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(0))
+    with pytest.raises(serving._Reported), serving._failures_reported(0, channel):
+        refused()
+    monkeypatch.undo()
+    answer = read_report(channel, 0)
+    assert answer is not None
+    assert isinstance(answer.report, FailureReport)
+    assert isinstance(answer.report.cause, Crash)
+    assert "CUDA error: out of memory" in answer.report.cause.detail
 
 
 OF_A_KERNEL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
