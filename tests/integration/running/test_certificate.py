@@ -20,10 +20,12 @@ from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
 from trials.certification import Mixed
-from trials.channels.folder import FolderChannel
+from trials.channels.folder import FolderChannel, file_rendezvous
+from trials.engine.group import process_group
 from trials.plan import Plan
 from trials.sites.local import LocalSite
 from trials.tasks.answer import CertificationReport, read_report
+from trials.tasks.certifying.under_plan import run_plan
 from trials.tasks.request import Certification, write_request
 
 pytestmark = pytest.mark.ranks
@@ -122,6 +124,26 @@ def behind_nothing(model: PreTrainedModel, folder: Path) -> None:
         for each in model.model.multi_modal_projector.linear_2.parameters():
             each.zero_()
     model.save_pretrained(folder)
+
+
+@pytest.mark.filterwarnings("ignore")  # DeepSpeed warns of what it does itself
+def test_two_gradients_and_one_weight_are_kept_of_a_parameter_however_many_steps_run(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    task = Certification(reference="stages")
+    request = prepared_of(shallow, tmp_path, training={**BATCH, "warmup": 2}).request(plan_of("4+2"), task)
+    with process_group(0, 0, 1, file_rendezvous(tmp_path / "rendezvous")) as device:
+        run = run_plan(request, task, 0, device)
+    assert (len(run.steps), run.compared) == (4, (0, 3))
+    count = sum(weight.numel() for weight in run.final.values())
+    held = {
+        each.untyped_storage().data_ptr(): each.nbytes
+        for step in run.steps
+        for each in (*step.gradients.values(), *step.weights.values())
+    }
+    assert sum(held.values()) == 12 * count
 
 
 @pytest.mark.long

@@ -83,16 +83,8 @@ class _Certifying:
     device: torch.device
 
     @property
-    def compared(self) -> tuple[int, ...]:
-        """Places among the steps that ran of those whose gradients are compared.
-
-        The first one has the first weights. Errors that come with an update show in the last one.
-        """
-        return tuple(dict.fromkeys((0, len(self.run.steps) - 1)))
-
-    @property
     def compared_steps(self) -> tuple[PlanStep, ...]:
-        return tuple(self.run.steps[place] for place in self.compared)
+        return tuple(self.run.steps[place] for place in self.run.compared)
 
 
 def run_certification(request: Request, task: Certification, rank: int, device: torch.device) -> CertificationReport:
@@ -124,7 +116,7 @@ def _certified(request: Request, task: Certification, rank: int, device: torch.d
     else:
         faults += _dropout_faults(run.dropouts, active_dropouts(model))
         references = list(_by_transformers(this, model))
-    results = dict(zip(this.compared, references, strict=True))
+    results = dict(zip(this.run.compared, references, strict=True))
     saved, of_saved = _saved(this, model)
     return CertificationReport(
         reference=reference,
@@ -140,10 +132,9 @@ def _by_transformers(this: _Certifying, model: PreTrainedModel) -> Iterator[_Ref
     """Yield the results of the whole model, behind the first step with the weights of torch's own updates."""
     without_dropout(model)
     own_types = {name: each.dtype for name, each in _tensors(model)}
-    for place, each in zip(this.compared, this.compared_steps, strict=True):
+    for place, each in zip(this.run.compared, this.compared_steps, strict=True):
         if place:
-            weights = this.run.steps[place - 1].weights
-            set_weights(model, SharedWeights(weights, dict(model.named_parameters()), this.device))
+            set_weights(model, SharedWeights(each.weights, dict(model.named_parameters()), this.device))
         share = _share_of(this, each)
         wanted = {this.run.tied.get(name, name) for name in each.gradients} | set(each.gradients)
         rounded = None
@@ -169,9 +160,9 @@ def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
     with open_session(changed, this.rank, this.device) as session:
         without_dropout(session.engine.stage)
         reader = GradientReader(session)
-        for place, each in zip(this.compared, this.compared_steps, strict=True):
+        for place, each in zip(this.run.compared, this.compared_steps, strict=True):
             if place:
-                _set_stage(session, SharedWeights(this.run.steps[place - 1].weights, like, this.device))
+                _set_stage(session, SharedWeights(each.weights, like, this.device))
             share = _share_of(this, each)
             loss = _sample_by_sample(session, each, share.total_weight)
             gradients = reader.read()

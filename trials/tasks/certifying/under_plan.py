@@ -52,9 +52,11 @@ class PlanStep:
     step: Step
     index: DatasetIndex
     gradients: dict[str, torch.Tensor]
-    """After clipping, float32 on the CPU: of the stage on the first of its ranks, on others none."""
+    """After clipping, float32 on the CPU: of the stage on the first of its ranks, on others none. Only of steps in
+    `PlanRun.compared`: those of all take more memory."""
     weights: dict[str, torch.Tensor]
-    """Weights of the reference after the step, on the same ranks: float32 on the CPU."""
+    """Weights of the reference before the step, float32 on the CPU: of the same ranks and steps, but none of the first
+    step, which has those of the model."""
     updates: tuple[UpdateComparison, ...]
 
 
@@ -71,6 +73,11 @@ class PlanRun:
     epoch: EpochCount
     encoder: Encoder
     faults: tuple[str, ...]
+
+    @property
+    def compared(self) -> tuple[int, ...]:
+        """Places in `steps` of those whose gradients are compared."""
+        return _compared(len(self.steps))
 
 
 class GradientReader:
@@ -126,10 +133,12 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
         faults = [f"{name} is not trained, although the job trains it" for name in idle[:1]]
         faults += _schedule_faults(session, schedule, total)
         reader, steps = GradientReader(session), list[PlanStep]()
+        compared = {numbers[place] for place in _compared(len(numbers))}
         for number, factor in zip(numbers, factors(training, total, numbers), strict=True):
             with closing(run_steps(session, course, range(number, number + 1), schedule)) as run:
                 ((progress, _, _),) = run
             gradients = reader.read()
+            before = dict(plain.weights) if number and number in compared else {}
             plain.update(gradients, factor)
             faults += _rate_faults(state, plain, factor, number, training.learning_rate)
             found = kept(_master_weights(stage.model, state), keeps=leads)
@@ -141,8 +150,8 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
                     loss=progress.loss,
                     step=_step(session, course, number),
                     index=session.index,
-                    gradients={name: each for name, each in gradients.items() if name in plain.weights},
-                    weights=dict(plain.weights),
+                    gradients={name: gradients[name] for name in plain.weights} if number in compared else {},
+                    weights=before,
                     updates=tuple(_updates(found, begun, plain, parts)),
                 )
             )
@@ -191,6 +200,14 @@ def _numbers(schedule: Schedule, total: int) -> tuple[int, ...]:
     late = min(schedule.warmup + 3 * (total - schedule.warmup) // 4, total - 2)
     further = {late, late + 1} if schedule.warmup or schedule.name != "constant" else set[int]()
     return tuple(sorted({number for number in {0, 1} | further if 0 <= number < total}))
+
+
+def _compared(steps: int) -> tuple[int, ...]:
+    """Return the places, among the steps that run, of those whose gradients are compared.
+
+    The first one has the first weights. Errors that come with an update show in the last one.
+    """
+    return tuple(dict.fromkeys((0, steps - 1)))
 
 
 def parts_of(stage: StageModule) -> dict[str, Part]:
