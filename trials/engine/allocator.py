@@ -5,7 +5,7 @@ blocks. Outside of it a device holds the CUDA context of the process, its librar
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,11 @@ _TRIED, _IN_TENSORS = re.compile(rf"[Tt]ried to allocate {_SIZE}"), re.compile(r
 _OF_LIBRARIES = re.compile(
     r"(?:CUDA error:|Cuda failure [\d ]*')\s*out of memory|Failed to CUDA calloc|(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED"
 )
+# What the last two write as well when they cannot make a handle, which has other causes, too.
+_NO_HANDLE = re.compile(r"(?:CUBLAS|CUDNN)_STATUS_NOT_INITIALIZED")
+# A choice, not measured: a handle takes some MiB, and the default limit leaves 1 GiB or more outside of the allocator.
+_HARDLY_ANY = 64 << 20
+"""Free bytes of a device up to which a handle has had no room there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +76,18 @@ def usable_bytes(memory_limit_bytes: int, *, total: int, free: int, reserved: in
     return min(memory_limit_bytes, total - outside)
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether the device had no room: for a tensor, or for what a library takes outside of the allocator."""
-    of_library = isinstance(error, RuntimeError) and _OF_LIBRARIES.search(str(error)) is not None
-    return isinstance(error, torch.OutOfMemoryError) or of_library
+def is_out_of_memory(error: Exception, free_bytes: Callable[[], int]) -> bool:
+    """Return whether the device had no room: for a tensor, or for what a library takes outside of the allocator.
+
+    `free_bytes` reads what is left of the device, where the error alone does not tell. After the error of a kernel,
+    which comes with libraries in the same words, CUDA refuses that, and the RuntimeError passes.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return bool(_OF_LIBRARIES.search(text) or (_NO_HANDLE.search(text) and free_bytes() <= _HARDLY_ANY))
 
 
 def needed_bytes(message: str, limit_bytes: int) -> int:

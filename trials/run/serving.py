@@ -128,9 +128,9 @@ def _lack(error: Exception) -> tuple[int, int] | None:
     """
     if isinstance(error, MemoryExceeded):
         return error.needed_bytes, error.memory_limit_bytes
-    if not is_out_of_memory(error):
-        return None
     try:
+        if not is_out_of_memory(error, lambda: torch.cuda.mem_get_info()[0]):
+            return None
         limit = _allocatable_bytes()
     except RuntimeError:
         return None

@@ -146,6 +146,7 @@ OF_LIBRARIES = {
     "cuBLAS": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
 }
 """Errors of libraries that take memory of the device outside of the allocator."""
+OF_A_KERNEL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize("error", OF_LIBRARIES.values(), ids=OF_LIBRARIES)
@@ -158,6 +159,26 @@ def test_a_library_without_room_is_out_of_memory(
     cause = serving._cause(error, 0, FolderChannel(tmp_path))
     assert isinstance(cause, OutOfMemory)
     assert cause.needed_bytes == cause.limit_bytes == 50 * GIB
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: CUBLAS_STATUS_NOT_INITIALIZED", "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"]
+)
+def test_a_library_without_a_handle_is_out_of_memory_where_hardly_any_is_left(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    case, error = recorded("held-by-others"), RuntimeError(text)
+    (tmp_path / REQUEST).write_text("{}")
+    monkeypatch.setattr(wire, "decode", lambda kind, text: _Request(0))
+    for free, kind in ((20 << 20, OutOfMemory), (GIB, Crash)):
+        Allocator(monkeypatch, case | {"memory": case["memory"] | {"free": free}})
+        assert isinstance(serving._cause(error, 0, FolderChannel(tmp_path)), kind)
+
+    def refused(_: object = None) -> NoReturn:
+        raise OF_A_KERNEL
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refused)
+    assert isinstance(serving._cause(error, 0, FolderChannel(tmp_path)), Crash)
 
 
 def test_a_device_without_room_for_a_context_is_reported_in_the_words_of_cuda(
@@ -178,9 +199,6 @@ def test_a_device_without_room_for_a_context_is_reported_in_the_words_of_cuda(
     assert isinstance(answer.report, FailureReport)
     assert isinstance(answer.report.cause, Crash)
     assert "CUDA error: out of memory" in answer.report.cause.detail
-
-
-OF_A_KERNEL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
 def test_other_errors_and_the_memory_of_the_host_are_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
