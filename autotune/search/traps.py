@@ -2,23 +2,26 @@
 
 import math
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from autotune.machine.device_problems import Finding
+from autotune.machine.devices import device_names, locked
 from autotune.machine.hardware import default_workers
 from autotune.prediction.columns import CONSTANT, WITHOUT_TARGETS, of_kind
+from trials import wire
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, Coefficients, LayerKind, SlowCall, SlowCause
 from trials.costs.layer_costs import LayerCosts
+from trials.errors import AutotuneError
 from trials.job import Job
 from trials.launchers.commands import EXPANDABLE, allocator_setting
 from trials.machine.shared_memory import shared_memory_bytes
+from trials.tasks.profiling.quick_calls import QuickCalls
 from trials.units import number_of
 from trials.workload import Hardware, Workload
 
@@ -96,24 +99,42 @@ class Load:
 
 
 def tried_traps(job: Job, work: Workload, costs: LayerCosts | None, *, runs: bool) -> Iterator[Finding]:
-    """Yield the traps of a job, by its profile, or by layers that are tried for some seconds where a device `runs`."""
-    with redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout, which is for results
-        from trials.tasks.profiling.layer_profile import quick_slow_calls  # noqa: PLC0415 - a search has a profile
+    """Yield the traps of a job, by its profile, or by layers that are tried for some seconds where a device `runs`.
 
+    None are tried while another process uses the device.
+    """
     workers = job.data.workers
     if workers is None:
         workers = default_workers(work.hardware, job.search.parallel, shared_bytes=shared_memory_bytes())
     calls = costs.slow_calls if costs else ()
     try:
         if costs is None and runs:
-            device, has_images = torch.device(work.hardware.accelerator), work.data.vision_units > 0
-            calls = quick_slow_calls(job.model, job.training, device, has_images=has_images)
-    except torch.OutOfMemoryError:
-        yield Finding(
-            what="the device has no room for one layer of each kind, so no convolution or attention was tried",
-            remedy="end what holds its memory, or profile the layers with `autotune profile JOB`",
-        )
+            with locked(device_names(work.hardware, 1)[:1]):
+                calls = _tried_calls(job, work)
+    except AutotuneError as error:
+        why, _, remedy = str(error).rpartition("; ")
+        yield Finding(what=f"no convolution or attention was tried: {why}", remedy=remedy)
     yield from trap_findings(work, calls, costs, workers, os.environ)
+
+
+def _tried_calls(job: Job, work: Workload) -> tuple[SlowCall, ...]:
+    """Return the slow calls of the job's layers on the first device. Raise AutotuneError where they cannot run.
+
+    They run in a process that ends: a device keeps memory for each process until then, and a server of tools lives on.
+    """
+    asked = QuickCalls(
+        model=job.model,
+        training=job.training,
+        accelerator=work.hardware.accelerator,
+        has_images=work.data.vision_units > 0,
+    )
+    command = (sys.executable, "-P", "-m", "trials.tasks.profiling.quick_calls")
+    done = subprocess.run(command, input=wire.encode(asked), capture_output=True, text=True, check=False)
+    if done.returncode:
+        *_, last = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise AutotuneError(f"{last}; free the memory of the device, or measure with `autotune profile JOB`")
+    found: tuple[SlowCall, ...] = wire.decode(tuple[SlowCall, ...], done.stdout)
+    return found
 
 
 def trap_findings(

@@ -36,7 +36,7 @@ from autotune.cli.visible import visible
 from trials.errors import AutotuneError
 
 LOOKS = ("recommend", "doctor", "pack", "predict", "plans", "show", "compare", "studies")
-"""Commands that run nothing on the devices."""
+"""Commands that run nothing on the devices, but `doctor`, which may try single layers of a job for some seconds."""
 RUNS = ("tune", "launch")
 _SHOWN_LINES = 20
 _MOST_OF_A_LINE = 1 << 24

@@ -1,6 +1,7 @@
 """Calls that a device computes slowly: what is looked at, the faster way."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from autotune.cli import main
 from autotune.job_file import load_job
+from autotune.machine.devices import locked
 from autotune.workload import prepare
 from storage.store import open_store
 from tests.programs.users import JobFile
@@ -31,6 +33,14 @@ from trials.tasks.profiling.layer_profile import quick_slow_calls
 from trials.tasks.profiling.slow_calls import Call, Calls, faster_way
 
 CPU = torch.device("cpu")
+SLOW_CONVOLUTION = """
+import torch
+from trials.model import skeleton
+from trials.tasks.profiling import slow_calls
+skeleton.embed_by_matrix = lambda _: None
+slow_calls._seconds = lambda call, _: 0.5 if call.function is torch.conv2d else 0.1
+"""
+"""That it is slow is planted, since times of one device say nothing of another."""
 CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "overlapping": (nn.Conv2d(3, 4, 3), (2, 3, 9, 8)),
     "same": (nn.Conv2d(3, 4, (5, 3), padding="same"), (2, 3, 9, 8)),
@@ -127,19 +137,42 @@ def test_a_convolution_and_attention_with_dropout_are_found_in_their_layers(
     assert scores[2] > 0
 
 
-@pytest.mark.usefixtures("every_call", "home")
-def test_the_doctor_tries_layers_where_no_profile_is_stored(
+def findings_of(job: Path) -> list[tuple[str, str]]:
+    answer = CliRunner().invoke(main, ["doctor", str(job), "--json"])
+    assert answer.exit_code == 0, answer.output
+    return [(each["what"], each["remedy"]) for each in json.loads(answer.stdout)["findings"]]
+
+
+def plant(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each Python process that this one starts run the script first."""
+    (folder / "sitecustomize.py").write_text(script)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+
+
+@pytest.mark.usefixtures("home")
+def test_the_doctor_tries_layers_in_a_process_that_ends_where_no_profile_is_stored(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = JobFile(example, tmp_path)
-    monkeypatch.setattr(skeleton, "embed_by_matrix", lambda _: None)
-    # That it is faster is planted, since times of one device say nothing of another.
-    monkeypatch.setattr(slow_calls, "_seconds", lambda call, _: 0.5 if call.function is torch.conv2d else 0.1)
-    answer = CliRunner().invoke(main, ["doctor", str(job.path), "--json"])
-    assert answer.exit_code == 0, answer.output
-    assert capfd.readouterr().out == ""  # nothing is written past the JSON document
-    (found,) = (each["what"] for each in json.loads(answer.stdout)["findings"] if "of a step" in each["what"])
+    plant(SLOW_CONVOLUTION, tmp_path, monkeypatch)
+    (found,) = (what for what, _ in findings_of(job.path) if "of a step" in what)
     assert "a convolution in the patch embedding that is slow here costs" in found
+    assert capfd.readouterr().out == ""  # nothing is written past the JSON document
+
+
+@pytest.mark.usefixtures("home")
+def test_the_doctor_says_why_no_layers_could_be_tried(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobFile(example, tmp_path)
+    with locked(("cpu",)):
+        ((what, remedy),) = findings_of(job.path)
+    assert what.startswith("no convolution or attention was tried: another autotune process uses the devices")
+    assert remedy == "wait for it, or end it"
+    plant("import sys\nsys.exit('CUDA out of memory; 2 MiB are free')", tmp_path, monkeypatch)
+    ((what, remedy),) = findings_of(job.path)
+    assert what == "no convolution or attention was tried: SystemExit: CUDA out of memory; 2 MiB are free"
+    assert remedy == "free the memory of the device, or measure with `autotune profile JOB`"
 
 
 @pytest.mark.long
