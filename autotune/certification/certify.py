@@ -22,6 +22,7 @@ from autotune.certification.origin import has_known_files, origin_digest
 from autotune.errors import NotCertified
 from autotune.events import Listener, Phase, PhaseBegan, start_events, unheard
 from autotune.folders import certificates_folder
+from autotune.model_shape import count_of_job
 from autotune.plan_check import check_plan, check_samples
 from autotune.workload import Prepared
 from trials.certification import Mixed, Reference
@@ -177,7 +178,7 @@ def _scratch(prepared: Prepared, plan: Plan, folder: Path, *, whole: bool) -> Pa
     job, model = prepared.job, prepared.workload.model
     # A folder that all nodes see, as a training needs one.
     place = folder if job.hardware.launcher == "local" else job.training.output.parent
-    size = model.parameters * model.element_bytes
+    size = _saved_parameters(prepared) * model.element_bytes
     shown = f"{size / (1 << 30):.1f} GiB"
     if size > _SAVED_BYTES and not whole:
         return f"since they are {shown}; `autotune launch JOB --certify` compares them"
@@ -185,6 +186,15 @@ def _scratch(prepared: Prepared, plan: Plan, folder: Path, *, whole: bool) -> Pa
     if shutil.disk_usage(place).free < _SPARE * size:
         return f"since {place} has no room for {shown}"
     return (place / f".certificate-{plan.id}").resolve()
+
+
+def _saved_parameters(prepared: Prepared) -> int:
+    """Return how many parameters the training saves at its end: with LoRA only those that train."""
+    job = prepared.job
+    if not job.training.lora.rank:
+        return prepared.workload.model.parameters
+    counts = count_of_job(job.model, job.training)
+    return counts.every - counts.frozen
 
 
 def _references(prepared: Prepared) -> tuple[Reference, ...]:
