@@ -50,8 +50,8 @@ class Searching:
             return "solving for the plans to try first" if is_search else ""
         # A status comes with each trial, and the time goes on in between.
         left = self._status.seconds_left - (now - self._heard)
-        # The first round of repeats is completed in any case.
-        over = "the time is used up" if is_search else "the time is used up, but every finalist is repeated once"
+        # The first round of repeats is completed in any case, but for baselines that are too slow to win.
+        over = "the time is used up" + ("" if is_search else ", but every plan that may win is repeated once")
         parts = [
             f"{self._status.spent} of at most {number_of(self._status.trials, 'trial')}" if is_search else "",
             *(
