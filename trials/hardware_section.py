@@ -30,7 +30,8 @@ Host = Annotated[str, AfterValidator(_plain_host)]
 
 class HardwareSection(Section):
     devices: Annotated[int, Field(gt=0)] | None = None
-    """Ranks to use, on all nodes together; every visible accelerator when absent, else 2 CPU ranks on each node."""
+    """Ranks to use, on all nodes together; when absent the slots of `hostfile`, else every visible accelerator, else 2
+    CPU ranks on each node."""
     memory_limit: Bytes | None = None
     """Limit of each rank; the device's memory less a reserve when absent."""
     launcher: str = "local"
@@ -43,8 +44,8 @@ class HardwareSection(Section):
     hostfile: Path | None = None
     """File of lines like `node-a slots=8`, relative to the job file, for the launcher deepspeed; this machine first."""
     address: Host | None = None
-    """Name or address of this machine, at which the others reach it; when absent, the one from which the second of
-    `hosts` is reached, or the default route."""
+    """Name or address of this machine, at which the others reach it; when absent, the one from which the second host
+    is reached, or the default route."""
     rendezvous: Literal["static", "c10d"] = "static"
     """How torchrun's agents find each other: static or c10d."""
     start_timeout: Seconds = 300.0

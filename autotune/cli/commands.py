@@ -43,7 +43,7 @@ def main(**_: Any) -> None:
     "trainer",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Configuration of another trainer: DeepSpeed JSON, LLaMA-Factory or ms-swift YAML, or a launch script.",
+    help="Configuration of another trainer: DeepSpeed JSON, LLaMA-Factory, ms-swift, TRL or axolotl YAML, or a script.",
 )
 @click.option("--devices", type=click.IntRange(min=1), help="Ranks. Default: those of FILE, else all devices here.")
 @click.option(
@@ -94,7 +94,9 @@ def tune(options: Options, job: "JobFile", **wanted: Any) -> None:
 @click.option("--steps", type=click.IntRange(min=1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @click.option(
-    "--certify", is_flag=True, help="First compare a step's gradients with a reference; train only if they agree."
+    "--certify",
+    is_flag=True,
+    help="First make a new certificate of the plan (steps, inputs, updates, saved weights); train only if it holds.",
 )
 @RETUNE
 @LAUNCHER

@@ -54,7 +54,11 @@ def vacuum(options: Options) -> None:
 @click.option(
     "--study", "studies", metavar="STUDY", multiple=True, help="A finished study; may be given several times."
 )
-@click.option("--hardware", metavar="NAME", help="Every finished study on devices with NAME in their name.")
+@click.option(
+    "--hardware",
+    metavar="NAME",
+    help="Every finished study on devices with NAME in their name, but archived and imported ones.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this .jsonl file. Default: stdout.")
 @common
 def export(options: Options, studies: tuple[str, ...], hardware: str | None, out: Path | None) -> None:

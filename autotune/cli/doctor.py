@@ -179,7 +179,8 @@ def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[
         f"{units if lengths['most_vision_units'] else ''}; {100 * lengths['target_share']:.3g}% of the tokens are "
         "targets",
         f"Search    `autotune tune JOB` runs at most {number_of(search.trials, 'trial')} in "
-        f"{duration_text(search.time_limit)}; profile, last repeats and certificate come on top",
+        f"{duration_text(search.time_limit)}; profile and certificate come on top, and repeats for which no time is "
+        "left",
     ]
     if data["metadata"]:
         lines.append(f"Unused    {data['metadata']}")

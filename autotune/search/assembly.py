@@ -40,8 +40,8 @@ from trials.units import duration_text, number_of
 
 _COMPILED = (
     "Layers are compiled. New ranks take longer for their first steps, {seconds:.0f} s in the profile: that counts in "
-    "search.trial_timeout and search.time_limit, and is never timed. ZeRO 3 and tensor degrees are not searched, since "
-    "they change what runs inside of a layer"
+    "search.trial_timeout and search.time_limit, and is never timed. ZeRO 3, tensor degrees, layers that "
+    "offload and deferred weight gradients are not searched, since they change what runs inside of a layer"
 )
 
 

@@ -82,9 +82,9 @@ def warn_of_batch(prepared: Prepared, plan: Plan) -> None:
     if not epoch.keeps_batch:
         _log.warning(
             "search.current_plan: a step of %s has about %.0f samples, where training.global_batch_samples is %d, so "
-            "that it learns otherwise than the other plans; set training.global_batch_samples to the samples of your "
-            "steps: where another trainer's batch counts packs, it is that number times the samples of one, which "
-            "`autotune pack JOB` shows for their length as --qt",
+            "that it would learn otherwise than the other plans and is not run; set training.global_batch_samples to "
+            "the samples of your steps: where another trainer's batch counts packs, it is that number times the "
+            "samples of one, which `autotune pack JOB` shows for their length as --qt",
             prepared.job.search.current_plan,
             epoch.batch_samples,
             prepared.job.training.global_batch_samples,
