@@ -1,14 +1,16 @@
 """Full trainings: promised speed, comparison with trainings without autotune, and kills. Prints one JSON object.
 
-    python -m benchmarks.training [--part promises rival loops kills neutral] [--families internvl qwen2_5_vl llava]
-        [--cases example unlimited "free steps" pages tiles] [--rounds 3] [--scale 1.0]
+    python -m benchmarks.training [--part promises rival loops kills neutral recommended]
+        [--families internvl qwen2_5_vl llava] [--cases example unlimited "free steps" pages tiles shards]
+        [--rounds 3] [--scale 1.0]
 
 All trainings are started by the command line, on two ranks. `promises` tunes and trains small models of three families
 on photos. `rival` trains the example in turns with autotune and with `benchmarks/references/hf_trainer.py`, and
-computes the loss on a held-out part with transformers. `loops` trains four cases in turns with autotune and with
+computes the loss on a held-out part with transformers. `loops` trains these cases in turns with autotune and with
 `benchmarks/references/packed_loop.py`, whole epochs of the same samples. `kills` kills one training again and again,
 and compares its losses with those of undisturbed ones. `neutral` trains the example for 300 steps with packs and in
-random order, with three seeds. `--scale` shrinks everything for a quick look; the checks then say less.
+random order, with three seeds. `recommended` trains the models of `promises` with the plans that `autotune recommend`
+gives from a profile. `--scale` shrinks everything for a quick look; the checks then say less.
 """
 
 import argparse
@@ -24,8 +26,10 @@ from benchmarks.full_training.loops import CASES, loops
 from benchmarks.full_training.neutral import neutral
 from benchmarks.full_training.photos import FAMILIES
 from benchmarks.full_training.promises import promises
+from benchmarks.full_training.recommended import recommended
 from benchmarks.full_training.rival import compare
 from benchmarks.output.result import Check, at_least, at_most, finish, show
+from benchmarks.prediction import kendall
 from trials.units import time_setting
 
 Row: TypeAlias = Mapping[str, Any]
@@ -33,6 +37,7 @@ STEPS, SHORT_STEPS = 200, 60
 SAMPLES, HELD_OUT, SEEDS = 800, 200, 3
 LOOP_SAMPLES = 400
 KILLS = 20
+RECOMMENDED_STEPS = 50
 NEUTRAL_STEPS, NEUTRAL_SAMPLES, NEUTRAL_HELD_OUT = 300, 1600, 64
 LOSS_TOLERANCE = 1e-5
 """Relative difference that counts as the same loss: the last bits of a sum may differ between processes."""
@@ -104,6 +109,11 @@ def _neutral(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
     )
 
 
+def _recommended(folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    steps = max(8, round(arguments.scale * RECOMMENDED_STEPS))
+    return recommended(folder / "recommended", steps, arguments.families)
+
+
 def _search(scale: float) -> Mapping[str, Any]:
     return {"trials": max(2, round(scale * 10)), "time_limit": time_setting(max(20.0, scale * 75))}
 
@@ -129,9 +139,10 @@ def check_rival(rows: Sequence[Row]) -> list[Check]:
 
 def check_loops(rows: Sequence[Row]) -> list[Check]:
     found = {row["case"]: row for row in rows if row["part"] == "ratios"}
-    limited = [row for case, row in found.items() if CASES[case][0]]
-    free = [row for case, row in found.items() if not CASES[case][0]]
+    limited = [row for case, row in found.items() if CASES[case].limit]
+    free = [row for case, row in found.items() if not CASES[case].limit]
     same = [row for row in found.values() if row["engine"] is not None]
+    whole = [row["over_whole"][0] for row in limited if row["over_whole"] is not None]
     over_fastest, over_hand = "tuned over the fastest loop", "tuned over the loop's plan in the engine"
     checks = []
     if same:
@@ -142,6 +153,8 @@ def check_loops(rows: Sequence[Row]) -> list[Check]:
         ]
     if limited:
         checks.append(at_least(f"{over_fastest}, with a limit", [row["over_fastest"][0] for row in limited], 1.05))
+    if whole:
+        checks.append(at_least("tuned over the plan that recomputes layers as a whole alone", whole, 1.0))
     if free:
         checks += [
             at_least(f"{over_fastest}, without a limit", [row["over_fastest"][0] for row in free], 1.0),
@@ -167,12 +180,22 @@ def check_neutral(rows: Sequence[Row]) -> list[Check]:
     return [at_most(name, [last["largest_share_of_spread"]], 1.0)]
 
 
+def check_recommended(rows: Sequence[Row]) -> list[Check]:
+    errors = [abs(row["measured_over_predicted"] - 1) for row in rows]
+    pairs = [(row["predicted"], row["measured"]) for row in rows]
+    return [
+        at_most("difference from the recommended samples per second", errors, 0.25),
+        at_least("Kendall's tau of recommended and measured samples per second", [kendall(pairs)], 0.8),
+    ]
+
+
 _PARTS: Mapping[str, Callable[[Path, argparse.Namespace], Iterator[Row]]] = {
     "promises": _promises,
     "rival": _rival,
     "loops": _loops,
     "kills": _kills,
     "neutral": _neutral,
+    "recommended": _recommended,
 }
 _CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
     "promises": check_promises,
@@ -180,13 +203,16 @@ _CHECKS: Mapping[str, Callable[[Sequence[Row]], list[Check]]] = {
     "loops": check_loops,
     "kills": check_kills,
     "neutral": check_neutral,
+    "recommended": check_recommended,
 }
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=_PARTS, default=list(_PARTS))
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of the part promises")
+    parser.add_argument(
+        "--families", nargs="+", choices=FAMILIES, default=list(FAMILIES), help="of promises and recommended"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the part loops")
     parser.add_argument("--rounds", type=int, default=3, help="of the part loops")
     parser.add_argument("--scale", type=float, default=1.0)

@@ -6,7 +6,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,20 @@ import numpy as np
 from PIL import Image
 
 from autotune import Plan, SampleDataset
+from autotune.job_file import load_job
+from autotune.prediction.predictor import Predictor
+from autotune.search.execution.profiling import stored_costs
+from autotune.search.solver.limits import Limits
+from autotune.search.solver.solver import Solver
+from autotune.search.space.feasible import feasible_space
+from autotune.workload import prepare
 from benchmarks.cases import pages
-from benchmarks.full_training.following import autotune, run
+from benchmarks.full_training.following import CommandFailed, autotune, run
 from benchmarks.full_training.jobs import make_example, write_job
 from benchmarks.full_training.rival import drawn
 from benchmarks.full_training.turns import Command, Timed, in_turns
+from benchmarks.machines.analytic import without_deferral, without_selective
+from storage.store import open_store
 from trials import wire
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.plan import SIMPLE_PACKER, Layout, Packed
@@ -30,8 +39,9 @@ _PACKS = (1, 2, 4)
 """Packs of a rank and step for which lengths are swept."""
 _TILE = 56
 _ALIKE = ("tuned", "loop with our packs")
-_RIVALS = ("loop, matched", "loop, random", "loop, all rows")
-"""Sides that a person has without autotune."""
+_HAND, _WHOLE = "engine, loop's plan", "engine, layers recomputed as a whole"
+_RIVAL = "loop, "
+"""How the names of sides begin that a person has without autotune."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,8 @@ class _Case:
     model: Path
     data: Path
     limit: int | None
+    loops: Mapping[str, Mapping[str, Any]]
+    """Sides that a person has without autotune, with the settings in which they differ."""
     plan: Plan
     plan_id: str
 
@@ -81,13 +93,15 @@ def ratios(rounds: Sequence[Mapping[str, Timed]], equal_packs: Sequence[Mapping[
         "speeds": {side: statistics.median(sides[side].samples_per_second for sides in rounds) for side in rounds[0]},
         "engine": over("tuned", "loop with our packs", equal_packs),
         "over_fastest": _median_least_most(
-            sides["tuned"].samples_per_second / max(sides[each].samples_per_second for each in _RIVALS if each in sides)
+            sides["tuned"].samples_per_second
+            / max(timed.samples_per_second for side, timed in sides.items() if side.startswith(_RIVAL))
             for sides in rounds
         ),
         "over_random": over("tuned", "loop, random"),
         "over_matched": over("tuned", "loop, matched"),
         "over_all_rows": over("tuned", "loop, all rows"),
-        "over_hand": over("tuned", "engine, loop's plan"),
+        "over_hand": over("tuned", _HAND),
+        "over_whole": over("tuned", _WHOLE),
         "packs": over("loop with our packs", "loop, matched"),
     }
 
@@ -109,8 +123,9 @@ def difference(sides: Mapping[str, Timed]) -> float | None:
 
 
 def _tuned(folder: Path, name: str, samples: int, search: Mapping[str, Any]) -> _Case:
-    limit, training, make = CASES[name]
-    source, data = make(folder, samples)
+    setting = CASES[name]
+    limit, training, loops = setting.limit, setting.training, setting.loops
+    source, data = setting.make(folder, samples)
     model = drawn(source, folder / "drawn", 0)
     job = write_job(
         folder / "job.yaml",
@@ -129,6 +144,7 @@ def _tuned(folder: Path, name: str, samples: int, search: Mapping[str, Any]) -> 
         model=model,
         data=data,
         limit=limit << 20 if limit else None,
+        loops=loops,
         plan=wire.decode(Plan, json.dumps(document["plan"])),
         plan_id=document["id"],
     )
@@ -167,16 +183,38 @@ def _pages(folder: Path, samples: int) -> tuple[Path, Path]:
     return folder / "model", folder / "data" / "train.jsonl"
 
 
-# The matched loop has steps of 4 to 25 samples, whose lengths vary 11 times as much as those of random ones.
-_AS_FREE: Mapping[str, Any] = {"batch_tolerance": 0.9, "step_variance": 20.0}
-CASES: Mapping[str, tuple[int | None, Mapping[str, Any], Callable[[Path, int], tuple[Path, Path]]]] = {
-    "example": (200, {}, _example),
-    "unlimited": (None, {}, _example),
-    "free steps": (None, _AS_FREE, _example),
-    "pages": (220, {}, _pages),
-    "tiles": (200, {}, _tiles),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """How the job of a case is made, and the loops that are its rivals."""
+
+    make: Callable[[Path, int], tuple[Path, Path]]
+    """Makes the model and a number of samples in a folder, and returns their paths."""
+    limit: int | None = None
+    """MiB of a rank."""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    loops: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: {
+            "loop, random": {"matched": False},
+            "loop, matched": {},
+            "loop, all rows": {"target_rows": False},
+        }
+    )
+
+
+CASES: Mapping[str, _Setting] = {
+    "example": _Setting(make=_example, limit=200),
+    "unlimited": _Setting(make=_example),
+    # The matched loop has steps of 4 to 25 samples, whose lengths vary 11 times as much as those of random ones.
+    "free steps": _Setting(make=_example, training={"batch_tolerance": 0.9, "step_variance": 20.0}),
+    "pages": _Setting(make=_pages, limit=220),
+    "tiles": _Setting(make=_tiles, limit=200),
+    # Whole weights and gradients with moments in shards (ZeRO 1) take 68 MiB, and 8 MiB more in the least packs.
+    "shards": _Setting(
+        make=_example,
+        limit=75,
+        loops={"loop, shards": {"shards": True}, "loop, shards, random": {"shards": True, "matched": False}},
+    ),
 }
-"""MiB of a rank, settings of the training, and what makes the model and the data."""
 
 
 # --- sides ---
@@ -188,25 +226,24 @@ def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[s
     tokens = BATCH / RANKS * index.text_tokens.sum() / len(index)
     lengths = [int(tokens / packs) for packs in _PACKS]
     swept: dict[str, Any] = {}
-    for name, changes in {
-        "loop, random": {"matched": False},
-        "loop, matched": {},
-        "loop, all rows": {"target_rows": False},
-    }.items():
+    for name, changes in case.loops.items():
         sweep = _loop(case, case.folder / f"sweep {name}", lengths=lengths, steps=1, **changes)
         ended = run(sweep.words, sweep.folder, sweep.progress, sweep.environment)
         found = json.loads(next(line for line in ended.printed.splitlines() if line.startswith('{"length"')))
-        swept[name] = changes | {"lengths": [found["length"]], "recomputed": found["recomputed"]}
-    hand = _by_hand(case.plan, swept["loop, matched"])
+        swept[name] = {**changes, "lengths": [found["length"]], "recomputed": found["recomputed"]}
     sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
     sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
-    sides["engine, loop's plan"] = partial(_launch, case, plan=hand)
+    if "loop, matched" in swept:  # the engine gathers a layer ahead, for which loops with shards leave no memory
+        sides[_HAND] = partial(_launch, case, plan=_by_hand(case.plan, swept["loop, matched"]))
+    whole = _whole_layers(case)
+    if whole != case.plan:
+        sides[_WHOLE] = partial(_launch, case, plan=whole)
     levels = [level for stage in case.plan.stages for level in stage.recomputed]
     # The loop recomputes layers as a whole, so it cannot run plans that recompute some selectively.
     is_whole = not any(level.selective(tower) for level in levels for tower in TOWERS)
     if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1 and is_whole:
         sides["loop with our packs"] = partial(_loop, case, packs=str(_packs(case)))
-    return sides, {"plan": json.loads(case.plan.document), "swept": swept}
+    return sides, {"plan": json.loads(case.plan.document), "whole": json.loads(whole.document), "swept": swept}
 
 
 def _by_hand(plan: Plan, swept: Mapping[str, Any]) -> Plan:
@@ -219,6 +256,19 @@ def _by_hand(plan: Plan, swept: Mapping[str, Any]) -> Plan:
         layout=Layout(pipeline=1, data=RANKS, zero=0),
         stages=(Stage(**layers, recompute_vision=freed[0], recompute_language=freed[1]),),
     )
+
+
+def _whole_layers(case: _Case) -> Plan:
+    """Return the plan of least predicted time of those that recompute layers as a whole alone, and defer nothing."""
+    prepared = prepare(load_job(case.job), case.folder / "whole")
+    with open_store() as store:
+        profiled = stored_costs(prepared.workload, store)
+    if profiled is None:
+        raise CommandFailed(f"the search of {case.job} has stored no profile")
+    costs = without_deferral(without_selective(profiled))
+    predictor = Predictor(costs, prepared.epoch, prepared.workload.model.element_bytes)
+    space = feasible_space(prepared.workload, Solver(predictor, Limits.of(prepared.workload)), remedy="")
+    return min(space.starts, key=predictor.epoch_seconds)
 
 
 def _packs(case: _Case) -> Path:

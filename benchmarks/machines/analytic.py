@@ -164,6 +164,17 @@ def without_selective(costs: LayerCosts) -> LayerCosts:
     )
 
 
+def without_deferral(costs: LayerCosts) -> LayerCosts:
+    """Return the costs for plans whose stages defer no weight gradients."""
+    return replace(
+        costs,
+        layers=tuple(
+            (kind, replace(cost, weight_seconds=NOTHING, deferral_seconds=NOTHING, weight_bytes=NOTHING))
+            for kind, cost in costs.layers
+        ),
+    )
+
+
 def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> Iterator[Exchange]:
     """Yield what data ranks exchange that hold weights in shards: each receives all but its own, as in a ring."""
     rate = (shares - 1) / shares / device.link_bytes_per_second

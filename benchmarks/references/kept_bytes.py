@@ -1,9 +1,24 @@
-"""A meter of what autograd keeps, for the plain packed loop. Imports nothing from autotune."""
+"""Bytes of the plain packed loop: static ones, and a meter of what autograd keeps. Imports nothing from autotune."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
+
+_STATIC, _GATHERED = 16, 8
+"""Bytes of a float32 parameter: weight, gradient, and AdamW's two moments; weight and gradient alone."""
+
+
+def static_bytes(model: nn.Module, layers: Sequence[nn.Module], ranks: int) -> int:
+    """Return the static bytes of a rank where `ranks` hold the model in shards.
+
+    With several of them the largest layer has its weights and gradients at once, and no other has.
+    """
+    static = _STATIC * sum(each.numel() for each in model.parameters() if each.requires_grad)
+    if ranks == 1:
+        return static
+    return static // ranks + _GATHERED * max(sum(each.numel() for each in layer.parameters()) for layer in layers)
 
 
 class Kept:

@@ -5,7 +5,8 @@
 Imports nothing from autotune. Samples are tokenised once, packed first-fit-decreasing to one length, and dealt to the
 ranks in random order, or sorted by cost in rows. DistributedDataParallel averages gradients; each sample has an
 attention call of its own, on a GPU all have one call of FlashAttention; head and loss are computed for labelled rows,
-or for all. With several lengths in a run, each is tried for a few steps, under a memory limit also with the vision
+or for all. `shards` is for models that one rank cannot hold: `fully_shard` in place of DistributedDataParallel, layer
+by layer. With several lengths in a run, each is tried for a few steps, under a memory limit also with the vision
 layers or all layers recomputed, and the fastest that keeps to the limit is used.
 """
 
@@ -22,6 +23,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -31,13 +33,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from benchmarks.references.kept_bytes import Kept
+from benchmarks.references.kept_bytes import Kept, static_bytes
 from benchmarks.references.loop_data import IGNORED, Batch, Data, Packs
 from benchmarks.references.packs_by_hand import attend_to, first_fit_decreasing
 from benchmarks.references.precision import Optimizer, Precision, dtype_of, rounding
-
-STATIC_BYTES = 16
-"""Of a float32 parameter: weight, gradient, and AdamW's two moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +64,8 @@ class Run:
     memory_limit: int | None = None
     """Most bytes of a rank: weights, gradients, moments, and what autograd keeps; on a GPU, those of torch's allocator.
     """
+    shards: bool = False
+    """Hold weights, gradients and moments in shards, and gather the weights of a layer for each pass; on CPUs alone."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     precision: Precision = "float32"
@@ -157,9 +158,7 @@ class Packed(torch.nn.Module):
 
     def recompute(self, vision: int, language: int) -> None:
         """Recompute the first layers of each tower in the backward pass."""
-        inner = self.model.model
-        tower = inner.vision_tower.encoder.layer if self._data.is_tiled else inner.visual.blocks
-        for layers, count in ((tower, vision), (inner.language_model.layers, language)):
+        for layers, count in zip(self.towers, (vision, language), strict=True):
             for number, layer in enumerate(layers):
                 layer.gradient_checkpointing = number < count
                 layer._gradient_checkpointing_func = _checkpoint
@@ -179,10 +178,13 @@ class Packed(torch.nn.Module):
         return [len(each.ids) * language + each.units * per_unit * seeing for each in self._data.samples]
 
     @property
-    def layers(self) -> tuple[int, int]:
+    def towers(self) -> tuple[Any, Any]:
+        """Layers of the vision and of the language model."""
         inner = self.model.model
-        tower = inner.vision_tower.encoder.layer if self._data.is_tiled else inner.visual.blocks
-        return len(tower), len(inner.language_model.layers)
+        return (
+            inner.vision_tower.encoder.layer if self._data.is_tiled else inner.visual.blocks,
+            inner.language_model.layers,
+        )
 
 
 def _model(run: Run) -> PreTrainedModel:
@@ -203,25 +205,29 @@ def _checkpoint(function: Any, *inputs: Any, **options: Any) -> Any:
 # --- memory ---
 
 
-def peak_bytes(packed: Packed, extremes: Sequence[Sequence[int]]) -> int:
-    """Return the most bytes of some packs on the CPU, static ones included."""
+def peak_bytes(packed: Packed, extremes: Sequence[Sequence[int]], ranks: int = 1) -> int:
+    """Return the most bytes of some packs on the CPU, static ones included, which `ranks` hold in shards."""
     kept = Kept(list(packed.parameters()))
     for batch in packed.batches(extremes):
         with kept.watch():
             packed(batch).backward()
         packed.zero_grad(set_to_none=True)
-    return kept.most + STATIC_BYTES * sum(each.numel() for each in packed.parameters() if each.requires_grad)
+    return kept.most + static_bytes(packed, [layer for tower in packed.towers for layer in tower], ranks)
 
 
 def fits(run: Run, packed: Packed, optimizer: Optimizer, packs: Sequence[list[int]]) -> bool:
-    """Return whether the packs with most tokens and most units fit on all ranks."""
+    """Return whether the packs with most tokens and most units fit on all ranks.
+
+    `packed` is a whole model, also where ranks train with shards.
+    """
     samples = packed._data.samples
     extremes = [
         max(packs, key=lambda one: sum(len(samples[n].ids) for n in one)),
         max(packs, key=lambda one: sum(samples[n].units for n in one)),
     ]
     if run.device == "cpu":
-        over = run.memory_limit is not None and peak_bytes(packed, extremes) > run.memory_limit
+        ranks = dist.get_world_size() if run.shards else 1
+        over = run.memory_limit is not None and peak_bytes(packed, extremes, ranks) > run.memory_limit
     else:
         try:
             _step(packed, packed, optimizer, [extremes], packed.batches(extremes), alone=True)
@@ -254,8 +260,10 @@ def train(run: Run) -> None:
     for parameter in packed.parameters():  # what no loss depends on, such as InternVL's last norm
         parameter.requires_grad_(parameter.grad is not None)
     packed.zero_grad(set_to_none=True)
-    ranks = dist.get_world_size()
-    replica = DistributedDataParallel(packed, gradient_as_bucket_view=True) if ranks > 1 else packed
+    measured = Packed(run, data) if run.shards else packed
+    for mine, whole in zip(packed.parameters(), measured.parameters(), strict=True):
+        whole.requires_grad_(mine.requires_grad)
+    replica = _replica(run, packed)
     optimizer = Optimizer(packed.parameters(), learning_rate=run.learning_rate, weight_decay=run.weight_decay)
     freed = None
     if run.packs:
@@ -263,7 +271,7 @@ def train(run: Run) -> None:
         steps: Steps = [[[samples for samples, _ in of_rank] for of_rank in step] for step in given]
         freed = [[[layers for _, layers in of_rank] for of_rank in step] for step in given]
     else:
-        steps = _swept(run, data, packed, replica, optimizer)
+        steps = _swept(run, packed, replica, optimizer, measured)
     steps = steps[: run.steps]
     batches = packed.batches([pack for step in steps for pack in step[dist.get_rank()]])
     start = time.perf_counter()
@@ -279,6 +287,17 @@ def train(run: Run) -> None:
             with Path(run.progress).open("a") as file:
                 file.write(f"{json.dumps(line)}\n")
         start = now
+
+
+def _replica(run: Run, packed: Packed) -> Any:
+    """Return the module that makes the passes, and averages gradients of the ranks."""
+    if run.shards:
+        for unit in (*packed.towers[0], *packed.towers[1], packed):  # the last has all weights outside of layers
+            fully_shard(unit)
+        return packed
+    if dist.get_world_size() == 1:
+        return packed
+    return DistributedDataParallel(packed, gradient_as_bucket_view=True)
 
 
 def _step(
@@ -308,7 +327,8 @@ def _step(
     for number in range(len(step[rank])):
         if freed:
             packed.recompute(*freed[number])
-        waits = ranks > 1 and number + 1 < len(step[rank])
+        # Gradients of whole layers would take the memory that shards save.
+        waits = isinstance(replica, DistributedDataParallel) and number + 1 < len(step[rank])
         with replica.no_sync() if waits else nullcontext():
             loss = replica(next(batches)) * (ranks / targets)
             loss.backward()
@@ -319,16 +339,20 @@ def _step(
     return float(total) / ranks
 
 
-def _swept(run: Run, data: Data, packed: Packed, replica: Any, optimizer: Optimizer) -> Steps:
-    """Return the steps with the fastest length; set what is recomputed. All ranks choose alike."""
+def _swept(run: Run, packed: Packed, replica: Any, optimizer: Optimizer, measured: Packed) -> Steps:
+    """Return the steps with the fastest length; set what is recomputed. All ranks choose alike.
+
+    `measured` is a whole model, which says what fits.
+    """
     found: list[tuple[float, int, tuple[int, int]]] = []
     before = {name: each.cpu().clone() for name, each in packed.state_dict().items()}
-    costs = packed.costs
+    (vision, language), data, costs = packed.towers, packed._data, packed.costs
     mean = sum(costs) / len(costs)
-    for length, freed in variants(run, packed.layers):
-        packed.recompute(*freed)
+    for length, freed in variants(run, (len(vision), len(language))):
+        for model in (packed, measured):
+            model.recompute(*freed)
         steps = steps_of(data, run, length, costs)
-        if not fits(run, packed, optimizer, [pack for step in steps for of in step for pack in of]):
+        if not fits(run, measured, optimizer, [pack for step in steps for of in step for pack in of]):
             continue
         chosen = steps[:: max(1, len(steps) // 6)][:6]
         batches = packed.batches([pack for step in (chosen[0], *chosen) for pack in step[dist.get_rank()]])

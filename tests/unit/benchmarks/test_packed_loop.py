@@ -1,5 +1,8 @@
 """The plain packed loop takes the samples that autotune takes, and packs each once."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.attention import varlen
 
+from benchmarks.references.kept_bytes import static_bytes
 from benchmarks.references.loop_data import Data
 from benchmarks.references.packed_loop import Run, variants
 from benchmarks.references.packs_by_hand import attend_to, first_fit_decreasing, packed_flash, per_sample
@@ -94,3 +98,34 @@ def test_a_limit_makes_the_loop_try_each_switch_of_recomputation(
 ) -> None:
     run = Run(model="", data="", progress="", lengths=(7, 5), memory_limit=limit, recomputed=recomputed)
     assert list(variants(run, (12, 8))) == [(length, layers) for length in (7, 5) for layers in expected]
+
+
+def test_shards_leave_a_rank_its_part_and_one_layer_as_a_whole() -> None:
+    layers = [nn.Linear(3, 3, bias=False), nn.Linear(5, 4, bias=False)]
+    model = nn.Sequential(*layers, nn.Linear(1, 1, bias=False))
+    assert static_bytes(model, layers, ranks=1) == 30 * 16
+    assert static_bytes(model, layers, ranks=2) == 30 * 16 // 2 + 20 * 8
+    layers[0].requires_grad_(False)
+    assert static_bytes(model, layers, ranks=1) == 21 * 16
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recomputed", [(0, 0), (12, 8)])
+def test_shards_change_no_loss(example: Path, tmp_path: Path, recomputed: tuple[int, int]) -> None:
+    given = {
+        "model": str(example / "model"),
+        "data": str(example / "data" / "train.jsonl"),
+        "lengths": [258],
+        "steps": 3,
+    }
+    losses = []
+    for shards in (False, True):
+        progress = tmp_path / f"{shards}.jsonl"
+        run = {**given, "progress": str(progress), "recomputed": recomputed, "shards": shards}
+        (tmp_path / "runs.json").write_text(json.dumps([run]))
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        words = [*launcher, "-m", "benchmarks.references.packed_loop", str(tmp_path / "runs.json")]
+        subprocess.run(words, check=True, cwd=Path(__file__).parents[3], capture_output=True, timeout=300)
+        losses.append([json.loads(line)["loss"] for line in progress.read_text().splitlines()])
+    assert len(losses[0]) == 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
