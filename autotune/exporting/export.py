@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -120,11 +121,26 @@ def export_plan(
 
 
 def _nodes(forecaster: Forecaster, ranks: int) -> int:
-    """Return the nodes that the ranks need: of those of the job, or else of those that were profiled."""
+    """Return the nodes that the ranks need: of those of the job, or else of those that were profiled.
+
+    Raise ExportError for ranks that cannot be equal on them.
+    """
     stated, hardware = forecaster.job.hardware, forecaster.workload.hardware
     if nodes := stated.nodes or len(stated.hosts or ()):
-        hardware = replace(hardware, devices=stated.devices or hardware.devices, nodes=nodes)
-    return hardware.resized(ranks).nodes
+        # A profile may be of fewer devices than the job has nodes.
+        hardware = replace(hardware, devices=max(stated.devices or hardware.devices, nodes), nodes=nodes)
+
+    def are_equal(ranks: int) -> bool:
+        return ranks % hardware.resized(ranks).nodes == 0
+
+    nodes = hardware.resized(ranks).nodes
+    if not are_equal(ranks):
+        fewer, more = (next(filter(are_equal, count(ranks, step))) for step in (-1, 1))
+        raise ExportError(
+            f"the {ranks} ranks of the plan cannot be equal on {nodes} nodes; give --devices {fewer} or {more}, or a "
+            "--plan of as many"
+        )
+    return nodes
 
 
 def _held_out(job: Job) -> DatasetIndex | None:

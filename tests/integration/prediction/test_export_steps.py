@@ -13,7 +13,7 @@ import pytest
 from autotune.draft.arguments import read_arguments
 from autotune.forecast.profile_file import ProfiledCosts
 from autotune.job_file import load_job
-from tests.programs.users import JobFile, document
+from tests.programs.users import JobFile, document, refusal
 from tests.values.data import record, write_records
 from tests.values.forecast import IN_BFLOAT16
 from tests.values.training import PACKED, plan_of
@@ -68,6 +68,25 @@ def test_ranks_are_started_on_the_nodes_that_were_profiled(
     ):
         found, _ = exported("ms-swift", plan, "--devices", "4")
         assert found["command"] == command
+
+
+@pytest.mark.parametrize(("ranks", "possible"), [(5, "4 or 6"), (7, "6 or 8"), (13, "12 or 16")])
+def test_ranks_that_cannot_be_equal_on_the_nodes_are_refused(
+    ranks: int, possible: str, job: JobFile, profile: Path, plan_file: Callable[[Plan], Path]
+) -> None:
+    job.spoil(hardware={"devices": 8, "nodes": 2, "memory_limit": "200MiB"})
+    plan = replace(HELD_BY_ALL, layout=replace(HELD_BY_ALL.layout, data=ranks), packing=Padded(samples=1))
+    options = ("--plan", plan_file(plan), "--devices", str(ranks), "--device-profile", profile)
+    code, error = refusal("export", job.path, "--to", "ms-swift", *options, "--out", profile.with_name("out"))
+    assert code == 2
+    assert f"the {ranks} ranks of the plan cannot be equal on " in error
+    assert f"give --devices {possible}, or " in error
+
+
+def test_a_profile_may_be_of_fewer_devices_than_the_job_has_nodes(job: JobFile, exported: Exported) -> None:
+    job.spoil(hardware={"nodes": 4, "memory_limit": "200MiB"})
+    found, _ = exported("ms-swift", HELD_BY_ALL)
+    assert found["command"] == "NNODES=2 NPROC_PER_NODE=1 swift sft sft.yaml"
 
 
 def test_a_script_in_a_folder_with_a_blank_is_started(
