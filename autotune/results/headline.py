@@ -85,11 +85,12 @@ def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], 
 
 def _same_learning(best: BestPlan, stated: Callable[[float, float], str]) -> Iterator[str]:
     """Yield the gain over the fastest baseline that learns what the job asks for, where the fastest of all does not."""
-    same = [each for each in best.baselines if each.is_neutral and each.left_out is None and not each.is_best]
+    same = [each for each in best.baselines if each.is_neutral and each.left_out is None]
     if same:
         over = min(same, key=lambda each: each.gain)
         gain = stated(over.gain, over.gain_error)
-        yield f"{gain} times as fast as {_named(over.role)}, the fastest that does not change what is learned"
+        than = "it is that of" if over.is_best else f"{gain} times as fast as"
+        yield f"{than} {_named(over.role)}, the fastest that does not change what is learned"
 
 
 def _current(best: BestPlan) -> Baseline | None:

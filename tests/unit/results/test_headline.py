@@ -128,3 +128,14 @@ def test_present_settings_that_are_nearly_the_fastest_baseline_are_said_to_be_as
 def test_a_baseline_that_won_is_named_as_the_best_plan() -> None:
     assert said({"packed": (1.0, 0.0), "default": (2.0, 0.1)}) == "The best plan found is that of packed"
     assert said({"current-plan": (1.0, 0.0)}) == "The best plan found is that of your present settings"
+
+
+def test_a_baseline_that_won_is_named_next_to_a_faster_one_that_changes_what_is_learned() -> None:
+    best = best_over({"hbp": (0.95, 0.01), "packed": (1.0, 0.0), "default": (1.2, 0.02)})
+    changing, *others = best.baselines
+    found = headline_of(replace(best, baselines=(replace(changing, is_neutral=False), *others)))
+    assert found is not None
+    assert found.text == (
+        "The best plan trains 0.95 +- 0.01 times as fast as hbp, the fastest baseline, which changes what is learned; "
+        "it is that of packed, the fastest that does not change what is learned"
+    )
