@@ -11,13 +11,14 @@ from autotune.errors import ProfileError, TrialsKeepFailing
 from autotune.events import Listener, Note, Phase, PhaseBegan, unheard
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.fit.costs import fit_costs
-from autotune.prediction.fit.profiled_sizes import beyond_profile, largest_sizes, whole_images
+from autotune.prediction.fit.profiled_sizes import beyond_profile, largest_sizes, serving_both, whole_images
 from autotune.search.execution.failures import with_remedy
 from autotune.workload import Prepared
 from storage.store import Store
 from trials import wire
 from trials.costs.layer import NOISE_LIMIT
 from trials.costs.layer_costs import LayerCosts
+from trials.costs.profiled_sizes import ProfiledSizes
 from trials.errors import WireError
 from trials.plan import Layout, Padded, Plan, ZeroStage
 from trials.run.pool import Answers, Pool
@@ -43,10 +44,11 @@ def layer_costs(
     """Return the stored costs of this model on this hardware and software, or profile the layers and store the costs.
 
     They are profiled when `fresh`, and when there is no stored profile, one of another version, or one of data with
-    other sizes. Raise what `profile_layers` raises.
+    other sizes, whose sizes the new one has as well where one profile can. Raise what `profile_layers` raises.
     """
     work = prepared.workload
-    if not fresh and (stored := stored_costs(work, store)) is not None:
+    stored = None if fresh else stored_costs(work, store)
+    if stored is not None:
         why = beyond_profile(stored.sizes, work.data, work.model)
         if why is None:
             _warn_of_conditions(stored)
@@ -54,7 +56,7 @@ def layer_costs(
         listener(Note(text=f"The layers are profiled again: {why}"))
     layers = "compiled layers" if prepared.job.training.compile else "layers"
     listener(PhaseBegan(phase=Phase.PROFILE, text=f"Profiling the {layers} on {work.hardware}"))
-    costs = profile_layers(prepared, pool, logs)
+    costs = profile_layers(prepared, pool, logs, also=None if stored is None else stored.sizes)
     store.save_layer_profile(*_keys(work), wire.encode(costs))
     return costs
 
@@ -74,16 +76,24 @@ def _keys(work: Workload) -> tuple[str, str, Software]:
 
 
 def profile_layers(
-    prepared: Prepared, pool: Pool, logs: Path, watch: Callable[[Hardware], Watch] = MachineWatch
+    prepared: Prepared,
+    pool: Pool,
+    logs: Path,
+    watch: Callable[[Hardware], Watch] = MachineWatch,
+    *,
+    also: ProfiledSizes | None = None,
 ) -> LayerCosts:
-    """Time the layers on all devices of the job at once.
+    """Time the layers on all devices of the job at once, for its data and where that can be for sizes of others.
 
     Raise TrialsKeepFailing, with where the ranks' logs are, when a rank fails, and ProfileError for measurements that
     cannot be right. Times that stay noisy are marked in the costs, and logged as a warning, as is what disturbed the
     machine meanwhile.
     """
-    model, hardware = prepared.workload.model, prepared.workload.hardware
+    data, model, hardware = prepared.workload.data, prepared.workload.model, prepared.workload.hardware
     devices = hardware.devices
+    largest = largest_sizes(data, model)
+    if also is not None:
+        largest = serving_both(largest, also)
     timeout = prepared.job.search.trial_timeout
     # Each rank times every kind of layer, so any plan of the devices serves.
     whole = Plan(
@@ -92,7 +102,7 @@ def profile_layers(
         stages=(Stage(vision=model.vision_layers, language=model.language_layers),),
     )
     try:
-        task = design(prepared.workload.data, model, zero_stages(model, devices), hardware.of_node, timeout)
+        task = design(data, model, zero_stages(model, devices), hardware.of_node, timeout, largest=largest)
         with watch(hardware) as watched:
             answer = pool.ask(prepared.request(whole, task), timeout)
     except WireError as error:  # a time that is no number has no JSON
@@ -104,7 +114,7 @@ def profile_layers(
     reports = [report for report in answer.reports if isinstance(report, ProfileReport)]
     costs = replace(
         fit_costs(reports, hardware.nodes),
-        sizes=largest_sizes(prepared.workload.data, model),
+        sizes=largest,
         shortened=reports[0].shortened,
         disturbance=disturbance(watched.conditions, hardware),
     )
@@ -136,9 +146,17 @@ def _warn_of_conditions(costs: LayerCosts) -> None:
 
 
 def design(
-    data: DataProfile, model: ModelShape, zero: tuple[ZeroStage, ...], of_node: int, timeout_seconds: float
+    data: DataProfile,
+    model: ModelShape,
+    zero: tuple[ZeroStage, ...],
+    of_node: int,
+    timeout_seconds: float,
+    *,
+    largest: ProfiledSizes | None = None,
 ) -> Profile:
     """Return sizes that span the packs of this data, and separate the costs of units, tokens and squares.
+
+    They go up to `largest`, where it is given.
 
     Units grow by equal factors, and are 0 for a model without a vision side. Some packs hold one sample, others many
     short ones: of four short samples' tokens, one sample has four times the sum of squared lengths. For the curves,
@@ -146,7 +164,7 @@ def design(
     several such images. Exchanges of ranks have a part of the timeout, so that slow links cannot make the profile
     exceed it.
     """
-    largest = largest_sizes(data, model)
+    largest = largest or largest_sizes(data, model)
     units, of_image, tokens = largest.units, largest.image_units, largest.tokens
     short = max(1, tokens // 16)
     mean = data.text_tokens / data.samples
