@@ -102,7 +102,7 @@ def trusted(
         listener(Note(text=f"Taking plan {best.plan.id}, not {rival.plan_id}; {rival}"))
         return of_winner(best)
     listener(Note(text=f"Taking plan {rival.plan_id}, not {best.plan.id}; {rival}"))
-    return of_tried(store.find_plan(rival.plan_id, lambda _: best.workload))
+    return of_tried(store.find_plan(rival.plan_id, lambda *_: best.workload))
 
 
 def choose_plan(
@@ -130,7 +130,7 @@ def choose_plan(
     given = _given(wanted)
     try:
         # By its id, so that a file of a plan that was tried gets what its trials say.
-        tried = store.find_plan(given.id if isinstance(given, Plan) else given, lambda _: now)
+        tried = store.find_plan(given.id if isinstance(given, Plan) else given, lambda *_: now)
     except UnknownRecord:
         own = given if isinstance(given, Plan) else _trained(given, output)
         if own is None:
@@ -182,7 +182,7 @@ def _obstacle(store: Store, now: Workload, plan: Plan) -> str:
     if (needed := plan.layout.world_size) > now.hardware.devices:
         return f"it needs {needed} devices, and the job has {now.hardware.devices}"
     with suppress(UnknownRecord):
-        tried = store.find_plan(plan.id, lambda _: now)
+        tried = store.find_plan(plan.id, lambda *_: now)
         found = validity(tried.workload, now, imported_from=tried.imported_from)
         return _reasons(found) or _too_large(store, now, tried, found)
     return ""

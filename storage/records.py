@@ -289,6 +289,8 @@ class BestPlan:
     """Name of the database that it was imported from; None for a local winner."""
     trainer: str | None = None
     """Trainer within whose limits the study searched; None without one."""
+    parallel: int = 1
+    """Groups of ranks on which trials ran at the same time."""
 
     def __post_init__(self) -> None:
         _check_speed(self.estimated_samples_per_second)
@@ -296,10 +298,7 @@ class BestPlan:
 
     @property
     def fastest_baseline(self) -> Baseline | None:
-        """The baseline with which a gain is stated first; None where none was measured.
-
-        It is one that the trainer of the search can hold, if any was measured.
-        """
+        """The one with which a gain is stated first: if any, of those that the trainer can hold; None without any."""
         held = [baseline for baseline in self.baselines if baseline.left_out is None]
         return min(held or self.baselines, key=lambda baseline: baseline.gain, default=None)
 

@@ -17,7 +17,7 @@
 Fields that are not listed mean `re-measure`, so that a new field cannot make a stale plan look valid.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias, cast
@@ -25,8 +25,15 @@ from typing import Any, TypeAlias, cast
 from trials.units import size_setting
 from trials.workload import Workload
 
-Now: TypeAlias = Callable[[Workload], Workload]
-"""Returns the workload for which a plan that was measured on the given one should hold."""
+Now: TypeAlias = Callable[[Workload, int], Workload]
+"""Returns the workload for which a plan should hold that was measured on the given one, by a number of groups of ranks
+at the same time."""
+
+
+def parallel_of(settings: Mapping[str, object]) -> int:
+    """Return on how many groups of ranks the trials of a study with these settings ran at the same time."""
+    stored = settings.get("parallel")
+    return stored if isinstance(stored, int) and stored > 0 else 1
 
 
 class Verdict(StrEnum):

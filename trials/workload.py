@@ -56,6 +56,13 @@ class Hardware:
         """Return another number of these devices, on as many such nodes as they need, or on the one node."""
         return replace(self, devices=devices, nodes=1 if self.nodes == 1 else -(-devices // self.of_node))
 
+    def of_group(self, groups: int) -> "Hardware":
+        """Return these devices as one of several groups of ranks has them, that work at the same time.
+
+        Without accelerators they share the cores.
+        """
+        return replace(self, cpu_cores=max(1, self.cpu_cores // groups)) if self.accelerator == "cpu" else self
+
     def has_groups(self, size: int) -> bool:
         """Return whether the devices are groups of `size` neighbours, each on one node."""
         return size <= self.of_node and (self.nodes == 1 or self.of_node % size == 0)

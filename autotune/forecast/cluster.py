@@ -19,7 +19,7 @@ from trials.costs.layer_costs import LayerCosts
 from trials.job import Job
 from trials.machine.shared_memory import shared_memory_bytes
 from trials.units import number_of
-from trials.workload import DataProfile, ModelShape, Software
+from trials.workload import DataProfile, Hardware, ModelShape, Software
 
 _JSON = ".json"
 _MEASURES = "`autotune profile JOB` or `autotune tune JOB` measures one on the hardware itself"
@@ -125,7 +125,10 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         found = _profiles_of_model(stored, shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.
-        here = hardware_of(job) if options.devices is None else replace(probe_hardware(), devices=options.devices)
+        if options.devices is None:
+            here = hardware_of(job)
+        else:
+            here = replace(probe_hardware().of_group(job.search.parallel), devices=options.devices)
         devices = here.devices
         stored = tuple(profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind)
         found = _profiles_of_model(stored, shape, here.device_name, store)
@@ -137,16 +140,20 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         # Exchanges of fewer devices than were profiled are timed too.
         return *unlike, there.devices < number, abs(there.devices - number), profile.software != software()
 
-    cluster = cluster_of_profile(job, stored_costs(min(found, key=distance)), options)
-    return cluster if here is None else replace(cluster, shared_bytes=shared_memory_bytes())
+    profiled = stored_costs(min(found, key=distance))
+    cluster = cluster_of_profile(job, profiled, options)
+    if here is None:
+        return cluster
+    extrapolated = (*cluster.extrapolated, *_other_cores(profiled.hardware, here))
+    return replace(cluster, extrapolated=extrapolated, shared_bytes=shared_memory_bytes())
 
 
 def cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOptions, source: str = "") -> Cluster:
     """Return as many devices as the options ask for, of those that were profiled."""
     there = profiled.hardware
     devices = options.devices or job.hardware.devices or there.devices
-    # CPU ranks share the memory, so their usual limit depends on their number.
-    usual = default_memory_limit(there.resized(devices))
+    # CPU ranks share the memory, so their usual limit depends on their number, and on that of their groups.
+    usual = default_memory_limit(there.resized(devices), job.search.parallel)
     memory = options.memory_limit_bytes or job.hardware.memory_limit or usual
     return Cluster(
         devices=devices,
@@ -155,6 +162,13 @@ def cluster_of_profile(job: Job, profiled: ProfiledCosts, options: ClusterOption
         measured=f"the layers' times and bytes, sends and reductions, on {profiled}{source}",
         extrapolated=tuple(_extrapolated(profiled, devices, memory, usual)),
     )
+
+
+def _other_cores(there: Hardware, here: Hardware) -> Iterable[str]:
+    """Yield if as many CPU ranks have other cores here than those that were profiled, as of another search.parallel."""
+    if here.accelerator == "cpu" and here.devices == there.devices and here.cpu_cores != there.cpu_cores:
+        ranks, cores = number_of(here.devices, "CPU rank"), number_of(here.cpu_cores, "core")
+        yield f"the time of {ranks} with {cores}, from that with {there.cpu_cores}"
 
 
 def _extrapolated(profiled: ProfiledCosts, devices: int, memory: int, usual: int) -> Iterable[str]:

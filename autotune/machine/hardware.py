@@ -251,16 +251,7 @@ def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
             f"{_asked(ranks, groups)} but no accelerator is visible, and {cores} can run at most {machine.cpu_cores} x "
             f"{MOST_RANKS_PER_CORE} = {most}; {_lower(most, groups)}"
         )
-    cores_of_group = max(1, machine.cpu_cores // groups)
-    if groups > 1:
-        _log.warning(
-            "each trial, and the training, uses %d of the %d CPU cores, because of search.parallel: %d; set it to 1 "
-            "for plans that use all",
-            cores_of_group,
-            machine.cpu_cores,
-            groups,
-        )
-    return Hardware(
+    whole = Hardware(
         accelerator="cpu",
         device_name=machine.cpu_name,
         devices=ranks,
@@ -268,6 +259,16 @@ def _on_cpu(devices: int | None, machine: Machine, groups: int) -> Hardware:
         compute_capability=None,
         driver=None,
         cpu_name=machine.cpu_name,
-        cpu_cores=cores_of_group,
+        cpu_cores=machine.cpu_cores,
         ram_bytes=machine.ram_bytes,
     )
+    group = whole.of_group(groups)
+    if groups > 1:
+        _log.warning(
+            "each trial, and the training, uses %d of the %d CPU cores, because of search.parallel: %d; set it to 1 "
+            "for plans that use all",
+            group.cpu_cores,
+            whole.cpu_cores,
+            groups,
+        )
+    return group

@@ -228,4 +228,5 @@ class Tuner:
             created=datetime.now(UTC),
             explanation=explainer.explain(standings, winner),
             trainer=self._trainer,
+            parallel=self._job.search.parallel,
         )

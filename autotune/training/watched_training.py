@@ -178,7 +178,7 @@ class WatchedTraining:
             return None
         step_times, workload = None, now
         with suppress(UnknownRecord):  # deleted since it was chosen
-            tried = self.bench.store.find_plan(self.chosen.plan.id, lambda _: now, study_id=study_id)
+            tried = self.bench.store.find_plan(self.chosen.plan.id, lambda *_: now, study_id=study_id)
             workload = tried.workload
             for outcome in (trial.result.outcome for trial in counted_runs(tried)):
                 if isinstance(outcome, Completed):  # the last one is the longest: a winner is measured over more steps

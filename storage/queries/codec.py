@@ -45,6 +45,7 @@ from storage.records import (
     TrialSummary,
     named,
 )
+from storage.validity import parallel_of
 from trials import wire
 from trials.errors import WireError
 from trials.outcome import Completed, Failed, Outcome, OutOfMemory
@@ -220,8 +221,8 @@ def summary(row: Row) -> TrialSummary:
 def best_plan_row(value: BestPlan) -> dict[str, Any]:
     documents: dict[str, str | None] = {name: _encoded(getattr(value, name), kind) for name, kind in _DOCUMENTS.items()}
     documents["explanation"] = None if value.explanation is None else _encoded(value.explanation)
-    # Plan and workload are stored by their keys; the source follows from the provenance, the trainer from the study.
-    replaced = {"plan", "workload", "imported_from", "trainer", *documents}
+    # Plan and workload are stored by their keys; the source follows from the provenance, others from the study.
+    replaced = {"plan", "workload", "imported_from", "trainer", "parallel", *documents}
     kept = {name: column for name, column in columns(value).items() if name not in replaced}
     return {"plan_id": value.plan.id, "workload_fingerprint": value.workload.fingerprint, **documents, **kept}
 
@@ -232,8 +233,9 @@ def best_plan(row: Row) -> BestPlan:
     documents["explanation"] = None if why is None else wire.decode(Explanation, why)
     study = row.get(STUDY.c.name)
     work = workload(row) if study is None else named(workload(row), study)
-    trainer = row.get(STUDY.c.settings, {}).get("trainer")
-    given = {"plan": plan(row), "workload": work, "imported_from": row.get(BUNDLE.c.source), "trainer": trainer}
+    settings = row.get(STUDY.c.settings, {})
+    given = {"plan": plan(row), "workload": work, "imported_from": row.get(BUNDLE.c.source)}
+    given |= {"trainer": settings.get("trainer"), "parallel": parallel_of(settings)}
     return _value(BestPlan, BEST_PLAN, row, **given, **documents)
 
 

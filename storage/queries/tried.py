@@ -14,7 +14,7 @@ from storage.database.tables import BEST_PLAN, BUNDLE, PLAN, STUDY, TRIAL
 from storage.errors import AmbiguousId, UnknownPlan, UnknownRecord
 from storage.queries import codec, plans, provenance, studies, workloads
 from storage.records import TriedPlan
-from storage.validity import Now, Verdict, validity
+from storage.validity import Now, Verdict, parallel_of, validity
 
 # A choice: ids of a message, which stays one line.
 _SHOWN = 5
@@ -122,7 +122,8 @@ def _by_validity(connection: Connection, found: Sequence[Row], now: Now) -> Sequ
 
     def ranked(row: Row) -> tuple[int, Row]:
         then = workloads.get(connection, row[STUDY.c.workload_fingerprint])
-        return list(Verdict).index(validity(then, now(then), imported_from=row[BUNDLE.c.source]).verdict), row
+        wanted = now(then, parallel_of(row[STUDY.c.settings]))
+        return list(Verdict).index(validity(then, wanted, imported_from=row[BUNDLE.c.source]).verdict), row
 
     in_order = [row for _, row in sorted(rows.readable(STUDY, found, ranked), key=itemgetter(0))]
     return in_order or found

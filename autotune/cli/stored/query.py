@@ -23,7 +23,7 @@ from storage.nearness import Fields, fields_of, fields_of_machine
 from storage.reading import read_store
 from storage.records import BestPlan, LaunchRecord, TriedPlan
 from storage.store import Store
-from storage.validity import Now, Validity, Verdict, validity
+from storage.validity import Now, Validity, Verdict, parallel_of, validity
 from trials import wire
 from trials.units import number_of
 from trials.workload import Hardware, Workload
@@ -67,9 +67,13 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
         if now or wanted.here:
             found = _nearest_plans(store, wanted, now)
         else:
-            used, hardware = _uses(store), cache(_hardware_here)  # a probe for each number of devices, not each plan
+            used, here = _uses(store), _now_on(cache(_hardware_here))  # a probe for each number, not each plan
             found = [
-                Known(best=best, validity=holds_here(best, hardware), used_by=_users(used, best))
+                Known(
+                    best=best,
+                    validity=_validity(best, here(best.workload, best.parallel)),
+                    used_by=_users(used, best),
+                )
                 for best in store.best_plans(**_conditions(wanted))
             ]
         found = _annotated(store, wanted, found)
@@ -116,10 +120,11 @@ def _nearest_plans(store: Store, wanted: PlanFilter, now: Workload | None) -> li
     # More than are shown, because the caller still filters by verdict and use.
     found = store.nearest_plans(fields, limit=max(wanted.top or 0, 1000), **_conditions(wanted))
     used = _uses(store)
+    on_here = _now_on(lambda _, groups: here.of_group(groups))
     return [
         Known(
             best=near.best,
-            validity=_validity(near.best, now) if now else holds_here(near.best, lambda _: here),
+            validity=_validity(near.best, now or on_here(near.best.workload, near.best.parallel)),
             used_by=_users(used, near.best),
             differences=near.differences,
             distance=near.distance,
@@ -160,8 +165,8 @@ def show_plan(options: Options, plan: str) -> None:
     from autotune.results.known_plan import known_text
 
     with read_store(options.database_url()) as store:
-        hardware = cache(_hardware_here)
-        tried = _found(store, plan, lambda then: _here(then, hardware))
+        here = _now_on(cache(_hardware_here))
+        tried = _found(store, plan, here)
         uses = _uses(store)
         places = {use.launch.id: use.place for use in uses}
         trainings = [_training(store, each, tried, places.get(each.id)) for each in store.launches(tried.plan.id)]
@@ -171,7 +176,8 @@ def show_plan(options: Options, plan: str) -> None:
         agents = store.agents()
     folder = certificates_folder(work_folder(options.database_url()))
     certificates = stored_certificates(folder, tried.plan.id)
-    holds, known = holds_here(tried, hardware), known_text(tried)
+    holds = _validity(tried, here(tried.workload, parallel_of(tried.study.settings)))
+    known = known_text(tried)
     options.give(
         lambda: {
             **study_report.tried_document(tried, ran),
@@ -201,21 +207,21 @@ def show_plan(options: Options, plan: str) -> None:
     )
 
 
-def holds_here(best: BestPlan | TriedPlan, hardware: Callable[[int], Hardware]) -> Validity:
-    """Compare the hardware and software of the workload with this machine; model and data are taken as they were."""
-    return _validity(best, _here(best.workload, hardware))
+def _now_on(hardware: Callable[[int, int], Hardware]) -> Now:
+    """Return what puts a workload on this machine; model and data are taken as they were.
+
+    `hardware` describes the machine for a number of devices, and of groups of ranks that share it.
+    """
+    return lambda then, groups: replace(then, hardware=hardware(then.hardware.devices, groups), software=software())
 
 
-def _here(then: Workload, hardware: Callable[[int], Hardware]) -> Workload:
-    return replace(then, hardware=hardware(then.hardware.devices), software=software())
-
-
-def _hardware_here(devices: int) -> Hardware:
-    """Probe this machine with `devices` devices, or with all where there are fewer."""
+def _hardware_here(devices: int, groups: int) -> Hardware:
+    """Probe this machine with `devices` devices, or with all where there are fewer, for one of several groups."""
     try:
-        return probe_hardware(devices)
+        here = probe_hardware(devices)
     except HardwareError:
-        return probe_hardware()
+        here = probe_hardware()
+    return here.of_group(groups)
 
 
 def _validity(best: BestPlan | TriedPlan, now: Workload) -> Validity:

@@ -1,6 +1,7 @@
 """Which study a plan is shown of, its trainings, and who uses it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,25 @@ def test_of_a_plan_that_several_studies_tried_the_one_of_this_machine_is_shown_w
     elsewhere = next(study for study in document("studies")["studies"] if study["settings"].get("name") == "a100")
     for name in (f"{PLAN}@{elsewhere['name']}", elsewhere["name"]):
         assert document("show", name)["study_id"] == elsewhere["id"]
+
+
+def test_a_plan_of_trials_side_by_side_is_compared_with_a_group_of_ranks(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without accelerators groups share the cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    by_parallel = {}
+    for parallel in (1, 2):
+        group = replace(probe_hardware(2), cpu_cores=4 // parallel)
+        here = changed("hardware", group, changed("software", software()))
+        study = store.create_study(store.add_workload(here), {"parallel": parallel}, seed=0).id
+        concluded(store, best_of(study, workload=here, parallel=parallel))
+        by_parallel[parallel] = study
+    valid = document("plans", "--verdict", "valid")["plans"]
+    assert {plan["parallel"]: plan["study_id"] for plan in valid} == by_parallel
+    # The only study of a plan that holds here comes before a newer one that does not.
+    moved = changed("hardware.cpu_cores", 3, here)
+    newer = store.create_study(store.add_workload(moved), {"parallel": 2}, seed=0).id
+    concluded(store, best_of(newer, workload=moved, parallel=2))
+    shown = document("show", PLAN)
+    assert (shown["validity"]["verdict"], shown["study_id"]) == ("valid", by_parallel[2])

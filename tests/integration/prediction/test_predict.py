@@ -1,6 +1,7 @@
 """`autotune predict`: forecasts of plans without running them."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -233,6 +234,24 @@ def test_a_stored_profile_of_these_devices_is_found_and_more_devices_are_extrapo
     assert cores == "the time of 8 CPU ranks, as if each had as many cores as the 2 that were profiled"
     assert reductions.startswith("reductions over 8 devices, from those over 2 as on a ring")
     assert memory.startswith("a memory limit of 1024 GiB, above the ")
+
+
+def test_ranks_of_trials_side_by_side_have_the_cores_and_the_memory_of_a_group(
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    job.spoil(hardware={"devices": 2})
+    commands = [(job.path, "--plan", plan_file(PLAN), *options) for options in ((), ("--devices", "2"))]
+    store_profile(job, costs, cpu_cores=4)
+    whole, _ = (predicted(*each) for each in commands)
+    job.spoil(search__parallel=2)
+    for each in commands:
+        assert predicted(*each)["extrapolated"] == ["the time of 2 CPU ranks with 2 cores, from that with 4"]
+    store_profile(job, replace(costs, link=LinkCost(latency_seconds=1.0, seconds_per_byte=1e-9)), cpu_cores=2)
+    for half in (predicted(*each) for each in commands):
+        assert half["extrapolated"] == []
+        assert half["plans"][0]["epoch_seconds"] > whole["plans"][0]["epoch_seconds"]
+        assert half["devices"]["memory_limit_bytes"] == whole["devices"]["memory_limit_bytes"] // 2
 
 
 def test_the_best_plans_are_the_first_of_all(job: JobFile, profile: Path) -> None:
