@@ -86,15 +86,8 @@ def _memory(source: StudySource, sides: Sequence[ComparedPlan]) -> PageSection:
 
 
 def _layers(source: StudySource) -> PageSection:
-    if source.profile is None:
-        return PageSection(
-            id="layers",
-            title="Layers",
-            notes=(
-                "No profile of the layers is stored for this hardware, model and software; `autotune profile JOB` "
-                "measures one on that machine.",
-            ),
-        )
+    if isinstance(source.profile, str):
+        return PageSection(id="layers", title="Layers", notes=(f"{source.profile[0].upper()}{source.profile[1:]}.",))
     return PageSection(id="layers", title="Layers", charts=(layers.layers(source.profile, source.workload),))
 
 

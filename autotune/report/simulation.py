@@ -11,7 +11,7 @@ from autotune.machine.hardware import default_workers
 from autotune.prediction.memory import PeakParts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.timeline import Timeline, timeline
-from autotune.report.source import StudySource
+from autotune.report.source import NO_PROFILE, StudySource
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.study_settings import LOADING_WORKERS, training_of
 from trials.costs.layer_costs import LayerCosts
@@ -88,10 +88,7 @@ class Simulator:
     def simulate(self, plan: Plan) -> Simulated | str:
         """Simulate a typical step and the epoch of a plan, or return why that is not possible."""
         if self._predictor is None:
-            return (
-                "no profile of the layers is stored for this hardware, model and software; `autotune profile JOB` "
-                "measures one on that machine"
-            )
+            return self._source.profile if isinstance(self._source.profile, str) else NO_PROFILE
         if plan.layout.world_size > _MOST_RANKS:
             return f"{plan.layout.world_size} ranks are too many to simulate here"
         packs = self.packs(plan)
@@ -112,7 +109,7 @@ class Simulator:
     @cached_property
     def costs(self) -> LayerCosts | None:
         """Costs of the layers with the loading workers of the study, by which the search predicted."""
-        if self._source.profile is None:
+        if isinstance(self._source.profile, str):
             return None
         workers = self._source.study.settings.get(LOADING_WORKERS)
         # An earlier version did not store them.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from autotune.errors import NoProfile
 from autotune.forecast.profile_file import ProfiledCosts, stored_costs
 from autotune.prediction.calibration import CalibrationState
+from autotune.prediction.fit.profiled_sizes import beyond_profile
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import Speed, of_tried
 from autotune.search.roles import BASELINES
@@ -24,6 +25,10 @@ from trials.plan import Plan
 from trials.workload import Workload
 
 _log = logging.getLogger(__name__)
+NO_PROFILE = (
+    "no profile of the layers is stored for this hardware, model and software; `autotune profile JOB` measures one on "
+    "that machine"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,9 @@ class StudySource:
     behind: Sequence[TrialSummary]
     """Trials on which the winner's figures rest, also of searches before; none without a winner."""
     annotation: Annotation
-    profile: ProfiledCosts | None
-    """Profile of the layers on exactly this hardware, model and software."""
+    profile: ProfiledCosts | str
+    """Profile of the layers on exactly this hardware, model and software, of data with such sizes; else why there is
+    none, as a clause."""
     calibration: CalibrationState | None
     """Corrections of the profile, as the search left them."""
 
@@ -197,21 +203,25 @@ def _winner(store: Store, study: StudyRecord) -> BestPlan | None:
         return None
 
 
-def _profile(store: Store, workload: Workload) -> ProfiledCosts | None:
+def _profile(store: Store, workload: Workload) -> ProfiledCosts | str:
+    """Return the profile. A search of other data may have replaced the one of the study."""
     keys = workload.hardware.fingerprint, workload.model.fingerprint, workload.software
     try:
-        stored = store.layer_profile(*keys)
-        return None if stored is None else stored_costs(stored)
+        if (stored := store.layer_profile(*keys)) is None:
+            return NO_PROFILE
+        profile = stored_costs(stored)
     except (DatabaseDamaged, NoProfile, ValueError) as error:
         _log.warning("the profile of the layers is left out: %s", error)
-        return None
+        return NO_PROFILE
+    why = beyond_profile(profile.costs.sizes, workload.data, workload.model)
+    return profile if why is None else f"{why}; `autotune profile JOB` with the job of this study measures one for them"
 
 
-def _calibration(study: StudyRecord, profile: ProfiledCosts | None) -> CalibrationState | None:
+def _calibration(study: StudyRecord, profile: ProfiledCosts | str) -> CalibrationState | None:
     """Return the corrections of the profile that the search had; None for those of another one."""
     if study.calibration_state is None or study.finished is None:
         return None
-    if profile is not None and profile.created > study.finished:
+    if isinstance(profile, ProfiledCosts) and profile.created > study.finished:
         _log.warning("the layers were profiled again after the search, so that its trials do not correct predictions")
         return None
     try:

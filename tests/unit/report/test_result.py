@@ -14,7 +14,7 @@ from autotune.report.charts.plans import pareto
 from autotune.report.charts.ranks import ranks
 from autotune.report.sides import ComparedPlan, sides
 from autotune.report.simulation import Simulator
-from autotune.report.source import StudySource, read_source
+from autotune.report.source import NO_PROFILE, StudySource, read_source
 from autotune.report.summary import cards, changes, headline, notes
 from autotune.report.writing import write_report
 from autotune.results.evidence import evidence_of, trials_behind
@@ -84,7 +84,7 @@ def source_of(
         winner=replace(WINNER, explanation=explanation, plan=won, baselines=baselines),
         behind=[trial.summary for trial in trials],
         annotation=Annotation(),
-        profile=None,
+        profile=NO_PROFILE,
         calibration=None,
     )
 

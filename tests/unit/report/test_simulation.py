@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.prediction.fit.profiled_sizes import largest_sizes
 from autotune.report.charts.causes import causes
 from autotune.report.charts.gantt import gantt
 from autotune.report.importance import importances
@@ -133,3 +134,18 @@ def test_a_profile_of_after_the_search_is_not_corrected_by_its_trials(tmp_path: 
         assert read_source(store, store.study(study)).calibration == state
         save_profile(store, WORKLOAD)
         assert read_source(store, store.study(study)).calibration is None
+
+
+def test_a_study_is_not_simulated_with_the_profile_of_other_data(source: StudySource, tmp_path: Path) -> None:
+    work, plan = source.workload, source.trials[0].plan
+    own = largest_sizes(work.data, work.model)
+    with open_store(f"sqlite:///{tmp_path / 'new.db'}") as store:
+        study = store.study(store.create_study(store.add_workload(work), {}, seed=0).id)
+        for tokens, is_known in (own.tokens, True), (own.tokens // 16, False):
+            costs = replace(COSTS, sizes=replace(own, tokens=tokens))
+            store.save_layer_profile(
+                work.hardware.fingerprint, work.model.fingerprint, work.software, wire.encode(costs)
+            )
+            found = Simulator(read_source(store, study)).simulate(plan)
+            assert isinstance(found, Simulated) is is_known
+    assert str(found).startswith(f"the profile is of packs of up to {own.tokens // 16} tokens, but these data have ")
