@@ -15,7 +15,7 @@ from autotune.results.known_plan import KnownPlan, counted_runs, known_text, of_
 from autotune.results.rival import Rival, rival_of
 from storage.errors import UnknownRecord
 from storage.nearness import fields_of
-from storage.records import BestPlan, FinishedTrial, TrialRecord, TriedPlan
+from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TriedPlan
 from storage.store import Store
 from storage.validity import Validity, Verdict, validity
 from trials.outcome import Completed
@@ -26,9 +26,14 @@ from trials.workload import Workload
 
 Keeps: TypeAlias = Callable[[Rival], bool]
 """Says whether to train with the winner although this baseline measured faster."""
+Binds: TypeAlias = Callable[[StudyRecord], bool]
+"""Says whether a training fails where a trial of this study needed more memory than the limit."""
 _LOOKED_AT = 50
 """Nearest winners that are considered for an offer."""
 _MEBI = 1 << 20
+# A choice: on accelerators a peak near the limit may be what the allocator kept, which is less with a lower limit.
+_SURE = 0.9
+"""Share of the limit of a trial up to which its peak is what the plan needs."""
 
 
 def known_winner(store: Store, now: Workload, output: Path | None = None) -> BestPlan:
@@ -91,8 +96,7 @@ def trusted(
     `output` goes on with its own.
     """
     rival = rival_of(best, trials_behind(best, store))
-    record = None if output is None else read_record(output / RECORD_FILE)
-    begun = None if record is None else record.settings.plan
+    begun = _begun(output)
     if begun is None:
         note_faster(store, best, listener)
     if rival is None:
@@ -113,6 +117,7 @@ def choose_plan(
     output: Path | None = None,
     *,
     keeps: Keeps = unasked,
+    binds: Binds = lambda _: False,
 ) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
@@ -120,8 +125,8 @@ def choose_plan(
 
     The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
     how well the plan is known; one that was measured under other conditions has no speed. Raise PlanNotValid if there
-    is no plan, or it does not hold here or was measured to need more memory than the limit, and what `Store.find_plan`
-    raises.
+    is no plan, or it does not hold here, or a trial that `binds` needed more memory than the limit, unless it is the
+    plan of that training, which may run already; and what `Store.find_plan` raises.
     """
     if wanted is None:
         winner = known_winner(store, now, output)
@@ -140,16 +145,14 @@ def choose_plan(
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.INVALID:
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
-    if large := _too_large(store, now, tried, found):
-        raise PlanNotValid(f"plan {tried.plan.id} does not fit here: {large}, or run `autotune tune JOB`")
+    if found.verdict is not Verdict.VALID or not counted_runs(tried):  # those ran within this very limit
+        _check_memory(store, now, tried, listener, is_own=_begun(output) == tried.plan.id, binds=binds)
     known = of_tried(tried)
     if found.verdict is Verdict.REMEASURE:
         # A plan is as fast with another limit of memory.
         is_promised = all(change.field == "memory_limit_bytes" for change in found.changes)
         known = known if is_promised else replace(known, speed=None)
         changes = "; ".join(map(str, found.changes))
-        if (peak := _peak_bytes(tried.trials, tried.plan)) > now.memory_limit_bytes:
-            changes += f"; its fullest rank needed {_above(peak, now)}, so that it may run out of memory"
         promised = "" if is_promised else ", so that no speed is promised"
         listener(Note(text=f"Plan {tried.plan.id} was measured under other conditions{promised}: {changes}"))
     listener(Note(text=known_text(tried)))
@@ -183,24 +186,38 @@ def _obstacle(store: Store, now: Workload, plan: Plan) -> str:
         return f"it needs {needed} devices, and the job has {now.hardware.devices}"
     with suppress(UnknownRecord):
         tried = store.find_plan(plan.id, lambda *_: now)
-        found = validity(tried.workload, now, imported_from=tried.imported_from)
-        return _reasons(found) or _too_large(store, now, tried, found)
+        return _reasons(validity(tried.workload, now, imported_from=tried.imported_from))
     return ""
 
 
-def _too_large(store: Store, now: Workload, tried: TriedPlan, found: Validity) -> str:
-    """Return how much more memory than the limit the plan needs, with a remedy; empty where it may fit.
+def _check_memory(
+    store: Store, now: Workload, tried: TriedPlan, listener: Listener, *, is_own: bool, binds: Binds
+) -> None:
+    """Raise PlanNotValid where the plan surely needs more memory than the limit; tell the listener where it may.
 
-    Trials of this very model, data and software on such devices alone tell.
+    Trials of this very model, data and software on such devices alone are sure. `is_own` says that the training has
+    begun with the plan.
     """
-    # On CUDA a peak may be what the allocator had reserved, which is less with a lower limit.
-    if found.verdict is Verdict.VALID and counted_runs(tried):
-        return ""
-    peak = _peak_bytes((trial for _, trial in store.comparable_trials(now)), tried.plan)
-    if peak <= now.memory_limit_bytes:
-        return ""
-    least = size_setting(math.ceil(peak / _MEBI) * _MEBI)
-    return f"its fullest rank needed {_above(peak, now)}; raise hardware.memory_limit to at least {least}"
+    limit, plan = now.memory_limit_bytes, tried.plan
+    known = store.comparable_trials(now)
+    above = [(study, trial) for study, trial in known if _peak_bytes((trial,), plan) > limit]
+    sure = (trial for study, trial in above if _is_sure(store, study, trial) and binds(study))
+    if not is_own and (peak := _peak_bytes(sure, plan)):
+        least = size_setting(math.ceil(peak / _MEBI) * _MEBI)
+        raise PlanNotValid(
+            f"plan {plan.id} does not fit here: its fullest rank needed {_above(peak, now)}; raise "
+            f"hardware.memory_limit to at least {least}, or run `autotune tune JOB`"
+        )
+    peak = _peak_bytes((*tried.trials, *(trial for _, trial in known)), plan)
+    if peak > limit:
+        text = f"Of plan {plan.id}, the fullest rank needed {_above(peak, now)}, so that it may run out of memory"
+        listener(Note(text=text))
+
+
+def _is_sure(store: Store, study: StudyRecord, trial: FinishedTrial) -> bool:
+    """Return whether the peak of a trial is what its plan needs, on any device."""
+    work = store.workload(study.workload_fingerprint)
+    return work.hardware.accelerator == "cpu" or _peak_bytes((trial,), trial.plan) <= _SURE * work.memory_limit_bytes
 
 
 def _peak_bytes(trials: Iterable[TrialRecord], plan: Plan) -> int:
@@ -212,6 +229,12 @@ def _peak_bytes(trials: Iterable[TrialRecord], plan: Plan) -> int:
 def _above(peak_bytes: int, now: Workload) -> str:
     peak, limit = (f"{size / _MEBI:,.1f} MiB" for size in (peak_bytes, now.memory_limit_bytes))
     return f"{peak} when it was measured, and the limit is {limit}"
+
+
+def _begun(output: Path | None) -> str | None:
+    """Return the id of the plan of the training in `output`; None without one."""
+    record = None if output is None else read_record(output / RECORD_FILE)
+    return None if record is None else record.settings.plan
 
 
 def _reasons(found: Validity) -> str:
@@ -239,7 +262,7 @@ def _trained(id_prefix: str, output: Path | None) -> Plan | None:
 
 def _or_nearest(store: Store, now: Workload, output: Path | None) -> str:
     """Name the nearest plan that may run here, as a further remedy; empty where there is none."""
-    is_begun = output is not None and read_record(output / RECORD_FILE) is not None
+    is_begun = _begun(output) is not None
     here = [trial for _, trial in store.comparable_trials(now)]
     for near in store.nearest_plans(fields_of(now), limit=_LOOKED_AT):
         best = near.best

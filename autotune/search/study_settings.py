@@ -96,11 +96,16 @@ def teaches(study: "StudyRecord", training: "TrainingSection", loading_workers: 
 
     They do if their steps had the same packs. All numbers of processes above 0 have the same predictions.
     """
+    loads_alike = bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
+    return loads_alike and has_packs(study, training, packs)
+
+
+def has_packs(study: "StudyRecord", training: "TrainingSection", packs: str) -> bool:
+    """Return whether the steps of a study's trials had the packs of a training."""
     then = training_of(study.settings)
     return (
         study.seed == training.seed
         and then.model_dump(include=_OF_STEPS) == training.model_dump(include=_OF_STEPS)
-        and bool(study.settings.get(LOADING_WORKERS)) == bool(loading_workers)
         and _may_have(study, packs)
     )
 

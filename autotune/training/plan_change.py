@@ -40,7 +40,11 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     else:
         return chosen, True
     listener(Note(text=f"{why}: it keeps plan {record.settings.plan}"))
-    return choose_plan(bench.store, bench.prepared.workload, record.plan, listener), False
+    return _own_plan(bench, record.plan, listener), False
+
+
+def _own_plan(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan:
+    return choose_plan(bench.store, bench.prepared.workload, plan, listener, bench.prepared.job.training.output)
 
 
 def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
@@ -49,7 +53,7 @@ def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     if record is None or record.settings.plan == chosen.plan.id:
         return chosen
     try:
-        found = choose_plan(bench.store, bench.prepared.workload, record.plan, listener)
+        found = _own_plan(bench, record.plan, listener)
         check_plan(bench.prepared, found.plan)
     except (PlanNotValid, UnknownRecord):  # the refusal of the chosen plan says how to go on
         return chosen

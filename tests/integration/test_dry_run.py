@@ -2,14 +2,19 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
+from autotune.job_file import load_job
 from autotune.machine.devices import locked
+from autotune.workload import look_at, read_data
+from storage.store import open_store
 from tests.programs.users import JobFile, refusal
+from tests.values.storage import peaking_at, result_of
 from tests.values.training import plan_of
 from trials import channels
 from trials.channels.folder import FolderChannel
@@ -44,6 +49,25 @@ def test_printed_commands_run_what_was_asked_for_after_other_dry_runs_too(
     assert [request_in(each).job.training.epochs for each in (first, short, other)] == [1, 1, 7]
     tasks = [request_in(each).task for each in (first, short)]
     assert [task.max_steps for task in tasks if isinstance(task, Training)] == [None, 3]
+
+
+def test_a_plan_that_needed_more_memory_is_refused_where_its_packs_are_the_same_and_ranks_keep_a_limit(
+    job: JobFile, tmp_path: Path
+) -> None:
+    job.spoil(hardware={"devices": 2, "memory_limit": "200MiB"})
+    read, plan = load_job(job.path), plan_of("12+4", "0+4")
+    here = read_data(read, look_at(read), tmp_path).workload
+    with open_store() as store:
+        study = store.create_study(store.add_workload(replace(here, memory_limit_bytes=1 << 40)), {}, seed=0)
+        trial = store.start_trial(study.id, plan, "sampled")
+        store.finish_trial(result_of(trial.id, peaking_at(1 << 50)))
+    command = "launch", job.path, "--plan", plan.id, "--dry-run"
+    code, message = refusal(*command)
+    assert (code, message.startswith(f"plan {plan.id} does not fit here: ")) == (3, True)
+    for changes in {"training__seed": 1}, {"training__seed": 0, "hardware": {"devices": 2}}:
+        job.spoil(**changes)
+        answer = CliRunner().invoke(main, [*map(str, command)])
+        assert (answer.exit_code, "so that it may run out of memory" in answer.stderr) == (0, True)
 
 
 def test_commands_are_printed_while_another_process_uses_the_devices(
