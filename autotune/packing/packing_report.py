@@ -63,8 +63,8 @@ _ROWS: Sequence[tuple[str, str, _Entry]] = (
     ("dist ratio, language", "idle, by tokens", lambda side: _percent(side.balance.dist_ratio_language)),
     ("dist ratio, head", "idle, by targets", lambda side: _percent(side.balance.dist_ratio_targets)),
     ("attention balance ratio", "idle, by tokens^2", lambda side: _percent(side.balance.attention_balance_ratio)),
-    ("cost efficiency, rows", "ideal / actual", lambda side: _percent(side.balance.cost_efficiency)),
-    ("cost efficiency, steps", "ideal / actual", lambda side: _percent(side.balance.step_cost_efficiency)),
+    ("cost efficiency, rows", "by FLOP of all passes", lambda side: _percent(side.balance.cost_efficiency)),
+    ("cost efficiency, steps", "by FLOP of all passes", lambda side: _percent(side.balance.step_cost_efficiency)),
     ("mixing with the next epoch", "1 is a fresh shuffle", lambda side: f"{side.mixing:.3f}"),
     ("cost of a sample", "FLOP, with waiting", lambda side: _operations(side.sample_flops)),
 )
@@ -105,7 +105,11 @@ def pack_document(found: Balanced) -> dict[str, Any]:
         "global_batch_samples": material.settings.global_batch_samples,
         "seed": material.settings.seed,
         "epoch": found.number,
-        "cost_model": {"name": material.cost_model, **wire.to_document(material.settings.weights)},
+        "cost_model": {
+            "name": material.cost_model,
+            **wire.to_document(material.settings.weights),
+            "forward": wire.to_document(material.forward),
+        },
         "packing": wire.to_document(found.packing),
         "reason": found.reason,
         "before": _side(found.before),
@@ -130,7 +134,8 @@ def pack_document(found: Balanced) -> dict[str, Any]:
 def _side(side: Side) -> dict[str, Any]:
     return {
         **wire.to_document(side.balance),
-        "cost_per_sample": side.sample_flops,
+        "cost_per_sample": side.balance.cost_per_sample,
+        "forward_flops_per_sample": side.sample_flops,
         "mixing": side.mixing,
         "variances": side.neutrality.variances,
     }

@@ -48,7 +48,7 @@ _ORIGINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
         _EXACT,
         {
             **dict.fromkeys(("cost", "cost_per_sample", "cost_efficiency", "step_cost_efficiency"), _ANALYTIC),
-            **dict.fromkeys(("cost_model", "operations"), _ANALYTIC),
+            **dict.fromkeys(("cost_model", "operations", "forward_flops_per_sample"), _ANALYTIC),
             **dict.fromkeys(("epoch_seconds", "epoch_seconds_error", "peak_bytes"), _PREDICTED),
         },
     ),

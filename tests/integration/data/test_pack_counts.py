@@ -15,6 +15,7 @@ from autotune.packing.material import PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
 from tests.programs.users import JobFile, document
 from tests.values.data import write_lengths
+from trials import wire
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -51,8 +52,11 @@ def test_packs_are_matched_by_what_a_job_trains_and_compared_by_its_forward_pass
     assert other.token == matching.token
     assert frozen.before.sample_flops == whole.before.sample_flops == whole.before.balance.cost_per_sample
     assert frozen.before.balance.cost_per_sample < whole.before.balance.cost_per_sample
-    flops = pack_document(frozen)["before"]["cost_per_sample"]
+    shown = pack_document(frozen)
+    before, flops = shown["before"], shown["before"]["forward_flops_per_sample"]
     assert flops == whole.before.sample_flops
+    assert before["cost_per_sample"] == before["cost"] * before["data_parallel"] / before["samples"] < flops
+    assert shown["cost_model"]["forward"] == wire.to_document(matching)
     assert re.search(rf"cost of a sample +FLOP, with waiting +{flops / 1e6:.3g} M", pack_text(frozen))
 
 
