@@ -35,7 +35,7 @@ from autotune.search.execution.profiling import layer_costs
 from autotune.search.tuner import Tuner
 from autotune.training.full_training import Launched
 from autotune.training.launched_report import launched_document, launched_text, stopped_text
-from autotune.training.plan_change import check_begun, plan_of_training
+from autotune.training.plan_change import check_begun, plan_of_training, why_kept
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.training_output import check_output
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
@@ -173,13 +173,13 @@ def run_job(options: Options, file: JobFile, *, retune_on_drift: bool, launcher:
             best = Tuner(bench, options.display).tune(fresh=False)
             keeps = unasked  # the user may have left during the search
         ran = trials_behind(best, bench.store)
-        record = read_record(job.training.output / RECORD_FILE)
-        if retune_on_drift or record is None or record.settings.plan == best.plan.id:  # else it keeps its own plan
-            options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         how = TrainingOptions(retunes=retune_on_drift)
         chosen = trusted(bench.store, best, options.display, job.training.output, keeps)
         if not retune_on_drift:
             chosen = plan_of_training(bench, chosen, options.display)
+        record = read_record(job.training.output / RECORD_FILE)
+        if chosen.plan == best.plan and (record is None or why_kept(record, best.plan) is None):
+            options.give_early(lambda: f"\n{study_report.best_text(best, ran)}\n")
         certificate = certified(bench, chosen.plan, options.display, takes_known=True)
         chosen, launched = _launch(options, bench, chosen, certificate, how)
         cores = _cores(bench)

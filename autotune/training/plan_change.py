@@ -17,6 +17,7 @@ from trials.tasks.request import Training
 from trials.tasks.training.output import (
     RECORD_FILE,
     PlanChange,
+    TrainingRecord,
     check_fixed_settings,
     has_checkpoint_after,
     read_record,
@@ -33,14 +34,21 @@ def plan_to_continue(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
     if record is None or record.settings.plan == chosen.plan.id:
         return chosen, False
-    if chosen.plan.id in record.failed:
-        why = f"The launch of plan {chosen.plan.id} failed in this training"
-    elif chosen.plan.id in {change.plan.id for change in record.changes}:
-        why = f"The training had plan {chosen.plan.id} before its plan was changed"
-    else:
+    if (why := why_kept(record, chosen.plan)) is None:
         return chosen, True
     listener(Note(text=f"{why}: it keeps plan {record.settings.plan}"))
     return _own_plan(bench, record.plan, listener), False
+
+
+def why_kept(record: TrainingRecord, plan: Plan) -> str | None:
+    """Return why a training that may be tuned again keeps its own plan; None where it may have this one."""
+    if plan.id == record.settings.plan:
+        return None
+    if plan.id in record.failed:
+        return f"The launch of plan {plan.id} failed in this training"
+    if plan.id in {change.plan.id for change in record.changes}:
+        return f"The training had plan {plan.id} before its plan was changed"
+    return None
 
 
 def _own_plan(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan:
