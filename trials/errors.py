@@ -10,7 +10,7 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
     |-- ModelError         a model folder that cannot be used
     |-- NoCompiler         a tool without which layers cannot be compiled is missing
     |-- OutputTaken        a training's output folder holds results of something else
-    |-- Unwritable         a checkpoint or a model cannot be written to the disk
+    |-- Unwritable         a checkpoint, a model or a socket cannot be written to the disk
     |-- SharedMemoryFull   data workers have no room to pass packs to their rank
     |-- NotFinite          a loss or gradient is NaN or infinite
     |-- SiteError          settings with which no rank can be started on the nodes of the job
@@ -104,7 +104,7 @@ class OutputTaken(TrialsError):
 
 
 class Unwritable(TrialsError):
-    """A checkpoint or a model cannot be written to the disk."""
+    """A checkpoint, a model or a socket of data workers cannot be written to the disk."""
 
 
 class SharedMemoryFull(TrialsError):

@@ -1,6 +1,7 @@
 """Problems of the devices that a search or training would meet, each with its remedy."""
 
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -8,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import gettempdir
 
 from autotune.errors import HardwareError
 from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of, default_memory_limit, software
 from autotune.machine.occupancy import Driver, Occupancy, driver, occupancies
-from trials.machine.shared_memory import MORE, shared_memory_bytes
+from trials.machine.shared_memory import LONGEST_FOLDER, MORE, shared_memory_bytes
 from trials.units import number_of, size_setting
 from trials.workload import Hardware
 
@@ -180,6 +182,12 @@ def findings(found: Situation) -> Iterator[Finding]:
             what=f"shared memory (/dev/shm) has {_gib(found.shared_bytes)}, too little to pass packs to the ranks: "
             "they load data themselves, and NCCL may fail",
             remedy=MORE,
+        )
+    if (length := len(os.fsencode(gettempdir()))) > LONGEST_FOLDER:
+        yield Finding(
+            what=f"the folder for temporary files, {gettempdir()}, has a path of {length} characters, too long for "
+            "sockets by which data workers pass packs to their rank",
+            remedy=f"set TMPDIR to a folder with a path of at most {LONGEST_FOLDER} characters",
         )
 
 

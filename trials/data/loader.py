@@ -19,11 +19,11 @@ from trials.data.index import DatasetIndex
 from trials.data.loss_weights import token_weights
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Lengths
 from trials.data.tokens import PackTokens
-from trials.errors import DataError, SharedMemoryFull
+from trials.errors import DataError, SharedMemoryFull, TrialsError, Unwritable
 from trials.job import LossWeighting
 from trials.machine.lifeline import end_with
 from trials.machine.page_locking import page_locking
-from trials.machine.shared_memory import shared_memory
+from trials.machine.shared_memory import check_sockets, shared_memory
 from trials.sharing.share import ALONE, Share
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def micro_batches(
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead. Raise SharedMemoryFull, and
-    MemoryError where there is no room for page-locked memory.
+    Unwritable where workers cannot make sockets; MemoryError where there is no room for page-locked memory.
     """
     parts = (epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist())
     packs = [replace(part, share=part.share.divided(within)) for part in parts]
@@ -115,7 +115,8 @@ def micro_batches(
     )
     for batch in _received_ahead(loader) if workers else loader:
         if not isinstance(batch, MicroBatch):
-            raise batch
+            # Not itself: this frame holds it, so that it would hold the frame, and with that the workers.
+            raise type(batch)(*batch.args)
         if batch.faults and on_error == "fail":
             raise DataError(batch.faults[0])
         for fault in batch.faults:
@@ -195,10 +196,11 @@ class PackDataset(Dataset[MicroBatch]):
             return self._encoder.blank(self._index.lengths(row), pixels=self._pixels)
 
 
-class _InSharedMemory(Dataset[MicroBatch | SharedMemoryFull]):
-    """Packs in shared memory, as a worker passes them to its rank, or why one does not fit.
+class _InSharedMemory(Dataset[MicroBatch | TrialsError]):
+    """Packs in shared memory, as a worker passes them to its rank, or why one cannot be passed.
 
-    The thread of the worker that would move them there drops those for which there is no room, and the rank waits.
+    The thread of the worker that would move them there drops those for which there is no room or no socket, and the
+    rank waits for ever.
     """
 
     def __init__(self, packs: PackDataset) -> None:
@@ -207,11 +209,12 @@ class _InSharedMemory(Dataset[MicroBatch | SharedMemoryFull]):
     def __len__(self) -> int:
         return len(self._packs)
 
-    def __getitem__(self, number: int) -> MicroBatch | SharedMemoryFull:
+    def __getitem__(self, number: int) -> MicroBatch | TrialsError:
         batch = self._packs[number]
         try:
+            check_sockets()
             batch.share_memory()
-        except SharedMemoryFull as error:
+        except (SharedMemoryFull, Unwritable) as error:
             return error
         return batch
 

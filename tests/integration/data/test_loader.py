@@ -1,5 +1,7 @@
 import json
+import multiprocessing
 import re
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder
-from trials.errors import DataError
+from trials.errors import DataError, Unwritable, in_brief
 from trials.job import DataSection, LossWeighting, Source
 from trials.model.families import internvl
 from trials.plan import Packed, Packing, Padded
@@ -239,6 +241,22 @@ def test_data_workers_without_room_in_shared_memory_end_with_what_to_do(example:
     )
     assert re.search(f"{what}{re.escape(remedy)}$", little), little
     assert re.fullmatch(r"\d+ packs", without_workers)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_data_workers_that_cannot_make_sockets_end_with_what_to_do(
+    index: DatasetIndex, encoder: Encoder, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, reason = (tmp_path / ("x" * 90), "AF_UNIX path too long") if is_there else (tmp_path / "gone", "No such")
+    if is_there:
+        folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+    batches = micro_batches(index, epoch_of(index, PACKED), [0], 0, encoder, pixels=True, workers=1, on_error="fail")
+    with pytest.raises(Unwritable) as caught:
+        list(batches)
+    assert f"cannot make sockets in {in_brief(str(folder))} ({reason}" in str(caught.value)
+    assert "set TMPDIR to a folder that stays and has a path of at most 75 characters" in str(caught.value)
 
 
 @pytest.mark.parametrize("pixels", [True, False])

@@ -1,6 +1,7 @@
 """Problems of devices, on simulated ones: each has a message with the value and the remedy."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,15 @@ def test_too_little_shared_memory_is_told(
 ) -> None:
     monkeypatch.setattr(device_problems, "shared_memory_bytes", lambda: 64 << 20)
     warned("(/dev/shm) has 0.1 GiB", "--shm-size=16g", caplog=caplog)
+
+
+def test_a_folder_for_temporary_files_that_is_too_long_for_sockets_is_told(
+    devices: Change, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/" + 74 * "x")
+    assert found() == []
+    monkeypatch.setattr(tempfile, "tempdir", "/" + 75 * "x")
+    warned("has a path of 76 characters, too long", "set TMPDIR to a folder with a path of at most 75", caplog=caplog)
 
 
 # --- no device ---
