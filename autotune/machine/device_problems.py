@@ -12,7 +12,13 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from autotune.errors import HardwareError
-from autotune.machine.hardware import ENOUGH_SHARED_BYTES, accelerators_of, default_memory_limit, software
+from autotune.machine.hardware import (
+    ENOUGH_SHARED_BYTES,
+    accelerators_of,
+    default_memory_limit,
+    fault_of_choice,
+    software,
+)
 from autotune.machine.occupancy import Driver, Occupancy, driver, occupancies
 from trials.machine.shared_memory import LONGEST_FOLDER, MORE, shared_memory_bytes
 from trials.units import number_of, size_setting
@@ -105,6 +111,8 @@ class Situation:
     """Groups of ranks that run at the same time."""
     limit_bytes: int | None = None
     """Limit of a rank that the job names."""
+    fault_of_choice: str | None = None
+    """The entry of CUDA_VISIBLE_DEVICES that ends its list by mistake."""
 
 
 def situation(hardware: Hardware, groups: int = 1, limit_bytes: int | None = None) -> Situation:
@@ -118,6 +126,7 @@ def situation(hardware: Hardware, groups: int = 1, limit_bytes: int | None = Non
         shared_bytes=shared_memory_bytes(),
         groups=groups,
         limit_bytes=limit_bytes,
+        fault_of_choice=fault_of_choice(),
     )
 
 
@@ -155,7 +164,13 @@ def findings(found: Situation) -> Iterator[Finding]:
         yield from _without_devices(found)
         return
     yield from _of_software(found)
-    yield from _of_modes(found.devices, found.hardware.devices)
+    yield from _of_modes(found.devices, found.hardware.of_node * found.groups)
+    if found.fault_of_choice is not None:
+        yield Finding(
+            what=f"CUDA_VISIBLE_DEVICES names {found.fault_of_choice}: its list ends there, and devices behind it are "
+            "not used",
+            remedy="correct it; `nvidia-smi -L` lists the devices",
+        )
     for device in found.devices:
         if device.held_bytes:
             yield Finding(
@@ -204,6 +219,12 @@ def _without_devices(found: Situation) -> Iterator[Finding]:
             remedy="install the driver, or start the container with `--gpus all`; without a GPU, install torch's CPU "
             "build",
         )
+    elif found.fault_of_choice is not None and build.cuda is not None:
+        yield Finding(
+            what=f"CUDA_VISIBLE_DEVICES names {found.fault_of_choice}, so that no device is left",
+            remedy="correct it, or set it to -1 for ranks on the CPU; `nvidia-smi -L` lists the devices",
+            prevents=True,
+        )
 
 
 def _of_limit(found: Situation) -> Iterator[Finding]:
@@ -228,6 +249,12 @@ def _of_limit(found: Situation) -> Iterator[Finding]:
 
 def _of_software(found: Situation) -> Iterator[Finding]:
     build, runs = found.build, found.driver.cuda
+    if build.cuda is None:
+        yield Finding(
+            what=f"torch {build.version} is built without CUDA and cannot use {found.hardware.device_name}",
+            remedy="install torch's CUDA build, or set CUDA_VISIBLE_DEVICES to -1 for ranks on the CPU",
+            prevents=True,
+        )
     # Minor versions do not count: a driver runs builds for all CUDA versions of its major one (CUDA Compatibility).
     if build.cuda is not None and runs is not None and runs[0] < build.cuda[0]:
         yield Finding(
@@ -268,7 +295,7 @@ def _of_modes(devices: Sequence[Occupancy], ranks: int) -> Iterator[Finding]:
         yield Finding(
             what=f"{ranks} ranks would use MIG instances such as {_named(instances[0])}, but CUDA offers one "
             "instance to a process, and NCCL does not join several",
-            remedy="set hardware.devices to 1, or undo the division with `sudo nvidia-smi -mig 0`",
+            remedy="set hardware.devices and search.parallel to 1, or undo the division with `sudo nvidia-smi -mig 0`",
             prevents=True,
         )
 

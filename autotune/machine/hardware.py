@@ -65,6 +65,8 @@ _log = logging.getLogger(__name__)
 # A choice: each worker holds packs of pixels in memory; `data.workers` names more.
 _MOST_WORKERS = 4
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)
+# Entries of CUDA_VISIBLE_DEVICES by which a user ends the list; the words are of containers.
+_ENDS = frozenset({"", "-1", "none", "void", "NoDevFiles"})
 ENOUGH_SHARED_BYTES = 1 << 30
 """For some packs of images per rank; the default of a Docker container is 64 MiB."""
 
@@ -145,10 +147,24 @@ def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerat
     """Return the accelerators that CUDA would offer, in its order, when `CUDA_VISIBLE_DEVICES` is `choice`.
 
     Its entries are numbers or beginnings of UUIDs; the first that names no device ends the list (CUDA C++ Programming
-    Guide, environment variables).
+    Guide, environment variables). One that is named twice leaves none.
     """
+    return _chosen(found, choice)[0]
+
+
+def fault_of_choice() -> str | None:
+    """Return which entry of `CUDA_VISIBLE_DEVICES` names no accelerator of this machine, or one again; None for none.
+
+    None also for an entry that is meant to end the list, and without accelerators.
+    """
+    found = accelerators()
+    return _chosen(found, os.environ.get("CUDA_VISIBLE_DEVICES"))[1] if found else None
+
+
+def _chosen(found: Sequence[Accelerator], choice: str | None) -> tuple[tuple[Accelerator, ...], str | None]:
+    """Return (the accelerators, the entry that ends the list by mistake)."""
     if choice is None:
-        return tuple(found)
+        return tuple(found), None
     chosen: list[Accelerator] = []
     for entry in map(str.strip, choice.split(",")):
         if entry.isdigit():
@@ -156,9 +172,12 @@ def visible(found: Sequence[Accelerator], choice: str | None) -> tuple[Accelerat
         else:
             named = [one for one in found if entry and one.uuid.startswith(entry)]
         if len(named) != 1:
-            break
+            fault = f"{entry}, which is not one of the {number_of(len(found), 'device')} here"
+            return tuple(chosen), None if entry in _ENDS else fault
+        if named[0] in chosen:
+            return (), f"{entry}, a device that it has named before"
         chosen += named
-    return tuple(chosen)
+    return tuple(chosen), None
 
 
 def usable(found: Sequence[Accelerator], *, torch_version: str) -> tuple[Accelerator, ...]:

@@ -19,7 +19,7 @@ def test_a_device_that_no_process_can_use_is_refused_before_anything_is_written(
 ) -> None:
     simulate(monkeypatch)
     monkeypatch.setattr(hardware, "software", lambda: replace(software(), torch="2.13.0"))
-    monkeypatch.setattr(device_problems, "torch_build", lambda **_: TorchBuild(version="2.13.0"))
+    monkeypatch.setattr(device_problems, "torch_build", lambda **_: TorchBuild(version="2.13.0", cuda=(13, 0)))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeMode", lambda handle: pynvml.NVML_COMPUTEMODE_PROHIBITED)
     code, message = refusal(command, job.spoil(hardware__devices=1, model__dtype="bfloat16"))
     assert (code, databases(home)) == (2, [])

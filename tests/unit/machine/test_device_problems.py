@@ -217,7 +217,9 @@ def test_several_ranks_on_instances_of_a_divided_device_are_refused(devices: Cha
     devices("nvmlDeviceGetHandleByUUID", lambda uuid: uuid.removeprefix("MIG-"))
     devices("nvmlDeviceGetName", lambda handle: "NVIDIA A100 MIG 3g.20gb")
     assert found(1) == []
-    refused("2 ranks would use MIG instances such as NVIDIA A100 MIG 3g.20gb (MIG-0-0)", "hardware.devices to 1")
+    refused("2 ranks would use MIG instances such as NVIDIA A100 MIG 3g.20gb (MIG-0-0)", "hardware.devices and search")
+    with pytest.raises(HardwareError, match="2 ranks would use MIG instances"):
+        check_devices(probe_hardware(1, 2), 2)
 
 
 def test_different_devices_are_told(devices: Change, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,6 +241,51 @@ def test_a_folder_for_temporary_files_that_is_too_long_for_sockets_is_told(
     assert found() == []
     monkeypatch.setattr(tempfile, "tempdir", "/" + 75 * "x")
     warned("has a path of 76 characters, too long", "set TMPDIR to a folder with a path of at most 75", caplog=caplog)
+
+
+def test_a_torch_without_cuda_is_refused_whatever_its_version_is_called(
+    devices: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_problems, "torch_build", lambda **_: TorchBuild(version="2.9.0", cuda=None))
+    refused("torch 2.9.0 is built without CUDA and cannot use NVIDIA H200", "install torch's CUDA build")
+
+
+@pytest.mark.parametrize(
+    ("choice", "fault"),
+    [
+        ("1,GPU-stale,0", "GPU-stale, which is not one of the 2 devices here: its list ends there"),
+        ("0,2", "2, which is not one of the 2 devices here"),
+        ("0,-1,1", None),
+        ("0,", None),
+    ],
+)
+def test_an_entry_that_ends_the_list_of_devices_by_mistake_is_told(
+    devices: Change, choice: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
+    told = found(1)
+    assert len(told) == (fault is not None)
+    assert all(f"CUDA_VISIBLE_DEVICES names {fault}" in message for message in told)
+
+
+@pytest.mark.parametrize("choice", ["2", "GPU-stale,0", "MIG-GPU-0/1/0", "0,0"])
+def test_a_list_of_devices_that_leaves_none_by_mistake_is_refused(
+    devices: Change, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
+    refused(
+        f"CUDA_VISIBLE_DEVICES names {choice.split(',', maxsplit=1)[0]}, ",
+        "no device is left",
+        "set it to -1 for ranks on",
+    )
+
+
+@pytest.mark.parametrize("choice", ["", "-1", "none", "NoDevFiles"])
+def test_a_list_of_devices_that_is_meant_to_leave_none_is_no_problem(
+    devices: Change, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
+    assert found() == []
 
 
 # --- no device ---

@@ -94,6 +94,7 @@ def test_more_than_four_cpu_ranks_per_core_are_refused() -> None:
         ("GPU-c", ["GPU-c0"]),
         ("GPU-", []),
         ("GPU-a0,GPU-b0", ["GPU-a0", "GPU-b0"]),
+        ("0,1,0", []),
         ("none", []),
     ],
 )
