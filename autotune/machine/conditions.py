@@ -1,11 +1,13 @@
 """Load and clocks of the machine during a trial, which decide whether its measurement can be trusted."""
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from threading import Event, Thread
 from typing import Protocol, Self
 
@@ -17,6 +19,8 @@ from trials.workload import Hardware
 
 # A choice: a trial of a few seconds still has several samples.
 _INTERVAL_SECONDS = 0.5
+_STAT = Path("/proc/stat")
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _LEAST_SECONDS = 1.0
 """The kernel counts CPU time in ticks of up to 10 ms on every core, too coarse for shorter times."""
 _CORES_SHARE = 0.05
@@ -107,6 +111,7 @@ class MachineWatch:
         self._group = group
         self._root = psutil.Process(root)
         self._cores = os.sched_getaffinity(0)
+        self._shown = shown_cores(self._cores, busy_seconds(_STAT.read_text()))
         self._looks: list[Look] = []
         self._steps: list[StepEnd] = []
         self._ended = Event()
@@ -144,8 +149,7 @@ class MachineWatch:
         activity = self._activity()
         own = _family(self._root)  # after the devices, so that a rank that has just started is known
         seconds = time.monotonic()
-        # Interrupts are left out: they are charged to no process, and own processes cause them too.
-        times = [each for core, each in enumerate(psutil.cpu_times(percpu=True)) if core in self._cores]
+        busy = busy_seconds(_STAT.read_text())
         own_seconds = 0.0
         for process in own:
             with suppress(psutil.NoSuchProcess):  # it has just ended, and its parent has its time
@@ -154,12 +158,31 @@ class MachineWatch:
         self._looks.append(
             Look(
                 seconds=seconds,
-                busy_seconds=sum(each.user + each.nice + each.system + each.steal for each in times),
+                busy_seconds=sum(seconds for core, seconds in busy.items() if core in self._shown),
                 own_seconds=own_seconds,
                 own_pids=frozenset(process.pid for process in own),
                 activity=activity,
             )
         )
+
+
+def busy_seconds(stat: str) -> dict[int, float]:
+    """Return the CPU time of all processes on each core, by its number, from the text of /proc/stat.
+
+    Interrupts are left out: they are charged to no process, and own processes cause them too.
+    """
+    lines = (line.split() for line in stat.splitlines() if re.match(r"cpu\d", line))
+    ticks = {int(name[3:]): list(map(int, times)) for name, *times in lines}
+    # user, nice, system and steal; see proc_stat(5)
+    return {core: (sum(times[:3]) + sum(times[7:8])) / _TICKS_PER_SECOND for core, times in ticks.items()}
+
+
+def shown_cores(cores: Collection[int], shown: Mapping[int, float]) -> frozenset[int]:
+    """Return the numbers under which /proc/stat shows the `cores` that this process may use.
+
+    In some containers (lxcfs) it shows the container's cores alone, counted from 0.
+    """
+    return frozenset(cores if shown.keys() >= set(cores) else shown)
 
 
 def conditions_of(looks: Sequence[Look], cores: int, steps: Sequence[StepEnd] = ()) -> Conditions:

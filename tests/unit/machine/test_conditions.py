@@ -1,5 +1,6 @@
 """Conditions during a trial, with real processes on the real CPU; NVIDIA's library is simulated."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -8,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pynvml
 import pytest
 
+from autotune.machine import conditions as machine_conditions
 from autotune.machine.conditions import Conditions, Look, MachineWatch, StepEnd, conditions_of, disturbance
 from autotune.machine.nvml import Activity
 from tests.machines.simulated_nvml import simulate
@@ -173,6 +176,31 @@ def test_a_busy_process_is_disturbing_unless_it_is_an_own_process() -> None:
     assert theirs.disturbing_cpu - ours.disturbing_cpu == pytest.approx(used, abs=0.15)
     assert used < 0.3 or disturbance(theirs, CPU) is not None
     assert (ours.disturbing_gpu, ours.throttled, ours.power_watts) == (False, (), None)
+
+
+@pytest.mark.parametrize(
+    ("shown", "usable", "seen"),
+    [((0, 2, 4), {0, 4}, 2 * 30.0), ((0, 1), {8, 9}, 2 * 30.0), ((0, 1, 2), {1}, 30.0)],
+    ids=["cores between are offline", "a container counts its own from 0", "one of three"],
+)
+def test_busy_cores_are_found_by_their_number(
+    shown: tuple[int, ...], usable: set[int], seen: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, ticks = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(machine_conditions, "_STAT", stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
+
+    def show(seconds: int) -> None:
+        every = (f"cpu{core} {seconds * ticks} 0 0 9 9 9 9 0 0 0" for core in shown)
+        stat.write_text("\n".join(["cpu  99 0 0 9 9 9 9 0 0 0", *every, "intr 99"]))
+
+    show(0)
+    with MachineWatch(CPU, interval_seconds=60.0) as watch:
+        show(30)
+        began = time.monotonic()
+        time.sleep(1.1)
+    seconds = time.monotonic() - began
+    assert watch.conditions.disturbing_cpu * seconds == pytest.approx(seen, rel=0.1)
 
 
 def test_children_that_end_meanwhile_count_as_own_processes() -> None:
