@@ -6,6 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from trials.outcome import Crash
+from trials.units import number_of
 from trials.workload import Hardware, Software
 
 AGENT, TOKEN, FILES = "AUTOTUNE_AGENT", "AUTOTUNE_TOKEN", "AUTOTUNE_FILES"
@@ -14,7 +15,7 @@ AGENT, TOKEN, FILES = "AUTOTUNE_AGENT", "AUTOTUNE_TOKEN", "AUTOTUNE_FILES"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """Facts about a node, which it sends when it joins. Nodes that work together agree in all but the name."""
+    """Facts about a node, which it sends when it joins. `difference_of` says in which of them nodes have to agree."""
 
     host: str
     """Name, for people."""
@@ -41,13 +42,44 @@ def difference_of(facts: NodeFacts, own: NodeFacts, devices: int) -> str | None:
         return f"has other files of vlm-autotune {own.package} than {own.host}; install the same on both"
     for name, found in facts.hardware.kind.items():
         if found != (expected := own.hardware.kind[name]):
-            return f"has {name.replace('_', ' ')} {found}, and {own.host} has {expected}; choose nodes of one kind"
+            return (
+                f"has {name.replace('_', ' ')} {found}, and {own.host} has {expected}; choose nodes of one kind, or "
+                "devices of one kind with CUDA_VISIBLE_DEVICES"
+            )
+    if (theirs := facts.hardware.driver) != (ours := own.hardware.driver):
+        return f"has driver {theirs}, and {own.host} has {ours}; install the same on both"
     if facts.hardware.devices < devices:
         return (
             f"has {facts.hardware.devices} devices, but the job uses {devices} of each node; lower "
             "hardware.devices or search.parallel, or check CUDA_VISIBLE_DEVICES there"
         )
-    return facts.problem
+    return _other_links(facts, own, devices) or facts.problem
+
+
+def _other_links(facts: NodeFacts, own: NodeFacts, devices: int) -> str | None:
+    theirs, ours = (_links(each.hardware, devices) for each in (facts, own))
+    if theirs == ours or not (theirs and ours):
+        return None
+    return (
+        f"has the connections {theirs} between its devices, and {own.host} has {ours}; choose nodes of one kind, or "
+        "put the devices into the same order with CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _links(hardware: Hardware, devices: int) -> str:
+    """Return the connections among the first `devices`; empty where they are not known."""
+    pairs = [pair for pair in (hardware.topology or "").split(", ") if pair]
+    return ", ".join(pair for pair in pairs if int(pair.split()[0].rpartition("-")[2]) < devices)
+
+
+def shortage_of(facts: NodeFacts, own: NodeFacts) -> str | None:
+    """Return what a node has less of than this one, for which everything is planned: cores or memory of the host."""
+    theirs, ours, less = facts.hardware, own.hardware, []
+    if theirs.cpu_cores < ours.cpu_cores:
+        less.append(f"{number_of(theirs.cpu_cores, 'CPU core')} where {own.host} has {ours.cpu_cores}")
+    if theirs.ram_bytes < ours.ram_bytes:
+        less.append(f"{theirs.ram_bytes >> 30} GiB of memory where {own.host} has {ours.ram_bytes >> 30} GiB")
+    return " and ".join(less) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

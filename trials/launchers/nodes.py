@@ -1,5 +1,6 @@
 """The nodes of a job, as their agent sees them: which have joined, which orders they have, and which are lost."""
 
+import logging
 import secrets
 import threading
 import time
@@ -27,8 +28,10 @@ from trials.launchers.node_messages import (
     Welcome,
     difference_of,
     node_name,
+    shortage_of,
 )
 
+_log = logging.getLogger(__name__)
 # A choice: short next to the beats of nodes, see `BEAT_SECONDS`.
 _POLL_SECONDS = 0.05
 _LEAVE_SECONDS = 15.0
@@ -220,6 +223,14 @@ class Nodes:
         except WireError as error:
             return f"node {number} runs another version of vlm-autotune than this one; install the same ({error})", ""
         difference = difference_of(facts, self._facts, self.devices * self._groups)
+        if difference is None and (less := shortage_of(facts, self._facts)):
+            _log.warning(
+                "node %d (%s) has %s, for which plans are made: all ranks wait for the slowest ones, and ranks are "
+                "killed where memory is short; choose nodes of one kind, or start the command on the smallest one",
+                number,
+                facts.host,
+                less,
+            )
         return (f"node {number} ({facts.host}) {difference}" if difference else None), facts.host
 
     def _read(self, node: _Present) -> None:
