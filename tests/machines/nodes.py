@@ -113,7 +113,7 @@ class NodeProcesses:
         self.processes[node].wait()
         self._start(node)
 
-    def check(self) -> None:
+    def check(self, wanted: int) -> None:
         """Processes that end are noticed by the signs of life that they no longer give."""
 
     def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:

@@ -47,8 +47,8 @@ class Starter(Protocol):
     def revive(self, node: int) -> None:
         """Start a node again that is lost, or say what the user has to do."""
 
-    def check(self) -> None:
-        """Raise NodesMissing, with host and reason, when nodes can no longer come."""
+    def check(self, wanted: int) -> None:
+        """Raise NodesMissing, with host and reason, when one of the first `wanted` nodes can no longer come."""
 
     def end(self) -> None:
         """End what is left of the processes that were started here."""
@@ -100,7 +100,9 @@ class Nodes:
         """How often each node has come."""
         self._present: dict[int, _Present] = {}
         self._strangers: dict[int, str] = {}
-        """Why the last process that came as a node was not let in."""
+        """Why the last process that came as a node was not let in: it had another token."""
+        self._refused: dict[int, str] = {}
+        """Why the last one that had the token was not let in."""
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._open = ExitStack()
@@ -142,7 +144,10 @@ class Nodes:
         deadline = time.monotonic() + self._patience_seconds
         while missing := [node for node in range(wanted) if node not in self._present or self._present[node].lost]:
             self.look()
-            self.starter.check()
+            for node in missing:
+                if reason := self._refused.get(node):
+                    raise NodeRefused(reason)
+            self.starter.check(wanted)
             if time.monotonic() > deadline:
                 raise NodesMissing(self._missing_text(missing))
             time.sleep(_POLL_SECONDS)
@@ -186,7 +191,10 @@ class Nodes:
         return self._present[node].ended.get(group)
 
     def look(self) -> None:
-        """Let in nodes that have come, and read the messages of all nodes."""
+        """Let in nodes that have come, and read the messages of all nodes.
+
+        One that is refused matters once it is required: a plan may need fewer nodes than the job has.
+        """
         with self._lock:
             for number in self._seen:
                 self._let_in(number)
@@ -211,7 +219,9 @@ class Nodes:
         reason, host = self._refusal(number, text)
         self._store.put(f"{name}/welcome", wire.encode(Welcome(refusal=reason)))
         if reason is not None:
-            raise NodeRefused(reason)
+            self._refused[number] = reason
+            return
+        self._refused.pop(number, None)
         self._present[number] = _Present(
             name=name, host=host, orders=Outbox(self._store, f"{name}/orders"), news=Inbox(self._store, f"{name}/news")
         )

@@ -30,7 +30,7 @@ class NoNodes:
     def revive(self, node: int) -> None:
         raise NotImplementedError
 
-    def check(self) -> None:
+    def check(self, wanted: int) -> None:
         pass
 
     def end(self) -> None:
@@ -80,3 +80,25 @@ def test_a_node_needs_devices_for_all_groups_that_work_at_once() -> None:
         pytest.raises(NodeRefused, match=expected),
     ):
         nodes.require(1)
+
+
+class OneUnfit(NoNodes):
+    """A starter of two nodes, the second of which cannot take part."""
+
+    def start(self, agent: str, token: str) -> None:
+        super().start(agent, token)
+        for number, problem in enumerate((None, "cannot take part: others use its devices")):
+            self.store.put(f"{node_name(number, 1)}/facts", wire.encode(replace(node_facts(), problem=problem)))
+
+
+def test_a_node_that_a_plan_does_not_need_may_be_unfit() -> None:
+    starter = OneUnfit()
+    with Nodes(2, 1, "127.0.0.1", node_facts(), starter, patience_seconds=60) as nodes:
+        nodes.require(1)
+        wait_for(lambda: starter.store.get(f"{node_name(1, 1)}/facts"))
+        nodes.look()
+        with pytest.raises(NodeRefused, match=r"node 1 \(.*\) cannot take part: others use its devices"):
+            nodes.require(2)
+        starter.store.put(f"{node_name(1, 2)}/facts", wire.encode(node_facts()))
+        wait_for(lambda: starter.store.get(f"{node_name(1, 2)}/facts"))
+        nodes.require(2)
