@@ -132,6 +132,7 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
         devices = here.devices
         stored = tuple(profile for profile in store.layer_profiles() if profile.hardware.kind == here.kind)
         found = _profiles_of_model(stored, shape, here.device_name, store)
+        options = replace(options, devices=devices)  # those of the job, of whichever the profile is
 
     def distance(profile: LayerProfile) -> tuple[int, ...]:
         there = profile.hardware

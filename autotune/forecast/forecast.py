@@ -208,7 +208,8 @@ class Forecaster:
     def _loading_workers(self) -> int:
         if (workers := self.job.data.workers) is not None:
             return workers
-        hardware, shared_bytes = self.cluster.profiled.hardware, self.cluster.shared_bytes
+        cluster = self.cluster
+        hardware, shared_bytes = cluster.profiled.hardware.resized(cluster.devices), cluster.shared_bytes
         return default_workers(hardware, self.job.search.parallel, shared_bytes=shared_bytes)
 
     def _costs_on(self, devices: int) -> LayerCosts:

@@ -254,6 +254,16 @@ def test_ranks_of_trials_side_by_side_have_the_cores_and_the_memory_of_a_group(
         assert half["devices"]["memory_limit_bytes"] == whole["devices"]["memory_limit_bytes"] // 2
 
 
+def test_a_job_that_names_no_devices_is_predicted_for_those_that_it_has_here(
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs, devices=1)
+    job.spoil(hardware__devices=None)
+    found = predicted(job.path, "--plan", plan_file(PLAN))
+    assert found["devices"]["count"] == 2
+    assert any("2 CPU ranks, as if each had as many cores as the 1 that" in text for text in found["extrapolated"])
+
+
 def test_the_best_plans_are_the_first_of_all(job: JobFile, profile: Path) -> None:
     def best(count: int) -> list[tuple[float, bool]]:
         found = predict(job.path, device_profile=profile, devices=4, top=count)
@@ -310,6 +320,19 @@ def test_fewer_devices_than_were_profiled_are_on_as_many_nodes_as_they_need(
         result = CliRunner().invoke(main, ["predict", *map(str, options)])
         assert f"float32 on {shown}" in result.stdout
         assert (" nodes, limit" in result.stdout) is (devices > 2)
+
+
+def test_ranks_on_more_devices_than_were_profiled_load_data_as_those_of_the_job_would(
+    job: JobFile, profiled: ProfiledCosts, plan_file: Callable[[Plan], Path], tmp_path: Path
+) -> None:
+    path, wide = tmp_path / "one.json", replace(PLAN, layout=replace(PLAN.layout, data=4))
+    path.write_text(wire.encode(replace(profiled, hardware=replace(profiled.hardware, devices=1, cpu_cores=8))))
+    seconds = []
+    for workers in (None, 0, 1):  # on 8 cores one rank has a core for workers, and 8 ranks have none
+        job.spoil(data__workers=workers)
+        options = (job.path, "--plan", plan_file(wide), "--device-profile", path, "--devices", "8")
+        seconds.append(predicted(*options)["plans"][0]["epoch_seconds"])
+    assert seconds[0] == seconds[1] > seconds[2]
 
 
 def test_the_name_of_a_model_changes_nothing(
