@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
+
+from filelock import FileLock, Timeout
 
 from trials.channels.store import join
 from trials.errors import NodesMissing
@@ -93,17 +96,18 @@ class CommandStarter:
         """Use nodes with these numbers of `ranks`; this node is the first and has the `address`.
 
         Commands `reach` the other `hosts`; without these, `show` gives the commands to the user. Output and token are
-        written to `folder`.
+        written to a folder in `folder` that no other process uses at the time.
         """
         self._tool, self._ranks, self._address, self._folder = tool, tuple(ranks), address, folder
         self._hosts, self._reach, self._show = hosts, reach, show
         self._agent, self._token, self._rendezvous = "", "", ""
+        self._lock: FileLock | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, agent: str, token: str) -> None:
         self._agent, self._token = agent, token
         self._rendezvous = agent if self._tool.uses_store else self._free()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder = self._free_folder()
         with whole_file(self._token_file, 0o600) as stream:
             stream.write(token.encode())
         for node in range(len(self._ranks)):
@@ -127,6 +131,8 @@ class CommandStarter:
         for process in self._processes.values():
             _end(process)
         self._token_file.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.release()
 
     def commands(self, places: Sequence[range], accelerator: str, request: Path, *, groups: int) -> tuple[Command, ...]:
         rendezvous, ranks = self._free(), tuple(map(len, places))
@@ -180,6 +186,18 @@ class CommandStarter:
         with suppress(BrokenPipeError):  # it has ended at once: `check` finds out
             process.stdin.write(f"{self._token}\n".encode() if is_read else b"")
             process.stdin.flush()
+
+    def _free_folder(self) -> Path:
+        """Lock and return a folder of this command's own: others of the same database may work on other devices."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for number in count(1):
+            self._lock = FileLock(self._folder / f"{number}.lock", timeout=0)
+            with suppress(Timeout):
+                self._lock.acquire()
+                break
+        own = self._folder / f"{number}"
+        own.mkdir(exist_ok=True)
+        return own
 
     def _free(self) -> str:
         return join(self._address, free_port(self._address))

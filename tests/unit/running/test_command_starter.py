@@ -39,4 +39,21 @@ def test_a_node_whose_command_ends_before_it_reads_the_token_is_named_and_ended(
         starter.check(1)
     starter.check(0)
     starter.end()
-    assert not (tmp_path / "token").exists()
+    assert [*tmp_path.rglob("token")] == []
+
+
+def test_two_commands_of_one_database_have_tokens_and_output_of_their_own(tmp_path: Path) -> None:
+    way = Refusing()
+    first, second, third = (
+        CommandStarter(way, (1,), "127.0.0.1", tmp_path, hosts=None, reach=way, show=lambda _: None) for _ in range(3)
+    )
+    first.start("127.0.0.1:1", "of the first")
+    second.start("127.0.0.1:2", "of the second")
+    assert sorted(file.read_text() for file in tmp_path.rglob("token")) == ["of the first", "of the second"]
+    first.end()
+    assert [file.read_text() for file in tmp_path.rglob("token")] == ["of the second"]
+    assert len([*tmp_path.rglob("node-0.log")]) == 2
+    third.start("127.0.0.1:3", "of the third")  # in the place of the first
+    assert len([*tmp_path.rglob("node-0.log")]) == 2
+    for each in (second, third):
+        each.end()
