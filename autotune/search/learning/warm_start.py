@@ -33,7 +33,10 @@ def inherited_calibration(store: Store, workload: Workload) -> CalibrationState 
 def inherited_plans(store: Store, workload: Workload, space: Space) -> list[Plan]:
     """Return the winners of the nearest workloads on this kind of devices, adapted to this model, nearest first."""
     found: list[Plan] = []
-    for near in store.nearest_plans(fields_of(workload), hardware_name=workload.hardware.device_name, limit=_LOOKED_AT):
+    name = workload.hardware.device_name
+    for near in store.nearest_plans(fields_of(workload), hardware_name=name, limit=_LOOKED_AT):
+        if near.best.workload.hardware.device_name != name:  # the store also finds an L40S by the name L4
+            continue
         plan = moved(near.best.plan, workload, space)
         if plan is not None and space.holds(plan) and plan not in found:
             found.append(plan)

@@ -66,8 +66,9 @@ def test_the_winner_of_a_similar_workload_is_inherited(store: Store) -> None:
     assert inherited_plans(store, workload_of(), SPACE) == [PLAN]
 
 
-def test_winners_on_other_devices_are_not(store: Store) -> None:
-    other = replace(workload_of(), hardware=replace(workload_of().hardware, device_name="another"))
+@pytest.mark.parametrize("name", ["another", f"{workload_of().hardware.device_name} MIG 1g.10gb"])
+def test_winners_on_other_devices_are_not(store: Store, name: str) -> None:
+    other = replace(workload_of(), hardware=replace(workload_of().hardware, device_name=name))
     keep(store, other, PLAN)
     assert inherited_plans(store, workload_of(), SPACE) == []
 
