@@ -92,7 +92,8 @@ class Restricted:
     @cached_property
     def _switched(self) -> tuple[Plan, ...]:
         """The solver's plans for each position of the switches, and those of packs that length alone limits."""
-        workload, limits = self.forecaster.workload, Limits.of(self.forecaster.workload)
+        workload = self.forecaster.workload
+        limits = Limits.of(workload, self.forecaster.job.search.parallel)
         sections = (self.abilities.space(self._names, self._layers, switch) for switch in self.abilities.switches)
         solved = [plan for section in sections for plan in self._within(section)]
         by_length = packed_plans(workload, self._solver, limits, hold_all=holds_all(workload))

@@ -261,7 +261,7 @@ class Forecaster:
 
     def solver(self) -> Solver:
         """Return a solver by the forecasts, as they are corrected by now."""
-        return Solver(self._predictor.corrected, Limits.of(self.workload))
+        return Solver(self._predictor.corrected, Limits.of(self.workload, self.job.search.parallel))
 
     def epoch_seconds(self, plans: Sequence[Plan]) -> list[float]:
         """Return the predicted epoch seconds of each plan, in less time than `of`."""
@@ -270,7 +270,7 @@ class Forecaster:
     def ranked(self, plans: Iterable[Plan]) -> list[tuple[float, Plan]]:
         """Return (epoch seconds, plan) of those that are expected to fit and keep the batch, the fastest first."""
         distinct = list(dict.fromkeys(plans))
-        usable = Limits.of(self.workload).usable_bytes
+        usable = Limits.of(self.workload, self.job.search.parallel).usable_bytes
         memory = self._predictor.plans_memory(distinct)
         fitting = [
             plan
@@ -374,5 +374,5 @@ class Forecaster:
             relative_error=float(posterior.error[0]),
             predicted_samples_per_second=float(prediction.step_samples.sum()) / prediction.epoch_seconds,
             memory_limit_bytes=self.cluster.memory_limit_bytes,
-            host_limit_bytes=Limits.of(self.workload).host_limit_bytes,
+            host_limit_bytes=Limits.of(self.workload, self.job.search.parallel).host_limit_bytes,
         )

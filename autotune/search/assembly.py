@@ -89,7 +89,7 @@ def assemble(
         element_bytes=workload.model.element_bytes,
         state=inherited_calibration(store, workload) if warm_start else None,
     )
-    limits = Limits.of(workload)
+    limits = Limits.of(workload, prepared.job.search.parallel)
     solver = Solver(calibrated.profiled, limits)
     if held is not None:
         title = held.target.title

@@ -205,7 +205,7 @@ class Tuner:
         explainer = Explainer(
             predictor=search.predictor,
             surrogate=search.advisor.surrogate,
-            limits=Limits.of(self._workload),
+            limits=Limits.of(self._workload, self._job.search.parallel),
             trials=ledger.everything(),
             study_id=study.id,
             not_run=tuple(map(str, search.not_run)),

@@ -75,7 +75,7 @@ class Runner:
                 return Rejected(reason=f"it changes what is learned: {fault}")
             if role in BASELINES:
                 _log.warning("baseline %s is only compared, since it changes what is learned: %s", role, fault)
-        limits = Limits.of(self._prepared.workload)
+        limits = Limits.of(self._prepared.workload, self._prepared.job.search.parallel)
         limit = limits.memory_limit_bytes
         for stage, needed in enumerate(prediction.stage_memory):
             if needed.low > limit:  # where the interval reaches below it, only the run itself decides

@@ -30,13 +30,14 @@ class Limits:
     """Share of the memory limit that a solved plan may use."""
 
     @classmethod
-    def of(cls, workload: Workload) -> "Limits":
+    def of(cls, workload: Workload, groups: int = 1) -> "Limits":
+        """Return the limits of a workload, with `groups` groups of ranks on the devices at the same time."""
         model = workload.model
         return cls(
             vision_layers=model.vision_layers,
             language_layers=model.language_layers,
             memory_limit_bytes=workload.memory_limit_bytes,
-            host_limit_bytes=_HOST_SHARE * workload.hardware.ram_bytes / workload.hardware.of_node,
+            host_limit_bytes=_HOST_SHARE * workload.hardware.ram_bytes / (workload.hardware.of_node * groups),
         )
 
     @property

@@ -22,7 +22,7 @@ from tests.unit.prediction.test_offloaded_layers import offloaded, timed
 from tests.values.exchanges import copies, exchanging
 from tests.values.search import COSTS, axes_of, frozen_vision, predictor_of, prepared_of, runner_of, workload_of
 from trials.costs.layer_costs import LayerCosts
-from trials.job import SpaceSection
+from trials.job import SearchSection, SpaceSection
 from trials.outcome import Rejected
 from trials.plan import Layout, Offload
 
@@ -184,6 +184,15 @@ def test_a_plan_that_offloads_more_than_the_host_has_is_not_run(tmp_path: Path) 
     assert isinstance(rejected, Rejected)
     assert "is predicted to offload" in rejected.reason
     assert not Solver(predictor, Limits.of(small)).admits(plan)
+    # Ranks of all groups share the memory of their host.
+    enough = replace(work, hardware=replace(work.hardware, ram_bytes=ram + 16))
+    assert Solver(predictor, Limits.of(enough)).admits(plan)
+    assert not Solver(predictor, Limits.of(enough, groups=2)).admits(plan)
+    runner._prepared = replace(runner._prepared, workload=enough)
+    assert runner.rejection(plan) is None
+    two = runner._prepared.job.model_copy(update={"search": SearchSection(parallel=2)})
+    runner._prepared = replace(runner._prepared, job=two)
+    assert isinstance(runner.rejection(plan), Rejected)
 
 
 @pytest.mark.long
