@@ -1,7 +1,8 @@
 """Exclusive use of the devices of a job.
 
 Lock files exclude other processes of this user, whichever database and data folder they write to. Leases exclude all
-other agents of the database, including those of other users and containers that see the same devices.
+other agents of the database, including those of other users and containers that see the same accelerators. Cores are
+leased within a container.
 """
 
 import platform

@@ -1,6 +1,7 @@
 """Addresses and network interfaces of this machine."""
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ import psutil
 
 from trials.errors import SiteError
 
+_log = logging.getLogger(__name__)
 _ANY_PORT = 9
 """No packet is sent: only the route is looked up."""
 _ANYWHERE = "192.0.2.1"
@@ -44,9 +46,19 @@ def address_of_agent(named: str | None, hosts: Sequence[str] | None) -> str:
 
 
 def own_address(name: str) -> str:
-    """Return the address of this machine that `name` means. Raise SiteError when it is none of this machine."""
+    """Return the address of this machine that `name` means. Raise SiteError when it is none of this machine.
+
+    Warn of one that others cannot reach, as some systems give to their own name in /etc/hosts.
+    """
     address = str(_resolved(name)[1][0])
     interface_of(address)
+    if ipaddress.ip_address(address).is_loopback:
+        _log.warning(
+            "hardware.address: %s is %s here, where other machines do not reach this one; give its address in the "
+            "network that joins the nodes",
+            name,
+            address,
+        )
     return address
 
 

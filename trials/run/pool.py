@@ -202,7 +202,8 @@ def _cause(ranks: RankGroup, world_size: int) -> Cause:
     """
     deadline = time.monotonic() + ranks.aftermath_seconds
     while True:
-        answers, ended = ranks.answers(), ranks.ended()
+        ended = ranks.ended()
+        answers = ranks.answers()  # after it, so that a rank that has ended has its report among them
         causes = [each.report.cause for each in answers.values() if isinstance(each.report, FailureReport)]
         for cause in causes:
             # A rank that ran out of memory is the cause: its neighbours fail because it is gone.

@@ -16,10 +16,10 @@ from tests.values.search import prepared_of
 from tests.values.training import plan_of
 from trials.channels.folder import FolderChannel
 from trials.launchers.processes import crash_of
-from trials.outcome import Crash
+from trials.outcome import Crash, OutOfMemory
 from trials.run import pool as pools
 from trials.run.pool import Answers, WarmPool
-from trials.tasks.answer import Answer, TrainingReport, begun_name, read_report
+from trials.tasks.answer import Answer, FailureReport, TrainingReport, begun_name, read_report
 from trials.tasks.request import Request, Training, write_request
 from trials.tasks.stop import Stop
 
@@ -223,3 +223,22 @@ def test_ranks_are_asked_once_to_stop_at_a_checkpoint_and_once_to_stop_at_once(t
     with WarmPool(SmallLauncher(tmp_path, start_seconds=0.5)) as pool:
         assert isinstance(pool.ask(request_in(tmp_path), 60, stops=stops), Answers)
     assert asked == ["stop-at-checkpoint", "stop"]
+
+
+def test_a_rank_that_reports_and_ends_between_two_looks_has_its_own_cause() -> None:
+    own = OutOfMemory(stage=0, rank=0, needed_bytes=2, limit_bytes=1)
+
+    class Ending:
+        """A rank that reports and ends right after its answers were read for the first time."""
+
+        aftermath_seconds = 5.0
+        looks = 0
+
+        def answers(self) -> dict[int, SimpleNamespace]:
+            self.looks += 1
+            return {0: SimpleNamespace(report=FailureReport(cause=own))} if self.looks > 1 else {}
+
+        def ended(self) -> dict[int, Crash]:
+            return {0: Crash(rank=0, detail="ended with exit code 1")} if self.looks else {}
+
+    assert pools._cause(Ending(), 1) == own  # type: ignore[arg-type]

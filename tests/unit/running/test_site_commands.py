@@ -9,7 +9,7 @@ import pytest
 from trials.errors import SiteError
 from trials.hardware_section import HardwareSection
 from trials.launchers.command_starter import Spot
-from trials.launchers.network import check_first, free_port
+from trials.launchers.network import check_first, free_port, own_address
 from trials.sites.deepspeed import DeepSpeed
 
 HERE, THERE = (Spot(node=node, ranks=(2, 2), rendezvous="10.0.0.1:1234", address="10.0.0.1") for node in range(2))
@@ -56,3 +56,9 @@ def test_a_first_host_that_is_another_machine_is_refused(first: str) -> None:
     expected = f"hardware.hosts begins with {first}, but this machine is {own} and has no .*; name {own} first, or"
     with pytest.raises(SiteError, match=expected):
         check_first([f"me@{first}", own], "hardware.hosts")
+
+
+def test_an_own_address_that_no_other_machine_reaches_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    assert own_address("127.0.1.1") == "127.0.1.1"
+    (warning,) = caplog.messages
+    assert warning.startswith("hardware.address: 127.0.1.1 is 127.0.1.1 here, where other machines do not reach")
