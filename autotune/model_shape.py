@@ -1,5 +1,6 @@
 """The model's layers and analytic cost, from its configuration alone."""
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from trials.model.hub import published_name
 from trials.model.identity import config_digest
 from trials.model.paths import parameters_at
 from trials.model.refusals.experts import count_used_parameters
-from trials.model.skeleton import build_skeleton, count_parameters, load_config
+from trials.model.skeleton import build_skeleton, count_parameters, load_config, load_with_note
 from trials.model.trained import choose_trained, trained_parts
 from trials.model.weights import WeightFiles
 from trials.plan import Layout
 from trials.units import number_of
 from trials.workload import COMPILER, GRADIENT_DTYPE, ModelShape, Part
 
+_log = logging.getLogger(__name__)
 _MEBI = 1 << 20
 _WHOLE = TrainingSection()
 """Settings with which the whole model trains."""
@@ -83,10 +85,14 @@ def count_of_job(settings: ModelSection, training: TrainingSection) -> Parameter
 def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> ModelShape:
     """Describe the model of a job and what of it trains. Raise ModelError when it, or its weights, cannot be used.
 
+    A warning says so where the configuration is wrong, or not clear, about the output projection.
+
     A matrix of n parameters costs 2 n operations per token, that of the head per target (Megatron-LM, appendix); of
     experts those that are chosen.
     """
-    config = load_config(settings.path, trust_remote_code=settings.trust_remote_code)
+    config, note = load_with_note(settings.path, trust_remote_code=settings.trust_remote_code)
+    if note is not None:
+        _log.warning("%s", note)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     if settings.weights == "pretrained":
         WeightFiles(Path(settings.path), skeleton).check()

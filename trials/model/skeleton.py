@@ -17,6 +17,7 @@ from trials.model import hub
 from trials.model.attention.packed import PACKED_ATTENTION
 from trials.model.ends.patches import embed_by_matrix
 from trials.model.family import Family, check_form, load_family
+from trials.model.own_head import separate_head
 from trials.model.paths import parameters_at
 from trials.model.refusals.built_model import check_kept_types, check_output_head
 from trials.model.refusals.experts import check_experts
@@ -91,10 +92,18 @@ class Skeleton:
 
 
 def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """Return the model's configuration.
+    """Return the model's configuration, in which `tie_word_embeddings` is what its weights show.
 
     Raise ModelError for a folder without one, for a hub that does not answer, and for files that cost too much to read
     or build or that transformers refuses.
+    """
+    return load_with_note(path, trust_remote_code=trust_remote_code)[0]
+
+
+def load_with_note(path: str, *, trust_remote_code: bool = False) -> tuple[PretrainedConfig, str | None]:
+    """Return the model's configuration, and what a user should know of its `tie_word_embeddings`, if anything.
+
+    Raise ModelError like `load_config`.
     """
     check_place(path)
     is_folder = Path(path).is_dir()
@@ -102,16 +111,19 @@ def load_config(path: str, *, trust_remote_code: bool = False) -> PretrainedConf
     with refusing(f"cannot read the configuration of model {path}", remedy):
         if is_folder:
             check_folder(Path(path))
+        file = Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG)))
         # Before transformers reads them: with some wrong values it would fill the memory.
-        settings = check_settings(Path(path, CONFIG) if is_folder else Path(str(cached_file(path, CONFIG))))
+        settings = check_settings(file)
         check_form(settings)
         check_code(settings)
         check_quantized(settings)
+        config: PretrainedConfig
         if is_folder and not trust_remote_code:  # transformers takes most of the time of many callers
-            return copy.deepcopy(_read_config(path, Path(path, CONFIG).read_bytes()))
-        config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        _forget_attention(config)
-    return config
+            config = copy.deepcopy(_read_config(path, file.read_bytes()))
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            _forget_attention(config)
+        return config, separate_head(config, settings, file.parent)
 
 
 @lru_cache(maxsize=4)

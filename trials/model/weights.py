@@ -148,8 +148,9 @@ class WeightFiles:
             first, second = self.read(name), self.read(original)
             if first.dtype != second.dtype or not torch.equal(first, second):
                 raise ModelError(
-                    f"{name} and {original} differ in {self.folder}, but its {CONFIG} says that they are one tensor; "
-                    "set tie_word_embeddings to false there if both are wanted"
+                    f"{name} and {original} differ in {self.folder}, but by its {CONFIG}, or by transformers' default, "
+                    "they are one tensor; set tie_word_embeddings to false there, at the top level and in text_config, "
+                    "if both are wanted"
                 )
 
 

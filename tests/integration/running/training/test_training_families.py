@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from autotune.workload import Prepared
 from tests.contracts.test_families import TINY
+from tests.values.own_head import make_untied
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of, train
 from trials import plugins
@@ -79,7 +80,7 @@ def assert_equal_logits(prepared: Prepared, folder: Path, model: Any) -> None:
     request = replace(request, job=request.job.model_copy(update={"model": settings}))
     stage = build_stage(request, 0, torch.device("cpu")).eval()
     images = stage.family.random_images(model.config, 3)
-    ids = torch.cat([torch.tensor([5, 6]), images.input_ids, torch.tensor([7, 8, 9])])
+    ids = torch.cat([torch.tensor([45, 46]), images.input_ids, torch.tensor([47, 48, 49])])
     tokens = join_samples(stage.family, model.config, [(ids, images.grids)])
     with torch.no_grad():
         found = stage.head(stage(pack((images.pixels,), tokens))[0])
@@ -112,6 +113,35 @@ def test_a_trained_model_is_saved_whole_with_its_unused_layers_as_they_were(
     fresh.save_pretrained(tmp_path / "fresh")
     stored = {key for file in report.model.glob("*.safetensors") for key in load_file(file)}
     assert stored == load_file(tmp_path / "fresh" / "model.safetensors").keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    parameters(
+        {"internvl": ("internvl", plan_of("4+1", "0+3")), "mistral3": ("mistral3", plan_of("4+4", data=2, zero=3))},
+        short=("internvl", "mistral3"),
+    ),
+)
+def test_a_head_of_its_own_is_trained_and_saved_although_the_configuration_ties_it(
+    name: str, plan: Plan, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    make_untied(plugins.load(TINY, name).make, source)
+    assert AutoConfig.from_pretrained(source).tie_word_embeddings
+    before = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
+    prepared = job_of(shallow, source, tmp_path, weights="pretrained")
+    assert not train(pool, prepared, plan, max_steps=1).finished
+    report = train(pool, prepared, plan)
+    assert report.model is not None
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(report.model, output_loading_info=True)
+    trained, info = loaded
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert not trained.config.tie_word_embeddings
+    for matrix in ("get_input_embeddings", "get_output_embeddings"):
+        assert not torch.equal(getattr(trained, matrix)().weight, getattr(before, matrix)().weight)
+    assert trained.get_output_embeddings().weight is not trained.get_input_embeddings().weight
+    assert_equal_logits(prepared, report.model, trained)
 
 
 @pytest.mark.parametrize(

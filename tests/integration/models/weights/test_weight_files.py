@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from autotune.model_shape import model_shape
-from tests.integration.models.test_pretrained import SINGLE, check_equal, in_shards, section
+from tests.integration.models.weights.test_pretrained import SINGLE, check_equal, in_shards, section
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from trials.errors import ModelError
