@@ -51,11 +51,16 @@ def check_inputs(job: Job, index: DatasetIndex, encoder: Encoder) -> None:
     _, smallest = np.unique(index.kind[by_size], return_index=True)
     spread = np.linspace(0, len(index) - 1, _COMPARED).astype(np.int64)
     rows = list(dict.fromkeys([*by_size[smallest].tolist(), *spread.tolist()]))[: max(_COMPARED, len(smallest))]
-    _, faults = compare_inputs(job.model, index, encoder, rows)
+    count, faults = compare_inputs(job.model, index, encoder, rows)
     if faults:
         raise DataError(
             f"{faults[0]}. Training on this would not be what the data says; please report it with the files of the "
             "model's tokenizer and processor"
+        )
+    if count.records and not count.labelled:
+        _log.warning(
+            "token ids were compared with those of transformers, labels of no record: what the model's chat template "
+            "writes around an answer depends on that answer"
         )
 
 

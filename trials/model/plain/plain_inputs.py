@@ -196,10 +196,12 @@ class PlainInputs:
             yield {"role": turn.role, "content": content}
 
     def _rendered(self, messages: Sequence[Message], *, asks: bool = False) -> str:
-        text: str = self._own.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=asks, **self._options()
-        )
+        text: str = self._applied(messages, tokenize=False, add_generation_prompt=asks)
         return text
+
+    def _applied(self, messages: Sequence[Message], **given: Any) -> Any:
+        """Return what the template, on the same day whenever it is asked, and the processor make of messages."""
+        return self._own.apply_chat_template(list(messages), **given, **self._options())
 
     def _options(self) -> dict[str, Any]:
         if self._template and "strftime_now" in self._template:
@@ -213,10 +215,10 @@ class PlainInputs:
 
     def _written(self, messages: Sequence[Message], images: Sequence[Image.Image]) -> _Written:
         marked = bool(_GENERATION.search(self._template or ""))
-        given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": marked, **self._options()}
+        given = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": marked}
         if self._of_text:
             text = self._rendered(messages)
-            made = self._own.apply_chat_template(list(messages), **given)
+            made = self._applied(messages, **given)
             ids, mask = made["input_ids"], made.get("assistant_masks")
         else:
             text, made = self._processed(messages, images, given)
@@ -249,7 +251,7 @@ class PlainInputs:
         # A processor returns no text, so the text with images in full is taken on its way to the tokenizer.
         self._own.tokenizer = _Recorder(tokenizer, recorded)
         try:
-            made = self._own.apply_chat_template(list(messages), processor_kwargs=options, **given)
+            made = self._applied(messages, processor_kwargs=options, **given)
         finally:
             self._own.tokenizer = tokenizer
         return recorded[-1], made

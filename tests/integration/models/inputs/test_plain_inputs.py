@@ -139,6 +139,15 @@ def test_thoughts_that_a_template_leaves_out_are_no_answers(tmp_path: Path) -> N
     assert shown == "A circle.<|im_end|><think>\n\n</think>\n\nTwo blue squares.<|im_end|>"
 
 
+@pytest.mark.parametrize("name", ["mistral3", "text"])
+def test_labels_are_compared_where_a_template_writes_the_date(name: str, tmp_path: Path) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    file = tmp_path / "chat_template.jinja"
+    file.write_text("The date is {{ strftime_now('%Y-%m-%d') }}. " + file.read_text())
+    assert plain_of(tmp_path).expected(said(*TURNS)).is_target is not None
+    assert difference_of(tmp_path, said(*TURNS)) is None
+
+
 def test_a_sample_that_is_cut_is_compared_up_to_the_cut(tmp_path: Path) -> None:
     text.make(tmp_path)
     cut = encoder_of(tmp_path, 40).encode(said(*TURNS), pixels=False)
@@ -158,3 +167,13 @@ def test_records_that_differ_end_a_command_before_anything_runs(
         DataError, match=r"train\.jsonl:\d+: the label of token \d+ is -100 instead of .* by transformers'"
     ):
         prepared_of(example, tmp_path / "wrong")
+
+
+def test_a_warning_says_that_no_labels_could_be_compared(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared_of(example, tmp_path / "compared")
+    assert "labels of no record" not in caplog.text
+    monkeypatch.setattr(PlainInputs, "_answer_spans", lambda *given: None)
+    prepared_of(example, tmp_path / "uncompared")
+    assert "labels of no record" in caplog.text
