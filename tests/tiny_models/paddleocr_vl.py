@@ -30,6 +30,8 @@ def _config(ids: Mapping[str, int]) -> Mapping[str, Any]:
         "vision_config": {
             "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
             "image_size": 21, "patch_size": 7,
+            # As published: transformers reads neither, and the image processor makes patches of one frame.
+            "temporal_patch_size": 2, "tokens_per_second": 2,
         },
         "text_config": {**TEXT, "head_dim": 8, "vocab_size": len(ids), "rope_parameters": rope},
         "image_token_id": ids["<|IMAGE_PLACEHOLDER|>"],

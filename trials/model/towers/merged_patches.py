@@ -30,6 +30,7 @@ from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY
 from trials.model.towers.patch_videos import PatchVideos
 
+_FRAMES = "temporal_patch_size"
 # A choice: published patches have 14 or 16 pixels, and the memory of a unit grows with the square.
 _LARGEST_PATCH = 1_024
 _LEARNED_SIDE = 4
@@ -62,12 +63,13 @@ class PatchInputs:
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id
         self.unit_shape = unit_shape(config)
-        made = _sizes(self._processor, "merge_size")
-        taken = _sizes(config.vision_config, "spatial_merge_size")
+        # That of PaddleOCR-VL makes patches of one frame, and may not say so.
+        made = self._processor.patch_size, getattr(self._processor, _FRAMES, 1), self._processor.merge_size
+        taken = _sizes(config.vision_config)
         if made != taken:
             raise ModelError(
                 f"the image processor makes patches of (size, frames, merged) {made} but the model takes {taken}; "
-                "correct preprocessor_config.json"
+                "correct preprocessor_config.json, or the vision_config of config.json"
             )
 
     def tokens(self, size: tuple[int, int], count: int) -> list[int]:
@@ -109,20 +111,21 @@ class PatchInputs:
 
 def unit_shape(config: PretrainedConfig) -> tuple[int, int]:
     """Return (patches, channels x frames x height x width of a patch)."""
-    side, frames, merged = _sizes(config.vision_config, "spatial_merge_size")
+    side, frames, merged = _sizes(config.vision_config)
     return merged**2, 3 * frames * side**2
 
 
-def _sizes(settings: Any, merge: str) -> tuple[int, int, int]:
-    # PaddleOCR-VL takes no videos, and its configuration has no number of frames.
-    return settings.patch_size, getattr(settings, "temporal_patch_size", 1), getattr(settings, merge)
+def _sizes(vision: PretrainedConfig) -> tuple[int, int, int]:
+    """Return the patches of the model as (size, frames, merged)."""
+    # PaddleOCR-VL takes no videos; the number of frames in its file is no setting of its class, and nothing reads it.
+    frames = vision.temporal_patch_size if hasattr(type(vision), _FRAMES) else 1
+    return vision.patch_size, frames, vision.spatial_merge_size
 
 
 def check_patches(config: PretrainedConfig) -> None:
     """Raise ModelError for sizes of patches that make no sense, and for tokens outside the vocabulary."""
     vision = config.vision_config
-    names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
-    for name, size in ((name, getattr(vision, name)) for name in names if hasattr(vision, name)):
+    for name, size in zip(("patch_size", _FRAMES, "spatial_merge_size"), _sizes(vision), strict=True):
         if not 1 <= size <= _LARGEST_PATCH:
             raise ModelError(
                 f"{name} is {size}; correct it in the vision_config of config.json to a number from 1 to "

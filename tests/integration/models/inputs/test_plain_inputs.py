@@ -73,7 +73,7 @@ def with_template(folder: Path, template: str) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    parameters({name: name for name in plugins.names(TINY)}, short=("gemma3", "idefics3", "internvl")),
+    parameters({name: name for name in plugins.names(TINY)}, short=("gemma3", "idefics3", "internvl", "paddleocr-vl")),
 )
 def test_ids_and_labels_are_those_of_the_processor_of_transformers(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
