@@ -10,6 +10,7 @@ from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrain
 from transformers.vision_utils import get_vision_cu_seqlens, get_vision_position_ids
 
 from trials.data.tokens import PackTokens
+from trials.errors import ModelError
 from trials.model import decoder
 from trials.model.family import VisionModules
 from trials.model.inputs.patched_videos import GLM
@@ -43,6 +44,11 @@ def takes(config: PretrainedConfig) -> bool:
 
 def check(config: PretrainedConfig) -> None:
     """Raise ModelError for sizes that do not divide, and for a tower without learned positions."""
+    if "num_hidden_layers" in vars(config):
+        raise ModelError(
+            "config.json has the language model's settings at its top level, as the first files of GLM-4.1V, where "
+            "transformers passes over them; take the model's current config.json, with a text_config"
+        )
     rope = config.get_text_config().rope_parameters
     check_patches(config)
     check_towers(config)

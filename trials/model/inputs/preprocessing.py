@@ -1,8 +1,10 @@
 """A model folder's tokenizer and image processor."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import transformers
 from transformers import AutoImageProcessor, AutoTokenizer
 from transformers.image_processing_base import ImageProcessingMixin
 
@@ -11,6 +13,9 @@ from trials.model.inputs.cohere_tiles import Cohere2VisionImageProcessorPil
 from trials.model.inputs.image_settings import FILE, check_image_settings, shown_setting
 from trials.model.refusals.refusal import refusing
 
+_KIND = "image_processor_type"
+# A choice: names come from a file and may be of any length.
+_SHOWN = 60
 _SAVE = "save it there with save_pretrained"
 _WITHOUT_TORCHVISION = {"Cohere2VisionImageProcessor": Cohere2VisionImageProcessorPil}
 """Replacements of image processors that transformers has for torchvision alone."""
@@ -29,12 +34,24 @@ def load_image_processor(path: str, *, trust_remote_code: bool) -> Any:
     """
     with refusing(f"the image processor of model {path} cannot be loaded", f"correct {FILE}, or {_SAVE}"):
         settings, _ = ImageProcessingMixin.get_image_processor_dict(path)
-        own = _WITHOUT_TORCHVISION.get(str(settings.get("image_processor_type")).removesuffix("Fast"))
+        _check_kind(settings, path)
+        own = _WITHOUT_TORCHVISION.get(str(settings.get(_KIND)).removesuffix("Fast"))
         # The other backend resizes differently, and which one is there would depend on the machine.
         options = {"backend": "pil", "trust_remote_code": trust_remote_code}
         images = own.from_pretrained(path) if own else AutoImageProcessor.from_pretrained(path, **options)
     check_image_settings(images)
     return images
+
+
+def _check_kind(settings: Mapping[str, Any], path: str) -> None:
+    """Raise ModelError for a class of which transformers says only that the file had to name one."""
+    kind = settings.get(_KIND)
+    if isinstance(kind, str) and "auto_map" not in settings and not hasattr(transformers, kind.removesuffix("Fast")):
+        raise ModelError(
+            f"{_KIND} of model {path} is {kind[:_SHOWN]}, which transformers {transformers.__version__} does not have; "
+            f"remove it from {FILE}, or from the image_processor of processor_config.json: the class is then that of "
+            "the model_type in config.json"
+        )
 
 
 def preparing(images: Any) -> AbstractContextManager[None]:

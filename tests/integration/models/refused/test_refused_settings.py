@@ -1,5 +1,6 @@
 """Settings of a configuration that a family does not follow are refused before a model is built, with the remedy."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,16 @@ GLM = {
     ),
     "no positions": (config(vision_config__image_size=6), r"image_size is 6, of which the square of learned positions"),
 }
+
+
+def flat(folder: Path) -> None:
+    """Put the language model's settings where GLM-4.1V's first files had them."""
+    file = folder / "config.json"
+    settings = json.loads(file.read_text())
+    file.write_text(json.dumps({**settings.pop("text_config"), **settings}))
+
+
+GLM["flat"] = (flat, r"settings at its top level, .*; take the model's current config.json, with a text_config")
 PADDLE = {
     "huge merge": PATCHES["huge merge"],
     "four channels": (config(vision_config__num_channels=4), r"num_channels is 4, but images have 3"),
@@ -99,7 +110,7 @@ SHORT = (
     *(f"qwen3-vl, {name}" for name in CASES["qwen3-vl"]),
     *(f"qwen3-vl-moe, {name}" for name in EXPERTS),
     *("qwen2-vl, output", "qwen2-5-vl, window", "qwen2-5-vl, sections", "qwen2-5-vl, no sections"),
-    *("glm4v, sections", "glm4v, usual sections", "glm4v, no positions", "glm4v, token"),
+    *("glm4v, sections", "glm4v, usual sections", "glm4v, no positions", "glm4v, token", "glm4v, flat"),
     *("paddleocr-vl, four channels", "paddleocr-vl, heads"),
 )
 """Each check once, and what a family reads from settings of its own"""

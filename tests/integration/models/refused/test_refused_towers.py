@@ -82,6 +82,7 @@ PROCESSORS: list[tuple[str, Spoil, str]] = [
     ("deepseek", settings(PROCESSOR, num_image_tokens=9), "num_image_tokens is 9 .* the model makes 16 features o"),
     ("deepseek", settings(IMAGES, do_pad=False), r"makes \(3, 20, 28\) numbers of an image where the model takes"),
     ("deepseek", settings(IMAGES, image_mean=0.5), "cannot be loaded.*; correct preprocessor_config.json, or save"),
+    ("gemma3", settings(IMAGES, image_processor_type="Qwen2_5_VLImageProcessor"), "does not have; remove it from prep"),
     ("gemma3", settings(IMAGES, do_resize=False), "do_resize of the image processor is False"),
     ("gemma3", config(boi_token_index=7), r"images stand between the tokens \(3, 4\) of the tokenizer, but"),
     ("gemma3", config(image_token_index=7), "the tokenizer's image token is 5, the model's is 7"),
