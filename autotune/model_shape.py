@@ -91,11 +91,11 @@ def model_shape(settings: ModelSection, training: TrainingSection = _WHOLE) -> M
     experts those that are chosen.
     """
     config, note = load_with_note(settings.path, trust_remote_code=settings.trust_remote_code)
-    if note is not None:
-        _log.warning("%s", note)
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     if settings.weights == "pretrained":
         WeightFiles(Path(settings.path), skeleton).check()
+    if note is not None:
+        _log.warning("%s", note)
     chain, language_layers = skeleton.chain, len(skeleton.chain.language_layers)
     # The word embedding, last of the projector's paths, is a table: looking up costs no operations.
     tower, projector = (
