@@ -1,7 +1,5 @@
 import json
-import multiprocessing
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from PIL import Image
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune import workload
-from tests.programs.small_shared_memory import loaded
 from tests.values.data import record, write_records
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
@@ -22,7 +19,7 @@ from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder
-from trials.errors import DataError, Unwritable, in_brief
+from trials.errors import DataError
 from trials.job import DataSection, LossWeighting, Source
 from trials.model.families import internvl
 from trials.plan import Packed, Packing, Padded
@@ -211,54 +208,6 @@ def test_steps_can_be_asked_for_in_any_selection(index: DatasetIndex, encoder: E
     assert of_step == [batch.tokens.input_ids.tolist() for batch in every[m : 2 * m]]
 
 
-def test_workers_give_the_same_micro_batches_in_the_same_order(index: DatasetIndex, encoder: Encoder) -> None:
-    epoch = epoch_of(index, PACKED)
-    alone, helped = (
-        list(micro_batches(index, epoch, [0, 1], 0, encoder, pixels=True, workers=workers, on_error="fail"))
-        for workers in (0, 2)
-    )
-    assert len(alone) == len(helped) == 2 * epoch.micro_batches
-    for one, other in zip(alone, helped, strict=True):
-        assert torch.equal(one.tokens.input_ids, other.tokens.input_ids)
-        assert one.pixel_values is not None
-        assert other.pixel_values is not None
-        assert torch.equal(one.pixel_values, other.pixel_values)
-
-
-@pytest.mark.long
-def test_data_workers_without_room_in_shared_memory_end_with_what_to_do(example: Path, tmp_path: Path) -> None:
-    try:
-        none, little, without_workers = loaded(example, tmp_path, ("4k", 1), ("64k", 1), ("4k", 0))
-    except PermissionError:
-        pytest.skip("no file system can be mounted here")
-    remedy = "give a container more, as with `docker run --shm-size=16g` or `--ipc=host`, or set data.workers: 0"
-    assert none == (
-        f"shared memory (/dev/shm) has 0.0 MiB, 0.0 MiB of it free, too little to start data workers; {remedy}"
-    )
-    what = (
-        r"has 0\.1 MiB, 0\.\d MiB of it free, too little for another pack of 0\.\d MiB, of which each data worker "
-        "keeps two; "
-    )
-    assert re.search(f"{what}{re.escape(remedy)}$", little), little
-    assert re.fullmatch(r"\d+ packs", without_workers)
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_data_workers_that_cannot_make_sockets_end_with_what_to_do(
-    index: DatasetIndex, encoder: Encoder, is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, reason = (tmp_path / ("x" * 90), "AF_UNIX path too long") if is_there else (tmp_path / "gone", "No such")
-    if is_there:
-        folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
-    batches = micro_batches(index, epoch_of(index, PACKED), [0], 0, encoder, pixels=True, workers=1, on_error="fail")
-    with pytest.raises(Unwritable) as caught:
-        list(batches)
-    assert f"cannot make sockets in {in_brief(str(folder))} ({reason}" in str(caught.value)
-    assert "set TMPDIR to a folder that stays and has a path of at most 75 characters" in str(caught.value)
-
-
 @pytest.mark.parametrize("pixels", [True, False])
 def test_pixels_labels_and_weights_are_pinned_by_the_loader(
     index: DatasetIndex, encoder: Encoder, pixels: bool, monkeypatch: pytest.MonkeyPatch
@@ -280,23 +229,6 @@ def test_pixels_labels_and_weights_are_pinned_by_the_loader(
     assert (found.pixel_values is None) == (not pixels)
     expected = [batch.pixel_values, batch.labels] if pixels else [batch.labels, batch.weights]
     assert [id(tensor) for tensor in pins] == list(map(id, expected))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_pack_for_which_no_pages_can_be_locked_says_so(
-    index: DatasetIndex, encoder: Encoder, workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(tensor: torch.Tensor) -> torch.Tensor:
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
-    device = {"is_available": True, "current_accelerator": torch.device("cuda"), "current_device_index": 0}
-    for name, value in {**device, "set_device_index": None}.items():
-        monkeypatch.setattr(torch.accelerator, name, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", refused)
-    epoch = epoch_of(index, PACKED)
-    batches = micro_batches(index, epoch, [0], 0, encoder, pixels=True, workers=workers, on_error="fail", pin=True)
-    with pytest.raises(MemoryError, match=r"^the host has no room for \d+ bytes of page-locked memory, which a pack"):
-        next(batches)
 
 
 @pytest.fixture
