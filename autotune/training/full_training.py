@@ -33,7 +33,7 @@ from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
-from trials.tasks.training.output import RECORD_FILE, has_checkpoint_after, note_launch, open_output, read_record
+from trials.tasks.training.output import RECORD_FILE, last_checkpoint, note_launch, open_output, read_record
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
@@ -148,18 +148,21 @@ def launch(
             started = store.start_launch(plan, work, promised_samples_per_second, agent_id)
             note_launch(output, started.id)
             heard = partial(on_step, started.id)
-            watch = _Watch(output / PROGRESS_FILE, log, listener, heard, stops, evaluates=evaluates, steps=opened.steps)
+            logs, progress = folder / started.id, output / PROGRESS_FILE
+            watch = _Watch(progress, log, listener, heard, stops, logs=logs, evaluates=evaluates, steps=opened.steps)
             ending = _Ending(started.id, watch.reader, store, spool)
-            text = f"Training with plan {plan.id} into {output}"
+            begun = f", from checkpoint-{opened.steps} on" if opened.steps else ""
+            text = f"Training with plan {plan.id} into {output}{begun}"
             best = best_evaluation(_evaluations(output))
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps, best_evaluation=best))
-            logs = folder / started.id
             try:
                 report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
-            except PlanFailed as error:
-                if has_checkpoint_after(output, opened.steps):
-                    raise LaunchFailed(str(error)) from error
-                raise
+            except LaunchFailed as error:
+                last = last_checkpoint(output)
+                if isinstance(error, PlanFailed) and last <= opened.steps:
+                    raise
+                goes_on = f"goes on from checkpoint-{last}" if last else "begins anew"
+                raise LaunchFailed(f"{error}; the same command {goes_on}") from error
     reader = watch.reader
     return Launched(
         report=report,
@@ -205,11 +208,13 @@ class _Watch:
         on_step: Callable[[Progress], None],
         stops: Callable[[], Stop | None],
         *,
+        logs: Path,
         evaluates: bool,
         steps: int,
     ) -> None:
         self.stops = stops
         self._silence = Silence(evaluates=evaluates)
+        self._logs, self._blanks, self._next_told = logs, 0, 1
         self._log = log
         self.listener = listener
         self._on_step = on_step
@@ -224,10 +229,26 @@ class _Watch:
         self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
+            self._tell_of_blanks(line)
             self._on_step(line)
         else:
             self._silence.evaluation(line.seconds)
         self.listener(line)
+
+    def _tell_of_blanks(self, step: Progress) -> None:
+        """Log the first samples that could not be read, and again whenever they are twice as many."""
+        self._blanks += step.blank_samples
+        if self._blanks >= self._next_told:
+            self._next_told = 2 * self._blanks
+            _log.warning("until step %d, %s; the logs in %s name them", step.step, _lost(self._blanks), self._logs)
+
+
+def _lost(samples: int) -> str:
+    return number_of(
+        samples,
+        "sample could not be read and was replaced by a blank one",
+        "samples could not be read and were replaced by blank ones",
+    )
 
 
 def _train(
@@ -261,15 +282,7 @@ def _train(
     )  # stage 0 alone reads images; other stages see the same samples
     blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
     if blanks:
-        _log.warning(
-            "%s; the logs in %s name them",
-            number_of(
-                blanks,
-                "sample could not be read and was replaced by a blank one",
-                "samples could not be read and were replaced by blank ones",
-            ),
-            logs,
-        )
+        _log.warning("%s; the logs in %s name them", _lost(blanks), logs)
     return report, blanks, disturbance(machine.conditions, hardware)
 
 

@@ -56,9 +56,7 @@ class Session:
     encoder: Encoder
     blank_samples: int = 0
     """Samples of this rank so far that could not be read, counted each time they were shown."""
-    latest: LatestSamples = field(
-        default_factory=lambda: LatestSamples("run the same command again, which goes on from the last checkpoint")
-    )
+    latest: LatestSamples = field(default_factory=lambda: LatestSamples("run the same command again"))
     """Those of this rank."""
 
     def epoch(self, number: int) -> Epoch:

@@ -91,10 +91,7 @@ def writing(session: Session, final: Path, record: TrainingRecord) -> Iterator[P
         wait_for_all()
         yield partial
     except (OSError, SafetensorError) as error:
-        raise Unwritable(
-            f"{final} cannot be written ({error}); free some space there and launch again: the training continues "
-            "from its last checkpoint"
-        ) from error
+        raise Unwritable(f"{final} cannot be written ({error}); free some space there") from error
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

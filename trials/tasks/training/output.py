@@ -202,11 +202,16 @@ def _write_record(folder: Path, record: TrainingRecord) -> None:
         stream.write(wire.encode(record).encode())
 
 
-def has_checkpoint_after(folder: Path, steps: int) -> bool:
-    """Return whether the training in the folder has written a checkpoint of a later step."""
+def last_checkpoint(folder: Path) -> int:
+    """Return the step of the last checkpoint that the training in the folder has written; 0 without one."""
     record = read_record(folder / RECORD_FILE)
     states = (_read(TrainingState, each / STATE_FILE) for each in _checkpoints(folder))
-    return record is not None and any(state.training == record.id and state.steps > steps for state in states if state)
+    return max((state.steps for state in states if state and record and state.training == record.id), default=0)
+
+
+def has_checkpoint_after(folder: Path, steps: int) -> bool:
+    """Return whether the training in the folder has written a checkpoint of a later step."""
+    return last_checkpoint(folder) > steps
 
 
 def _until(steps: int, changes: Sequence[PlanChange], plan: Plan) -> tuple[PlanChange, ...]:

@@ -74,6 +74,8 @@ class Progress:
     """Longest time that a rank waited for its packs: to be read where no workers do it ahead, and copied."""
     text_tokens: int = 0
     """Tokens of the step's samples, without padding."""
+    blank_samples: int = 0
+    """Samples of the step that could not be read; blank ones took their place."""
     gradient_norm: float | None = None
     """Norm of the whole model's gradient before clipping; None where nothing needed it."""
     window: RankTimes | None = None

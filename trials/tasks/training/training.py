@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -14,6 +15,7 @@ import torch
 from deepspeed import comm
 
 from trials import wire
+from trials.data.readable import check_readable
 from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.engine.group import wait_for_all
 from trials.errors import OutputTaken, TrialsError
@@ -75,6 +77,8 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     last = min(total, task.max_steps or total)
     # A folder that cannot be written would otherwise show after hours, at the end.
     check_writing(session, task.output, opened.record)
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
+        check_readable(session.index, session.encoder)
     every = training.checkpoint_every
     _finish(session, task.output, opened, done, total)
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
@@ -221,7 +225,7 @@ def run_steps(
                 factor = schedule.factor(before + index + 1)
                 session.engine.scale_learning_rates(factor)
                 torch.manual_seed(random_seed(session.request.job.training.seed, before + index, session.coordinates))
-                start = time.perf_counter()
+                start, blank_before = time.perf_counter(), session.blank_samples
                 with explained(session, schedule, before + index + 1):
                     loss = session.step(batches, step)
                     norm = session.engine.gradient_norm
@@ -230,7 +234,10 @@ def run_steps(
                 seconds = time.perf_counter() - start
                 parts = session.engine.stopwatch.read()
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
-                times = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes))
+                # Ranks of the other stages see the same samples.
+                blank = 0 if session.coordinates.stage else session.blank_samples - blank_before
+                found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(blank)))
+                times = found[:, :2]
                 progress = Progress(
                     step=before + index + 1,
                     of=total,
@@ -240,6 +247,7 @@ def run_steps(
                     learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
+                    blank_samples=int(found[:, 2].sum()),
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps

@@ -1,7 +1,6 @@
 """The full training: checkpoints, exact resume, and a final model that transformers reads."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of, train, variant_of
 from trials.outcome import Crash
 from trials.plan import Plan
-from trials.run.pool import Answers, WarmPool
+from trials.run.pool import WarmPool
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.training.progress import PROGRESS_FILE
@@ -307,60 +306,3 @@ def test_pretrained_weights_are_where_a_training_begins(shallow: Path, pool: War
     )
     train(pool, second, ZERO, max_steps=1)
     assert losses(second)[1] < losses(first)[1] - 0.3
-
-
-def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepared, Path]:
-    """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged."""
-    shutil.copytree(shallow / "data", folder / "data")
-    prepared = prepared_of(
-        shallow,
-        folder,
-        data={"sources": [{"path": str(folder / "data" / "train.jsonl")}], **data},
-        training={"global_batch_samples": 24, "checkpoint_every": 1},
-    )
-    first = prepared.epoch(PIPELINE.packing, PIPELINE.layout.data).step(0).packs[0][0]
-    picture = next(image for row in first.tolist() for image in prepared.index.sample(row).images)
-    assert isinstance(picture, Path)
-    return prepared, picture
-
-
-def damage(picture: Path) -> None:
-    content = picture.read_bytes()
-    picture.write_bytes(content[:60] + bytes(len(content) - 80) + content[-20:])
-
-
-def test_an_image_that_is_damaged_later_does_not_end_the_training(
-    shallow: Path, pool: WarmPool, tmp_path: Path
-) -> None:
-    prepared, picture = job_with_pictures(shallow, tmp_path)
-    damage(picture)
-    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
-    assert isinstance(answer, Answers), answer
-    reports = [report for report in answer.reports if isinstance(report, TrainingReport)]
-    assert [report.finished for report in reports] == [True, True]
-    # Both stages leave out the same samples. The checks before the checkpoints read the first pack again.
-    showing = sum(picture in prepared.index.sample(row).images for row in range(48))
-    assert [report.blank_samples for report in reports] == [showing, showing]
-
-
-def test_a_training_whose_images_are_all_gone_ends_with_an_error(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
-    prepared, _ = job_with_pictures(shallow, tmp_path)
-    for picture in {image for row in range(48) for image in prepared.index.sample(row).images}:
-        assert isinstance(picture, Path)
-        picture.unlink()
-    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
-    assert isinstance(answer, Crash), answer
-    assert re.search(r"\d+ of the last \d+ samples cannot be read, the last one: .*jsonl:\d+: ", answer.detail)
-    assert "restore the files, and run the same command again" in answer.detail
-    assert not (prepared.job.training.output / "model").exists()
-
-
-@pytest.mark.long
-def test_an_image_that_was_trained_on_and_is_then_damaged_prevents_no_checkpoint(
-    shallow: Path, pool: WarmPool, tmp_path: Path
-) -> None:
-    prepared, picture = job_with_pictures(shallow, tmp_path, on_error="fail")
-    train(pool, prepared, PIPELINE, max_steps=1)
-    damage(picture)
-    report = train(pool, prepared, PIPELINE)
-    assert (report.steps, report.finished, report.blank_samples) == (2, True, 0)

@@ -1,0 +1,127 @@
+"""Samples that can no longer be read when a training comes to them, on its machine or on another node."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.training.full_training import launch
+from autotune.workload import Prepared
+from storage.spool import Spool
+from storage.store import open_store
+from tests.values.training import plan_of, prepared_of, train
+from trials.outcome import Crash
+from trials.run.pool import Answers, WarmPool
+from trials.sites.local import LocalSite
+from trials.tasks.answer import TrainingReport
+from trials.tasks.request import Training
+from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
+
+pytestmark = pytest.mark.ranks
+
+PIPELINE = plan_of("3+0r1,0", "1+2")
+EVERY_STEP = {"global_batch_samples": 24, "checkpoint_every": 1}
+
+
+def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepared, Path]:
+    """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged."""
+    shutil.copytree(shallow / "data", folder / "data")
+    prepared = prepared_of(
+        shallow,
+        folder,
+        data={"sources": [{"path": str(folder / "data" / "train.jsonl")}], **data},
+        training=EVERY_STEP,
+    )
+    first = prepared.epoch(PIPELINE.packing, PIPELINE.layout.data).step(0).packs[0][0]
+    picture = next(image for row in first.tolist() for image in prepared.index.sample(row).images)
+    assert isinstance(picture, Path)
+    return prepared, picture
+
+
+def damage(picture: Path) -> None:
+    content = picture.read_bytes()
+    picture.write_bytes(content[:60] + bytes(len(content) - 80) + content[-20:])
+
+
+def test_an_image_that_is_damaged_later_does_not_end_the_training(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path)
+    damage(picture)
+    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(answer, Answers), answer
+    reports = [report for report in answer.reports if isinstance(report, TrainingReport)]
+    assert [report.finished for report in reports] == [True, True]
+    # Both stages leave out the same samples. The checks before the checkpoints read the first pack again.
+    showing = sum(picture in prepared.index.sample(row).images for row in range(48))
+    assert [report.blank_samples for report in reports] == [showing, showing]
+    steps = [line for line in read_lines(prepared.job.training.output / PROGRESS_FILE) if isinstance(line, Progress)]
+    assert sum(step.blank_samples for step in steps) == showing
+
+
+def test_a_launch_warns_at_the_first_samples_that_cannot_be_read(
+    shallow: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path)
+    damage(picture)
+    warned_at: list[int] = []
+
+    def on_step(_: str, progress: Progress) -> None:
+        warned_at.extend([progress.step] * any("replaced by" in record.message for record in caplog.records))
+
+    with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
+        launch(
+            prepared,
+            PIPELINE,
+            store,
+            Spool(tmp_path / "spool"),
+            tmp_path / "launches",
+            site=LocalSite("cpu"),
+            promised_samples_per_second=None,
+            max_steps=2,
+            on_step=on_step,
+        )
+    assert warned_at == [1, 2]
+    assert "until step 1, 1 sample could not be read and was replaced by a blank one; the logs in " in caplog.text
+
+
+@pytest.mark.parametrize("lost", ["all images", "images of a file", "a file"])
+def test_a_training_whose_files_are_lost_ends_before_its_first_step(
+    shallow: Path, pool: WarmPool, tmp_path: Path, lost: str
+) -> None:
+    prepared, _ = job_with_pictures(shallow, tmp_path)
+    other = tmp_path / "data" / "other.jsonl"
+    if lost != "all images":
+        records = (tmp_path / "data" / "train.jsonl").read_text().splitlines(keepends=True)
+        other.write_text("".join([record for record in records if '"image"' in record][:8]))
+        sources = [{"path": str(other)}, {"path": str(tmp_path / "data" / "train.jsonl")}]
+        prepared = prepared_of(shallow, tmp_path / "two", data={"sources": sources}, training=EVERY_STEP)
+    index = prepared.index
+    if lost == "a file":
+        other.write_text("{}\n")
+    else:
+        rows = range(len(index)) if lost == "all images" else range(8)
+        for picture in {image for row in rows for image in index.sample(row).images}:
+            assert isinstance(picture, Path)
+            picture.unlink()
+    answer = pool.ask(prepared.request(PIPELINE, Training(output=prepared.job.training.output)), 120)
+    assert isinstance(answer, Crash), answer
+    name = "train" if lost == "all images" else "other"
+    assert re.search(
+        rf"4 of 4 samples of \S+{name}\.jsonl that were tried cannot be read, the last one: ", answer.detail
+    )
+    assert "restore the files on this machine, and run the same command again" in answer.detail
+    assert not (prepared.job.training.output / PROGRESS_FILE).exists()
+
+
+@pytest.mark.long
+def test_an_image_that_was_trained_on_and_is_then_damaged_prevents_no_checkpoint(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path, on_error="fail")
+    train(pool, prepared, PIPELINE, max_steps=1)
+    damage(picture)
+    report = train(pool, prepared, PIPELINE)
+    assert (report.steps, report.finished, report.blank_samples) == (2, True, 0)
