@@ -19,6 +19,8 @@ class Plugins(Generic[Contract]):
     """
 
     package: str
+    kind: str = ""
+    """What its modules are called in messages; by default as the package."""
 
 
 def names(plugins: Plugins[Any]) -> tuple[str, ...]:
@@ -30,7 +32,7 @@ def load(plugins: Plugins[Contract], name: str) -> Contract:
     """Return the module of this name. Raise UnknownName with the names that exist."""
     paths = _paths(plugins)
     if name not in paths:
-        kind = plugins.package.rsplit(".", 1)[-1]
+        kind = plugins.kind or plugins.package.rsplit(".", 1)[-1]
         raise UnknownName(f"{name!r} is not one of the {kind} here: {', '.join(sorted(paths))}")
     return cast(Contract, importlib.import_module(paths[name]))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from typing_extensions import override
 
 from autotune.advice.data_sheets import DATA_SHEETS
 from autotune.cli.context import Options, inspect_job
@@ -26,10 +27,20 @@ if TYPE_CHECKING:
     from autotune.job_file import JobFile
 
 
+class DeviceName(click.types.StringParamType):
+    """A name of a device, of which the message names some where it is missing."""
+
+    KNOWN = f"One of {', '.join(DATA_SHEETS)}, or a profiled one."
+
+    @override
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
+        return self.KNOWN
+
+
 @click.command()
 @click.argument("model")
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--device", metavar="NAME", required=True, help=f"One of {', '.join(DATA_SHEETS)}, or a profiled one.")
+@click.option("--device", metavar="NAME", type=DeviceName(), required=True, help=DeviceName.KNOWN)
 @click.option(
     "--devices", multiple=True, type=SIZE, help="Number of devices; may be given several times. Default: 1, 2, ... 64."
 )

@@ -189,7 +189,7 @@ def plans_text(found: Sequence[Known]) -> str:
             known.best.workload.model.name,
             str(known.best.workload.hardware),
             _speed(known.best),
-            "-" if known.gain is None else f"{known.gain:.2f}",
+            "-" if (over := known.best.fastest_baseline) is None else f"{over.gain:.2f} +- {over.gain_error:.2f}",
             known.best.created.strftime("%Y-%m-%d %H:%M"),
             "" if known.distance is None else f"{known.distance:.3g}",
             f"{known.validity.verdict}{_reason(known.validity)}",

@@ -25,7 +25,10 @@ OVER_NODES = {"launcher": "torchrun", "devices": 2, "memory_limit": "2GiB"}
         ({"nodes": 2, "devices": 3}, "hardware.devices: 3 ranks cannot be equal on 2 nodes; give a multiple of 2"),
         ({}, "hardware.launcher: torchrun needs hardware.nodes or hardware.hosts; add one of them"),
         ({"nodes": 2, "launcher": "local"}, "hardware.launcher: local starts ranks on this machine alone, but"),
-        ({"nodes": 2, "launcher": "pdsh"}, "'pdsh' is not one of the sites here: deepspeed, local, slurm, torchrun"),
+        (
+            {"nodes": 2, "launcher": "pdsh"},
+            "'pdsh' is not one of the launchers here: deepspeed, local, slurm, torchrun",
+        ),
         ({"hosts": ["here", "b.invalid"]}, "b.invalid has no address"),
         pytest.param({"hosts": ["here", "127.0.0.1:29500"]}, "127.0.0.1:29500 has no address", marks=pytest.mark.long),
         pytest.param(

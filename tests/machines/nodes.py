@@ -90,15 +90,16 @@ class NodeProcesses:
         """With `token` the other node presents that one in place of the agent's; it has `environment` besides ours."""
         self._cable, self._wrong_token, self._environment = cable, token, environment or {}
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._of_agent = ("", "")
+        self.of_agent = ("", "")
+        """Address and token of the agent, once it has started nodes."""
 
     def start(self, agent: str, token: str) -> None:
-        self._of_agent = (agent, token)
+        self.of_agent = (agent, token)
         for number in range(2):
             self._start(number)
 
     def _start(self, number: int) -> None:
-        agent, token = self._of_agent
+        agent, token = self.of_agent
         # A machine has cores of its own: with threads for all of them, ranks of two nodes would wait for each other.
         cores = sorted(os.sched_getaffinity(0))
         command = ["taskset", "--cpu-list", str(cores[number % len(cores)])]

@@ -165,6 +165,8 @@ class Left:
 
 News: TypeAlias = Annotated[RanksState | RanksEnded | Left, Field(discriminator="kind")]
 
+COUNT = "count"
+"""Key of the number of nodes that the agent serves."""
 AGENT_NAME = "agent"
 
 

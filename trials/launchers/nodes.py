@@ -18,6 +18,7 @@ from trials.errors import NodeRefused, NodesMissing, NotSigned, WireError
 from trials.launchers.commands import Command
 from trials.launchers.node_messages import (
     AGENT_NAME,
+    COUNT,
     Leave,
     Left,
     News,
@@ -116,6 +117,7 @@ class Nodes:
 
     def _start(self) -> None:
         self._store = serve_store(self._address, self._token)
+        self._store.put(COUNT, str(len(self._seen)))
         # A connection of its own: signs of life must not wait behind a file on the other one.
         heart = Heart(join_store(self._store.address, self._token), AGENT_NAME)
         heart.beat(())
@@ -277,7 +279,7 @@ class Nodes:
             + (f" ({self._strangers[node]})" if node in self._strangers else "")
             for node in missing
         ]
-        return "; ".join(reasons)
+        return f"{'; '.join(reasons)}; its own output says why, and hardware.start_timeout is how long it may take"
 
     def _dismiss(self) -> None:
         """Tell all nodes to leave, and wait until they have."""

@@ -21,6 +21,7 @@ from trials.launchers.commands import rank_environments
 from trials.launchers.node_messages import (
     AGENT,
     AGENT_NAME,
+    COUNT,
     FILES,
     TOKEN,
     EndRanks,
@@ -90,6 +91,10 @@ def serve_agent(access: AgentAccess, around: Surroundings) -> None:
         ) from error
     if not is_agent:
         raise ConnectionError(f"there is no agent of autotune at {access.address}")
+    if (count := store.get(COUNT)) is not None and number >= int(count):
+        raise NodeRefused(
+            f"there is no node {number}: the agent serves {count}, with numbers from 0; give one of these"
+        )
     heart = _HeartBeat(access, name, around.show)
     store.put(f"{name}/facts", wire.encode(around.facts))
     around.show(f"Node {number} ({around.facts.host}) waits for the agent at {access.address}")
@@ -105,7 +110,9 @@ def serve_agent(access: AgentAccess, around: Surroundings) -> None:
         heart.ranks = node
         try:
             node.serve()
-            node.leave("it was asked to end" if around.stops() else "its work is done")
+            why = "it was asked to end" if around.stops() else "its work is done"
+            node.leave(why)
+            around.show(f"Node {number} ({around.facts.host}) leaves: {why}")
         except BaseException as error:
             node.leave(str(error) or type(error).__name__)
             raise

@@ -94,4 +94,4 @@ class SiteModule(Protocol):
         """Open the site. Nodes start with the first group of ranks, and have ended when the context is left."""
 
 
-SITES: Plugins[SiteModule] = Plugins("trials.sites")
+SITES: Plugins[SiteModule] = Plugins("trials.sites", "launchers")

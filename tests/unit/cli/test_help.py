@@ -17,3 +17,8 @@ def test_every_command_stands_in_one_section_of_the_help_with_its_first_sentence
         description = re.sub(r"\s+", " ", command.help or "").partition(". ")[0]
         assert f" {name} {description}" in shown
     assert "..." not in shown.partition("Start:")[2]
+
+
+def test_a_recommendation_without_a_device_names_those_with_data_sheets() -> None:
+    shown = CliRunner().invoke(main, ["recommend", "model", "data.jsonl"]).stderr
+    assert "Missing option '--device'. One of a10, a100-40gb, " in re.sub(r"\s+", " ", shown)

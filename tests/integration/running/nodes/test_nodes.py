@@ -1,7 +1,10 @@
 """Ranks on two nodes: the same steps as on one machine, and what happens when a node or a rank is lost."""
 
 import itertools
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +24,7 @@ from trials.errors import NodeRefused, NodesMissing
 from trials.launchers import nodes as nodes_of_agent
 from trials.launchers.copies import copy_digest
 from trials.launchers.local import LocalLauncher
+from trials.launchers.node_messages import TOKEN
 from trials.launchers.node_ranks import NodeLauncher, NodeRanks
 from trials.launchers.nodes import Nodes
 from trials.outcome import Crash
@@ -121,6 +125,17 @@ def test_a_node_with_another_token_is_not_let_in(
     ):
         NodeLauncher(both, tmp_path, 2, "cpu").start()
     assert "the token of this node is not that of the agent" in capfd.readouterr().err
+
+
+def test_a_node_whose_number_no_node_has_is_refused(joined: Cable) -> None:
+    starter = NodeProcesses(joined)
+    with two_nodes(joined, starter) as both:
+        both.require(1)
+        agent, token = starter.of_agent
+        command = [sys.executable, "-P", "-m", "autotune", "node", agent, "--number", "2"]
+        ended = subprocess.run(command, env={**os.environ, TOKEN: token}, capture_output=True, text=True, check=False)
+    assert ended.returncode
+    assert "there is no node 2: the agent serves 2, with numbers from 0" in ended.stderr
 
 
 @pytest.mark.long
