@@ -190,7 +190,8 @@ def test_a_training_whose_node_is_lost_fails_with_its_name_and_goes_on_with_what
         concluded(store, best_of(study.id, plan=alone, workload=other))
     code, reported = refusal("run", written(left, tmp_path))
     assert code == 2
-    assert f"by `autotune launch JOB --resume-with {alone.id}`, which was not measured here: memory_limit" in reported
+    remedy = f"by `autotune launch JOB --resume-with {alone.id}`, which was not measured here: hardware.memory_limit"
+    assert remedy in reported
     launched = launch(left, resume_with=alone.id, steps=done + 2)
     assert (launched.report.steps, launched.report.stopped) == (done + 2, None)
     assert len(losses(left)) == done + 2
