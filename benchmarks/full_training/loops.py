@@ -233,17 +233,16 @@ def _sides(case: _Case) -> tuple[dict[str, Callable[[Path], Command]], Mapping[s
         swept[name] = {**changes, "lengths": [found["length"]], "recomputed": found["recomputed"]}
     sides: dict[str, Callable[[Path], Command]] = {"tuned": partial(_launch, case, plan=case.plan)}
     sides |= {name: partial(_loop, case, **given) for name, given in swept.items()}
-    if "loop, matched" in swept:  # the engine gathers a layer ahead, for which loops with shards leave no memory
+    if "loop, matched" in swept:
         sides[_HAND] = partial(_launch, case, plan=_by_hand(case.plan, swept["loop, matched"]))
-    whole = _whole_layers(case)
-    if whole != case.plan:
-        sides[_WHOLE] = partial(_launch, case, plan=whole)
+    else:  # the engine gathers a layer ahead, for which loops with shards leave no memory
+        sides[_WHOLE] = partial(_launch, case, plan=_whole_layers(case))
     levels = [level for stage in case.plan.stages for level in stage.recomputed]
     # The loop recomputes layers as a whole, so it cannot run plans that recompute some selectively.
     is_whole = not any(level.selective(tower) for level in levels for tower in TOWERS)
     if case.plan.layout.data == RANKS and max(case.plan.packing.degrees) == 1 and is_whole:
         sides["loop with our packs"] = partial(_loop, case, packs=str(_packs(case)))
-    return sides, {"plan": json.loads(case.plan.document), "whole": json.loads(whole.document), "swept": swept}
+    return sides, {"plan": json.loads(case.plan.document), "swept": swept}
 
 
 def _by_hand(plan: Plan, swept: Mapping[str, Any]) -> Plan:

@@ -5,6 +5,7 @@ They assume efficiencies instead of measuring them: plans of one model can be co
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trials.costs.coefficients import KINDS, NOTHING, Coefficients, LayerKind
 from trials.costs.exchange import Exchange
@@ -155,24 +156,17 @@ def analytic_costs(
 
 def without_selective(costs: LayerCosts) -> LayerCosts:
     """Return the costs for plans that recompute layers as a whole alone."""
-    return replace(
-        costs,
-        layers=tuple(
-            (kind, replace(cost, selective_seconds=NOTHING, selective_bytes=NOTHING, selective_peak_bytes=NOTHING))
-            for kind, cost in costs.layers
-        ),
-    )
+    return _without(costs, "selective_seconds", "selective_bytes", "selective_peak_bytes")
 
 
 def without_deferral(costs: LayerCosts) -> LayerCosts:
     """Return the costs for plans whose stages defer no weight gradients."""
-    return replace(
-        costs,
-        layers=tuple(
-            (kind, replace(cost, weight_seconds=NOTHING, deferral_seconds=NOTHING, weight_bytes=NOTHING))
-            for kind, cost in costs.layers
-        ),
-    )
+    return _without(costs, "weight_seconds", "deferral_seconds", "weight_bytes")
+
+
+def _without(costs: LayerCosts, *names: str) -> LayerCosts:
+    nothing: dict[str, Any] = dict.fromkeys(names, NOTHING)
+    return replace(costs, layers=tuple((kind, replace(cost, **nothing)) for kind, cost in costs.layers))
 
 
 def _gathered(layers: Sequence[LayerCost], device: Device, shares: int) -> Iterator[Exchange]:

@@ -16,7 +16,7 @@ from trials.model.weight_files import chosen_files, opened
 _TIES = "tie_word_embeddings"
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 """How the names of both matrices end in files, whatever the model around them."""
-# A choice: so many rows take some tens of megabytes.
+# A choice: blocks of this size take some tens of megabytes.
 _ROWS = 1 << 12
 
 

@@ -259,13 +259,13 @@ def test_a_torch_without_cuda_is_refused_whatever_its_version_is_called(
         ("0,", None),
     ],
 )
-def test_an_entry_that_ends_the_list_of_devices_by_mistake_is_told(
+def test_an_entry_that_ends_the_list_of_devices_by_mistake_is_named(
     devices: Change, choice: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", choice)
-    told = found(1)
-    assert len(told) == (fault is not None)
-    assert all(f"CUDA_VISIBLE_DEVICES names {fault}" in message for message in told)
+    problems = found(1)
+    assert len(problems) == (fault is not None)
+    assert all(f"CUDA_VISIBLE_DEVICES names {fault}" in message for message in problems)
 
 
 @pytest.mark.parametrize("choice", ["2", "GPU-stale,0", "MIG-GPU-0/1/0", "0,0"])

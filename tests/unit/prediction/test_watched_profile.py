@@ -125,11 +125,11 @@ def test_jobs_in_turns_share_one_profile(tmp_path: Path) -> None:
     lengthy = replace(
         data, vision_units=0, most_vision_units=0, text_only_samples=data.samples, longest_text_tokens=32_768
     )
-    told = replace(shown, workload=replace(shown.workload, data=lengthy))
+    longer = replace(shown, workload=replace(shown.workload, data=lengthy))
     many = replace(shown, workload=replace(shown.workload, data=replace(data, most_vision_units=4096)))
     with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
         store.add_workload(shown.workload)
-        for prepared in (shown, told, many, shown, told, many):
+        for prepared in (shown, longer, many, shown, longer, many):
             found = layer_costs(prepared, store, ranks, tmp_path)
     assert ranks.asked == 3
     assert found.sizes == ProfiledSizes(units=4096, image_units=4, tokens=32_768)

@@ -86,7 +86,7 @@ def limited(limit_bytes: int) -> Workload:
 def chosen(
     store: Store, limit_bytes: int, wanted: Plan | str, *, binds: bool = True, output: Path | None = None
 ) -> str:
-    """What is told of the chosen plan, where all trials bind the training, or none."""
+    """The notes on the chosen plan, with all trials binding the training or none."""
     heard: list[Event] = []
     found = choose_plan(store, limited(limit_bytes), wanted, heard.append, output, binds=lambda _: binds)
     assert wanted in (found.plan.id, found.plan)

@@ -77,7 +77,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     last = min(total, task.max_steps or total)
     # A folder that cannot be written would otherwise show after hours, at the end.
     check_writing(session, task.output, opened.record)
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
+    if done < last and os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
         check_readable(session.index, session.encoder)
     every = training.checkpoint_every
     _finish(session, task.output, opened, done, total)

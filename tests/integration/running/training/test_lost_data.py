@@ -116,6 +116,15 @@ def test_a_training_whose_files_are_lost_ends_before_its_first_step(
     assert not (prepared.job.training.output / PROGRESS_FILE).exists()
 
 
+def test_a_training_that_has_ended_needs_no_files_of_the_data(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared, _ = job_with_pictures(shallow, tmp_path)
+    assert train(pool, prepared, PIPELINE).finished
+    for picture in {image for row in range(48) for image in prepared.index.sample(row).images}:
+        assert isinstance(picture, Path)
+        picture.unlink()
+    assert train(pool, prepared, PIPELINE).finished
+
+
 @pytest.mark.long
 def test_an_image_that_was_trained_on_and_is_then_damaged_prevents_no_checkpoint(
     shallow: Path, pool: WarmPool, tmp_path: Path
