@@ -26,6 +26,7 @@ from storage.errors import AlreadyFinished, DatabaseUnavailable, UnknownRecord
 from storage.records import LaunchResult, LaunchStatus
 from storage.spool import Spool
 from storage.store import Store
+from trials.data.latest import BlankSamples
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -44,7 +45,6 @@ from trials.tasks.training.progress import (
     read_lines,
 )
 from trials.tasks.training.settings import training_settings
-from trials.units import number_of
 from trials.workload import Hardware
 
 _LOOK_SECONDS = 60.0
@@ -214,7 +214,7 @@ class _Watch:
     ) -> None:
         self.stops = stops
         self._silence = Silence(evaluates=evaluates)
-        self._logs, self._blanks, self._next_told = logs, 0, 1
+        self._logs, self._blanks = logs, BlankSamples()
         self._log = log
         self.listener = listener
         self._on_step = on_step
@@ -229,26 +229,12 @@ class _Watch:
         self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
-            self._tell_of_blanks(line)
+            if self._blanks.add(line.blank_samples):
+                _log.warning("until step %d, %s; the logs in %s name them", line.step, str(self._blanks), self._logs)
             self._on_step(line)
         else:
             self._silence.evaluation(line.seconds)
         self.listener(line)
-
-    def _tell_of_blanks(self, step: Progress) -> None:
-        """Log the first samples that could not be read, and again whenever they are twice as many."""
-        self._blanks += step.blank_samples
-        if self._blanks >= self._next_told:
-            self._next_told = 2 * self._blanks
-            _log.warning("until step %d, %s; the logs in %s name them", step.step, _lost(self._blanks), self._logs)
-
-
-def _lost(samples: int) -> str:
-    return number_of(
-        samples,
-        "sample could not be read and was replaced by a blank one",
-        "samples could not be read and were replaced by blank ones",
-    )
 
 
 def _train(
@@ -281,8 +267,8 @@ def _train(
         answer.reports[rank] for rank in layout.grid.stage_ranks(0)
     )  # stage 0 alone reads images; other stages see the same samples
     blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
-    if blanks:
-        _log.warning("%s; the logs in %s name them", _lost(blanks), logs)
+    if (lost := BlankSamples()).add(blanks):
+        _log.warning("%s; the logs in %s name them", str(lost), logs)
     return report, blanks, disturbance(machine.conditions, hardware)
 
 

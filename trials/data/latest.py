@@ -1,9 +1,10 @@
-"""The latest samples that were read: nothing is learned where most of them are blank."""
+"""Counts of samples that could not be read, and the end of work that would learn nothing for their number."""
 
 from collections import deque
 from collections.abc import Sequence
 
 from trials.errors import DataError
+from trials.units import number_of
 
 # A choice: some dead links are usual in large data sets, and a lost disk shows within a few packs.
 _LATEST = 32
@@ -33,3 +34,25 @@ class LatestSamples:
                 f"{blank} of the last {latest} samples cannot be read, the last one: {faults[-1]}; restore the files, "
                 f"and {self._remedy}"
             )
+
+
+class BlankSamples:
+    """Count of samples that were blank since they could not be read. Its text says so."""
+
+    def __init__(self) -> None:
+        self._count, self._next_told = 0, 1
+
+    def add(self, samples: int) -> bool:
+        """Count blank samples; return whether a warning is due: at the first, and whenever they are twice as many."""
+        self._count += samples
+        is_due = self._count >= self._next_told
+        if is_due:
+            self._next_told = 2 * self._count
+        return is_due
+
+    def __str__(self) -> str:
+        return number_of(
+            self._count,
+            "sample could not be read and was replaced by a blank one",
+            "samples could not be read and were replaced by blank ones",
+        )

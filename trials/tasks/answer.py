@@ -30,6 +30,8 @@ class TrialReport:
     text_tokens: int
     vision_units: int
     stage: StageMeasurement
+    blank_samples: int = 0
+    """Samples of this rank that could not be read, also in warm-up steps."""
     kind: Literal["trial"] = "trial"
 
 

@@ -18,6 +18,7 @@ from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.solver.limits import Limits
 from autotune.workload import Prepared
 from storage.records import DisturbedRun
+from trials.data.latest import BlankSamples
 from trials.errors import InvalidPlan
 from trials.model.cut import check_layers
 from trials.outcome import Cause, Completed, Failed, Measurement, OutOfMemory, Rejected, waiting_apart
@@ -52,6 +53,7 @@ class Runner:
         self._pool = pool
         self._watch = watch
         self._clock = clock
+        self._blanks = BlankSamples()
         # On a machine that is disturbed all the time, repeats would only cost time.
         self._was_undisturbed = True
 
@@ -118,6 +120,7 @@ class Runner:
             with self._watch(self._prepared.workload.hardware) as watch:
                 steering = _Steering(prediction, task, 0.0 if timed_steps else search.step_error, callback, watch)
                 answer = self._pool.ask(request, search.trial_timeout, on_wait=on_wait, on_step=steering.shall_go_on)
+            self._tell_of_blanks(plan, answer)
             run = _run_result(task, prediction, answer, shortened=steering.shortened)
             conditions = watch.conditions
             reason = disturbance(conditions, self._prepared.workload.hardware, search.parallel)
@@ -131,6 +134,17 @@ class Runner:
             disturbed += (DisturbedRun(outcome=run.outcome, epoch_seconds=run.epoch_seconds, disturbance=reason),)
         self._was_undisturbed = reason is None
         return replace(result, seconds=self._clock() - began)
+
+    def _tell_of_blanks(self, plan: Plan, answer: Answers | Cause) -> None:
+        reports = answer.reports if isinstance(answer, Answers) else ()
+        # Stage 0 alone reads images; other stages see the same samples.
+        readers = (each for each in reports if isinstance(each, TrialReport) and each.stage.stage == 0)
+        if self._blanks.add(sum(each.blank_samples for each in readers)):
+            _log.warning(
+                "in trials until that of plan %s, %s, which load faster than others; the logs of the ranks name them",
+                plan.id,
+                str(self._blanks),
+            )
 
 
 class _Steering:

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,18 @@ class Recorder(SimulatedLauncher):
         answer = super().ask(request, *arguments, **options)
         assert isinstance(answer, Answers)
         return answer
+
+
+class Reporting(Recorder):
+    """Changes the reports of the ranks."""
+
+    def __init__(self, change: Callable[[TrialReport], TrialReport]) -> None:
+        super().__init__(PREDICTOR)
+        self._change = change
+
+    def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
+        reports = super().ask(request, *arguments, **options).reports
+        return Answers(reports=tuple(self._change(report) for report in reports if isinstance(report, TrialReport)))
 
 
 def measurement(steps: tuple[int, ...], seconds: tuple[float, ...]) -> Measurement:
@@ -320,37 +333,30 @@ def test_a_disturbed_trial_is_repeated_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
-    class Uneven(SimulatedLauncher):
-        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
-            answer = super().ask(request, *arguments, **options)
-            assert isinstance(answer, Answers)
-            first, second = answer.reports
-            assert isinstance(first, TrialReport)
-            assert isinstance(second, TrialReport)
-            return Answers(reports=(replace(first, step_seconds=(1.0, 4.0)), replace(second, step_seconds=(3.0, 2.0))))
-
-    outcome = runner_of(tmp_path, Uneven(PREDICTOR)).run(PLAN).outcome
+    seconds = {0: (1.0, 4.0), 1: (3.0, 2.0)}
+    uneven = Reporting(lambda report: replace(report, step_seconds=seconds[report.stage.stage]))
+    outcome = runner_of(tmp_path, uneven).run(PLAN).outcome
     assert isinstance(outcome, Completed)
     assert outcome.measurement.step_seconds == (3.0, 4.0)
 
 
 def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Path) -> None:
-    class Ended(Recorder):
-        def ask(self, request: Request, *arguments: Any, **options: Any) -> Answers:
-            answer = super().ask(request, *arguments, **options)
-            return Answers(
-                reports=tuple(
-                    replace(report, step_seconds=report.step_seconds[:2], losses=report.losses[:2])
-                    for report in answer.reports
-                    if isinstance(report, TrialReport)
-                )
-            )
-
-    pool = Ended(PREDICTOR)
+    pool = Reporting(lambda report: replace(report, step_seconds=report.step_seconds[:2], losses=report.losses[:2]))
     outcome = runner_of(tmp_path, pool, timed_steps=3).run(PLAN).outcome
     assert isinstance(outcome, Completed)
     assert len(pool.tasks[0].timed_steps) == 3
     assert outcome.measurement.steps == pool.tasks[0].timed_steps[:2]
+
+
+def test_samples_that_trials_cannot_read_are_told_at_the_first_and_when_they_are_twice_as_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Both stages see the same samples.
+    runner = runner_of(tmp_path, Reporting(lambda report: replace(report, blank_samples=3)))
+    for _ in range(4):
+        runner.run(PLAN)
+    counts = [re.findall(rf"until that of plan {PLAN.id}, (\d+) samples could not be read", x) for x in caplog.messages]
+    assert [count for found in counts for count in found] == ["3", "6", "12"]
 
 
 def test_a_failure_of_the_ranks_is_the_outcome(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Timing of each kind of layer alone: one layer of each is enough, however large the model."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,10 +12,13 @@ import torch
 from torch import nn
 
 from trials.costs.coefficients import LayerKind, SlowCall
+from trials.data.index import DatasetIndex
+from trials.data.readable import check_readable
 from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
+from trials.model.inputs.encoders import load_encoder
 from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import zero_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
@@ -35,7 +39,12 @@ _QUICK_UNITS, _QUICK_TOKENS = 4, 512
 
 
 def run_profile(request: Request, task: Profile, device: torch.device) -> ProfileReport:
-    """Time every kind of layer at the sizes of `task`, on this rank's device."""
+    """Time every kind of layer at the sizes of `task`, on this rank's device.
+
+    Raise DataError where this node lacks files of the data.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
+        check_readable(DatasetIndex.load(request.index), load_encoder(request.job.model, request.job.data))
     stage = one_of_each(request.job.model, request.job.training, device)
     profiler = Profiler(stage, _takes_gradient(stage.parameters_by_kind), device, task.repeats)
     # Before they are compiled, since a function mode does not see the calls inside compiled layers.

@@ -1,4 +1,4 @@
-"""Samples that can no longer be read when a training comes to them, on its machine or on another node."""
+"""Samples that can no longer be read when ranks come to them, on this machine or on another node."""
 
 import re
 import shutil
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from autotune.errors import TrialsKeepFailing
+from autotune.search.execution.profiling import profile_layers
 from autotune.training.full_training import launch
 from autotune.workload import Prepared
 from storage.spool import Spool
@@ -15,8 +17,8 @@ from tests.values.training import plan_of, prepared_of, train
 from trials.outcome import Crash
 from trials.run.pool import Answers, WarmPool
 from trials.sites.local import LocalSite
-from trials.tasks.answer import TrainingReport
-from trials.tasks.request import Training
+from trials.tasks.answer import TrainingReport, TrialReport
+from trials.tasks.request import Training, Trial
 from trials.tasks.training.progress import PROGRESS_FILE, Progress, read_lines
 
 pytestmark = pytest.mark.ranks
@@ -123,6 +125,28 @@ def test_a_training_that_has_ended_needs_no_files_of_the_data(shallow: Path, poo
         assert isinstance(picture, Path)
         picture.unlink()
     assert train(pool, prepared, PIPELINE).finished
+
+
+def test_a_profile_whose_files_are_lost_ends_before_layers_are_timed(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared, _ = job_with_pictures(shallow, tmp_path)
+    for picture in {image for row in range(48) for image in prepared.index.sample(row).images}:
+        assert isinstance(picture, Path)
+        picture.unlink()
+    with pytest.raises(
+        TrialsKeepFailing, match=r"4 of 4 samples of \S+train\.jsonl that were tried cannot be read, the last one: "
+    ):
+        profile_layers(prepared, pool, tmp_path)
+
+
+def test_a_trial_counts_the_samples_that_it_could_not_read(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path)
+    damage(picture)
+    answer = pool.ask(prepared.request(PIPELINE, Trial(warmup_steps=(0,), timed_steps=(1,))), 120)
+    assert isinstance(answer, Answers), answer
+    showing = sum(picture in prepared.index.sample(row).images for row in range(48))
+    assert [report.blank_samples for report in answer.reports if isinstance(report, TrialReport)] == [showing] * 2
 
 
 @pytest.mark.long
