@@ -311,7 +311,7 @@ def _shown(samples: Sequence[Encoded], encoder: Encoder, share: Share) -> tuple[
     nothing = np.zeros((0, *encoder.unit_shape), dtype=np.float32)
     units = np.concatenate([each.pixel_values for each in samples if each.pixel_values is not None] or [nothing])
     grids = np.concatenate([each.grids for each in samples if len(each.grids)] or [NO_GRIDS])
-    if share.degree == 1:
+    if share.degree == 1 or not len(units):
         return units, grids
     sizes = encoder.pieces(len(units), grids)
     own = share.pieces(sizes)

@@ -11,17 +11,21 @@ from PIL import Image
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from autotune import workload
+from tests.contracts.test_families import TINY
 from tests.values.data import record, write_records
 from tests.values.parameters import parameters
 from tests.values.training import plan_of, prepared_of
+from trials import plugins
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.indexing import build_index
 from trials.data.loader import MicroBatch, collate, encode, micro_batches
-from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder
+from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Lengths
 from trials.errors import DataError
 from trials.job import DataSection, LossWeighting, Source
 from trials.model.families import internvl
+from trials.model.family import load_family
+from trials.model.skeleton import load_config
 from trials.plan import Packed, Packing, Padded
 from trials.sharing.share import Share
 from trials.tasks.request import Training, Trial
@@ -181,6 +185,19 @@ def test_the_parts_of_a_shared_pack_make_up_the_whole(
             assert torch.equal(torch.cat(pixels), expected.pixel_values)
             assert len(pixels) == min(degree, len(expected.pixel_values))
         assert all(len(each.pixel_values) for each in found if each.pixel_values is not None)
+
+
+@pytest.mark.parametrize(
+    "name", parameters({name: name for name in plugins.names(TINY)}, short=("ovis2", "qwen2-5-vl"))
+)
+@pytest.mark.parametrize("pixels", [True, False])
+def test_a_pack_without_images_can_be_shared(name: str, pixels: bool, tmp_path: Path) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    family_encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    text = family_encoder.blank(Lengths(vision_units=0, text_tokens=6, target_tokens=0), pixels=pixels)
+    for rank in range(2):
+        batch = collate([text], family_encoder, pixels=pixels, padded=False, share=Share(index=rank, degree=2))
+        assert (len(batch.labels), batch.tokens.stands_in) == (3, pixels)
 
 
 def test_the_first_rank_of_a_shared_pack_alone_tells_of_its_faults(

@@ -85,11 +85,8 @@ def test_the_first_update_has_clipped_gradients_and_the_settings_of_each_part(
         magnitude = (trained["exp_avg_sq", name] / (1 - BETAS[1])).sqrt() + 1e-8
         updated = before[name].detach() * (1 - rate * decay) - rate * clipped / magnitude
         torch.testing.assert_close(trained["weight", name], updated, rtol=1e-6, atol=1e-3 * rate)
-    # The second copies of tied weights stay equal to the first.
-    copies = [tensor for (part, name), tensor in trained.items() if part == "weight" and name not in gradients]
-    embedding = next(trained["weight", name] for name in gradients if "embed_tokens" in name)
-    assert len(copies) == plan.layout.pipeline - 1
-    assert all(torch.equal(copy, embedding) for copy in copies)
+    # A tied weight, of which two stages hold a copy, is in a checkpoint once.
+    assert {name for part, name in trained if part == "weight"} == set(gradients)
 
 
 @pytest.mark.parametrize("plan", parameters(BFLOAT16_PLANS, short=("data parallel, ZeRO 1",)))
@@ -102,7 +99,7 @@ def test_gradients_of_bfloat16_weights_are_clipped_to_the_norm(
     answer = pool.ask(prepared.request(plan, Training(output=output, max_steps=1)), 120)
     assert isinstance(answer, Answers), answer
     trained = stored(output / "checkpoint-1")
-    moments = [tensor for (part, name), tensor in trained.items() if part == "exp_avg" and name != "lm_head.weight"]
+    moments = [tensor for (part, name), tensor in trained.items() if part == "exp_avg"]
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in moments])) / ADAM_SHARE
     assert norm == pytest.approx(CLIP_NORM, rel=1e-4)
 
