@@ -263,10 +263,8 @@ def _train(
         raise PlanFailed(message, str(answer))
     report = answer.reports[0]
     ending.record(_status(report), report.steps)
-    readers = (
-        answer.reports[rank] for rank in layout.grid.stage_ranks(0)
-    )  # stage 0 alone reads images; other stages see the same samples
-    blanks = sum(each.blank_samples for each in readers if isinstance(each, TrainingReport))
+    reports = (each for each in answer.reports if isinstance(each, TrainingReport))
+    blanks = layout.grid.counted_once([each.blank_samples for each in reports])
     if (lost := BlankSamples()).add(blanks):
         _log.warning("%s; the logs in %s name them", str(lost), logs)
     return report, blanks, disturbance(machine.conditions, hardware)

@@ -136,10 +136,10 @@ class Runner:
         return replace(result, seconds=self._clock() - began)
 
     def _tell_of_blanks(self, plan: Plan, answer: Answers | Cause) -> None:
-        reports = answer.reports if isinstance(answer, Answers) else ()
-        # Stage 0 alone reads images; other stages see the same samples.
-        readers = (each for each in reports if isinstance(each, TrialReport) and each.stage.stage == 0)
-        if self._blanks.add(sum(each.blank_samples for each in readers)):
+        if not isinstance(answer, Answers):
+            return
+        reports = (each for each in answer.reports if isinstance(each, TrialReport))
+        if self._blanks.add(plan.layout.grid.counted_once([each.blank_samples for each in reports])):
             _log.warning(
                 "in trials until that of plan %s, %s, which load faster than others; the logs of the ranks name them",
                 plan.id,

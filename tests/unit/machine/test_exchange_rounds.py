@@ -78,6 +78,24 @@ def test_one_round_is_all_where_three_take_more_than_a_third_of_the_time(*, slow
     assert [*times] == [2.0, 3.0]
 
 
+def test_waiting_for_a_rank_that_comes_late_is_no_time_of_a_round() -> None:
+    late = [0.5]
+
+    def slowest(seconds: Sequence[float]) -> Sequence[float]:
+        time.sleep(late.pop() if late else 0.0)
+        return seconds
+
+    def take() -> Exchanges:
+        slowest([0.0])  # the first exchange waits for all ranks
+        return found(next(times))
+
+    times = iter((1.0, 2.0, 3.0))
+    taking = ExchangeRounds(take, 1.0, slowest)
+    for _ in range(3):
+        taking.add()
+    assert taking.medians() == found(2.0)
+
+
 @pytest.mark.parametrize(
     ("rounds", "expected"),
     [

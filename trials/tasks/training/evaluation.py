@@ -103,15 +103,15 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
             unweighted = (replace(batch, weights=None) for batch in batches)
             found = session.engine.evaluate(unweighted, len(epoch.rows(step)))
             total, targets = total + found[0], targets + found[1]
-        # All stages leave out the same samples.
-        own = session.blank_samples - blank_before if session.coordinates.stage == 0 else 0
-        blank = torch.tensor(own, device=session.device)
+        grid = session.request.plan.layout.grid
+        blank = torch.zeros(grid.world_size, dtype=torch.int64, device=session.device)
+        blank[session.coordinates.rank] = session.blank_samples - blank_before
         comm.all_reduce(blank)
     if not targets:
         raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
     if not math.isfinite(total):
         raise not_finite("the evaluation loss", total / targets)
-    return total / targets, int(blank)
+    return total / targets, grid.counted_once(blank.tolist())
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def run_steps(
 
     Yield each, the times of the ranks in it as `RankClock.add` takes them, and whether it ends its epoch.
     """
-    training = session.request.job.training
+    training, grid = session.request.job.training, session.request.plan.layout.grid
     total = min(course.steps, training.max_steps or course.steps)
     learning_rate = highest_learning_rate(training, session.engine.stage.chain)
     for stretch in course.stretches:
@@ -234,8 +234,7 @@ def run_steps(
                 seconds = time.perf_counter() - start
                 parts = session.engine.stopwatch.read()
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
-                # Ranks of the other stages see the same samples.
-                blank = 0 if session.coordinates.stage else session.blank_samples - blank_before
+                blank = session.blank_samples - blank_before
                 found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(blank)))
                 times = found[:, :2]
                 progress = Progress(
@@ -247,7 +246,7 @@ def run_steps(
                     learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
-                    blank_samples=int(found[:, 2].sum()),
+                    blank_samples=grid.counted_once(found[:, 2].int().tolist()),
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
