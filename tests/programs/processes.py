@@ -39,9 +39,13 @@ def children(pid: int | None = None) -> list[psutil.Process]:
 
 
 def ranks(pid: int | None = None) -> list[psutil.Process]:
-    """Return the ranks that a process, by default this one, has started, in order, without their children."""
+    """Return the ranks that a process, by default this one, has started, in order, without their children.
+
+    Of ranks with the same number, those of an earlier pool come first.
+    """
     named = [child for child in children(pid) if child.name().startswith("rank ")]
-    return sorted((each for each in named if each.parent() not in named), key=psutil.Process.name)
+    own = (each for each in named if each.parent() not in named)
+    return sorted(own, key=lambda each: (each.name(), each.create_time()))
 
 
 def free_port() -> int:
