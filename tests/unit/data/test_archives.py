@@ -13,14 +13,21 @@ from trials.errors import DataError
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("tar", "tar archive, as of WebDataset"), ("zip", "zip archive"), ("gztar", "gzip file")]
+    ("kind", "name"),
+    [
+        ("tar", "a tar archive, as of WebDataset"),
+        ("zip", "a zip archive"),
+        ("gztar", "a gzip file"),
+        ("bztar", "a bzip2 file"),
+        ("xztar", "an xz file"),
+    ],
 )
 def test_an_archive_is_refused_with_what_it_is(tmp_path: Path, kind: str, name: str) -> None:
     records = tmp_path / "records"
     records.mkdir()
     (records / "0.json").write_text("{}")
     archive = Path(shutil.make_archive(str(tmp_path / "shard-000"), kind, records))
-    with pytest.raises(DataError, match=rf"shard-000.* is a {name}.*extract it"):
+    with pytest.raises(DataError, match=rf"shard-000.* is {name}, which.*extract it"):
         recognise(archive)
 
 

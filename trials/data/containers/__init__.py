@@ -17,10 +17,15 @@ from trials.regular_file import LFS_POINTER
 _TABLE_SUFFIXES = {".parquet", ".arrow"}
 _TABLE_STARTS = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
 _ARCHIVES = {
-    "tar archive, as of WebDataset": (257, b"ustar"),
-    "zip archive": (0, b"PK\x03\x04"),
-    "gzip file": (0, b"\x1f\x8b"),
-    "zstd file": (0, b"\x28\xb5\x2f\xfd"),
+    "a tar archive, as of WebDataset": (257, b"ustar"),
+    "a zip archive": (0, b"PK\x03\x04"),
+    "a 7z archive": (0, b"7z\xbc\xaf\x27\x1c"),
+    "a gzip file": (0, b"\x1f\x8b"),
+    "a zstd file": (0, b"\x28\xb5\x2f\xfd"),
+    "an lz4 file": (0, b"\x04\x22\x4d\x18"),
+    "an xz file": (0, b"\xfd7zXZ\x00"),
+    # The start of its first block, because a text may begin with `BZh`.
+    "a bzip2 file": (4, b"1AY&SY"),
 }
 """Place and value of the bytes by which an archive is known."""
 
@@ -75,7 +80,7 @@ def recognise(path: Path) -> str:
         for name, (place, mark) in _ARCHIVES.items():
             if start.startswith(mark, place):
                 raise DataError(
-                    f"annotation file {path} is a {name}, which cannot be read; extract it, or write its records as "
+                    f"annotation file {path} is {name}, which cannot be read; extract it, or write its records as "
                     "JSON lines or Parquet"
                 )
         if path.suffix.lower() in DELIMITERS:
