@@ -32,7 +32,7 @@ _LENGTHS = "lengths"
 
 
 def check_sources(job: Job) -> None:
-    """Raise DataError for an annotation file that is not there or holds nothing to train on."""
+    """Raise DataError for an annotation file that is not there or holds only lengths."""
     for key, sources in (("data", job.data.sources), ("evaluation", job.evaluation.sources or ())):
         for file in (file for source in sources for file in formats.resolve(source, Path())):
             if file.format == _LENGTHS:

@@ -1,5 +1,6 @@
 """Indexing of a dataset: every sample is read and measured once, and unusable lines are listed."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -115,7 +116,7 @@ def build_index(
 
     Without a `measurer`, only files of lengths can be indexed. `cache` is a folder that keeps what was measured;
     `workers` is the number of processes to measure with, all cores when None. Raise DataError for a missing file, an
-    unknown format, the first bad line under `on_error: fail`, or when no sample is usable.
+    unknown format, the first bad line under `on_error: fail`, or a file of which no record can be used.
     """
     files = tuple(file for source in data.sources for file in formats.resolve(source, base))
     store = LengthsCache(cache)
@@ -134,16 +135,10 @@ def build_index(
                 tally.measured += lengths.records
             tally.add(part, lengths)
             show(Reading(records=known_records + tally.measured, share=done / len(parts)))
-    index = _sampled(tally.index(files))
-    report = tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens)))
-    if not len(index):
-        sources = ", ".join(str(file.path) for file in files)
-        first = f"; the first fault is {report.bad_lines[0]}" if report.bad_lines else ""
-        raise DataError(
-            f"no sample of {sources} can be used, of {number_of(report.records, 'record')}{first}; correct the lines, "
-            "or `images` and `format` of the source"
-        )
-    return index, report
+    index = tally.index(files)
+    tally.check_used(index)
+    index = _sampled(index)
+    return index, tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens)))
 
 
 def _scanned(
@@ -173,6 +168,9 @@ class _Tally:
     records: int = 0
     bad: int = 0
     bad_lines: list[BadLine] = field(default_factory=list)
+    records_of: Counter[int] = field(default_factory=Counter)
+    """By the numbers of the files."""
+    first_bad_of: dict[int, BadLine] = field(default_factory=dict)
     bad_media: int = 0
     first_bad_media: BadLine | None = None
     wrong_sizes: int = 0
@@ -187,6 +185,7 @@ class _Tally:
         for line in found.bad_lines(part.file, part.chunk):
             if self.is_strict:
                 raise DataError(f"{line}; correct the line, or set data.on_error to skip")
+            self.first_bad_of.setdefault(part.number, line)
             if line.shows_media:
                 self.bad_media += 1
                 self.first_bad_media = self.first_bad_media or line
@@ -207,6 +206,7 @@ class _Tally:
         self._add_tokens(columns[TOKENS], found.token_file)
         self.records += found.records
         self.bad += len(found.bad)
+        self.records_of[part.number] += found.records
         self.wrong_sizes += found.wrong_sizes
         for each, (count, place) in found.unused.items():
             what = kind_of(each, self.unused)
@@ -221,6 +221,22 @@ class _Tally:
         self.token_places.append(np.where(places < 0, -1, places + self.token_bytes))
         self.token_files.append(file)
         self.token_bytes += file.size
+
+    def check_used(self, index: DatasetIndex) -> None:
+        """Raise DataError for a file of which the index has no sample.
+
+        Its bad lines are no measure of what is lost: an object around all records, or a compressed file, is a few.
+        """
+        used = set(np.unique(index.file).tolist())
+        for number, file in enumerate(index.files):
+            if number not in used and number not in self.first_bad_of:
+                raise formats.empty(file.path)
+            if number not in used:
+                raise DataError(
+                    f"no sample of {file.path} can be used, of {number_of(self.records_of[number], 'record')}; the "
+                    f"first fault is {self.first_bad_of[number]}; correct the lines, or `images` and `format` of the "
+                    "source, or leave the file out"
+                )
 
     def index(self, files: tuple[AnnotationFile, ...]) -> DatasetIndex:
         columns: dict[str, Any] = {

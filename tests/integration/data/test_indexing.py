@@ -166,6 +166,38 @@ def test_a_dataset_without_a_usable_sample_is_refused_with_its_first_fault(folde
         index_lines(folder, encoder, record("Only a question"))
 
 
+def index_meta(folder: Path, encoder: Encoder, name: str, content: bytes) -> tuple[DatasetIndex, IndexReport]:
+    """Index a meta file that lists a good file, and this one."""
+    write_records(folder / "a.jsonl", GOOD)
+    (folder / name).write_bytes(content)
+    meta = {"good": {"annotation": "a.jsonl"}, "other": {"annotation": name}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return build_index(DataSection(sources=(Source(path=Path("meta.json")),)), encoder, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("b.jsonl", b""), ("b.jsonl", b"\n \n"), ("b.json", b"[]"), ("b.csv", b"prompt,completion\n")],
+)
+def test_a_file_without_a_record_is_refused_where_its_format_is_given(
+    folder: Path, encoder: Encoder, name: str, content: bytes
+) -> None:
+    message = rf"{name} is empty; write the dataset again, or leave the file out"
+    with pytest.raises(DataError, match=message):
+        index_meta(folder, encoder, name, content)
+    source = {"path": name, "format": "prompt-completion", "sampling": "exactly:3"}
+    with pytest.raises(DataError, match=message):
+        index_lines(folder, encoder, GOOD, sources=[{"path": "a.jsonl"}, source])
+
+
+def test_a_file_without_a_usable_record_is_refused_next_to_a_good_one(folder: Path, encoder: Encoder) -> None:
+    """One bad line says nothing of how many samples are lost."""
+    with pytest.raises(
+        DataError, match=r"no sample of .*b\.json can be used, of 1 record; the first .*b\.json:1: `conv"
+    ):
+        index_meta(folder, encoder, "b.json", json.dumps({"data": [GOOD] * 9}).encode())
+
+
 def test_a_missing_file_of_a_meta_file_ends_indexing_before_it_begins(folder: Path, encoder: Encoder) -> None:
     write_records(folder / "a.jsonl", GOOD)
     meta = {"one": {"annotation": "a.jsonl"}, "two": {"annotation": "no.jsonl"}}

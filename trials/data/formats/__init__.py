@@ -23,7 +23,7 @@ from trials.data.records.sample import BadLine, Measured, Sample
 from trials.errors import DataError, UnknownName
 from trials.job import Source
 
-__all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "read", "records", "resolve"]
+__all__ = ["AnnotationFile", "Chunk", "Place", "chunks", "digest", "empty", "read", "records", "resolve"]
 
 # A choice: some data sets begin with records that are empty or broken.
 _LOOKED_AT = 64
@@ -130,7 +130,7 @@ def detect(path: Path, container: str) -> str:
     if len(found) == 1:
         return found[0]
     if not looked_at:
-        raise DataError(f"annotation file {path} is empty; write the dataset again, or remove it from data.sources")
+        raise empty(path)
     choices = ", ".join(found or plugins.names(FORMATS))
     remedy = f"set `format` of this source to one of: {choices}"
     if found:
@@ -144,6 +144,11 @@ def detect(path: Path, container: str) -> str:
         keys = [*islice(first, _SHOWN_KEYS), *(["more"] if len(first) > _SHOWN_KEYS else [])]
         seen = f"its first record has {', '.join(keys) or 'no keys'}"
     raise DataError(f"annotation file {path} is in no format known here ({seen}); {remedy}")
+
+
+def empty(path: Path) -> DataError:
+    """Return the error for a file without a record, which `resolve` finds only where it detects the format."""
+    return DataError(f"annotation file {path} is empty; write the dataset again, or leave the file out")
 
 
 def _records(path: Path, container: str) -> Iterator[Record | RecordError]:
