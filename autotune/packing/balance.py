@@ -129,13 +129,17 @@ def _chosen(material: Material, wanted: PackOptions) -> tuple[Packed, str]:
         return _packed(wanted.qv, wanted.qt, wanted), "as asked for"
     data = profile(material.index)
     most_samples = min(material.settings.global_batch_samples, data.samples) / material.data_parallel
-    # A mapping: with a fixed qv or qt, several pairs become the same packing.
-    candidates = {
-        _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted): pair
-        for pair in capacities(data, most_samples, hold_all=material.settings.oversize in ("skip", "fail"))
-    }
+    pairs = capacities(data, most_samples, hold_all=material.settings.oversize in ("skip", "fail"))
+    # A mapping as an ordered set: with a fixed qv or qt, several pairs become the same packing.
+    candidates = dict.fromkeys(
+        _packed(pair.qv if wanted.qv is None else wanted.qv, pair.qt if wanted.qt is None else wanted.qt, wanted)
+        for pair in pairs
+    )
     packing, keeps_batch = _cheapest(candidates, material, wanted.epoch)
-    reason = f"best of {len(candidates)} candidates ({candidates[packing].reason})"
+    reason = f"best of {len(candidates)} candidates"
+    # The reason of a pair is of packs with both of its capacities.
+    if own := next((pair for pair in pairs if (pair.qv, pair.qt) == (packing.qv, packing.qt)), None):
+        reason += f" ({own.reason})"
     if not keeps_batch:
         reason += (
             f", though none keeps the global batch within {100 * material.settings.batch_tolerance:g} % as a search "

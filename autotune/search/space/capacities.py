@@ -70,7 +70,8 @@ def capacities(data: DataProfile, most_samples: float, *, hold_all: bool) -> tup
     unique: dict[tuple[int, int], Capacity] = {}
     for pair in found:  # the first reason of equal pairs is kept
         qv, qt = max(pair.qv, least[0]), max(pair.qt, least[1])
-        unique.setdefault((qv, qt), Capacity(qv=qv, qt=qt, reason=pair.reason))
+        reason = pair.reason if (qv, qt) == (pair.qv, pair.qt) else "raised to hold the longest sample"
+        unique.setdefault((qv, qt), Capacity(qv=qv, qt=qt, reason=reason))
     return tuple(sorted(unique.values(), key=lambda pair: (pair.qt, pair.qv)))
 
 

@@ -130,8 +130,12 @@ def test_of_capacities_that_cost_alike_packs_like_the_unpacked_micro_batch_are_t
 
 def test_one_capacity_can_be_asked_for_alone(lengths: Path) -> None:
     material = read_material(job_file.JobFile(path=lengths), PackOptions())
-    assert balanced(material, PackOptions(packer="isf", qv=7)).packing.qv == 7
-    assert balanced(material, PackOptions(packer="isf", qt=4000)).packing.qt == 4000
+    by_units = balanced(material, PackOptions(packer="isf", qv=7))
+    by_tokens = balanced(material, PackOptions(packer="isf", qt=4001))
+    assert (by_units.packing.qv, by_tokens.packing.qt) == (7, 4001)
+    # Which no candidate has: what fills packs is said of both capacities.
+    assert re.fullmatch(r"best of \d+ candidates.*", by_units.reason)
+    assert re.fullmatch(r"best of \d+ candidates", by_tokens.reason)
 
 
 def test_capacities_of_large_data_are_compared_on_a_part_of_it(lengths: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,15 @@ def test_where_a_long_sample_would_be_lost_every_capacity_holds_it(data: DataPro
     assert all(qv >= data.most_vision_units and qt >= data.longest_text_tokens for qv, qt in found)
 
 
+def test_capacities_that_are_raised_to_the_longest_sample_say_so_in_place_of_what_filled_smaller_ones() -> None:
+    data = data_of(*[(5, 260)] * 60, (9, 900))
+    own = {(pair.qv, pair.qt): pair.reason for pair in capacities(data, 3, hold_all=False)}
+    held = {(pair.qv, pair.qt): pair.reason for pair in capacities(data, 3, hold_all=True)}
+    raised = {pair for pair, reason in held.items() if reason == "raised to hold the longest sample"}
+    assert raised
+    assert all(own[pair] == held[pair] for pair in held.keys() - raised)
+
+
 @given(profiles, st.integers(1, 64))
 def test_every_capacity_is_one_that_a_packing_can_have(data: DataProfile, most: int) -> None:
     found = pairs(data, most)
