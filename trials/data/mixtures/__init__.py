@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -111,7 +112,8 @@ MIXTURES: plugins.Plugins[MixtureKind] = plugins.Plugins(__name__)
 def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | None:
     """Return the files that a mixture file lists, all or those in `names`; None when the file is no mixture.
 
-    `name%50` takes a random half of an entry. Raise DataError for a faulty entry and an unknown name.
+    `name%50` takes a random half of an entry. Raise DataError for a faulty entry, an unknown name, and an entry that is
+    named twice.
     """
     document = _read_mapping(path)
     for _, kind in plugins.each(MIXTURES) if document else ():
@@ -120,14 +122,25 @@ def expand(path: Path, images: Path, names: Sequence[str] | None) -> Mixture | N
             around = {key: value for key, value in (document or {}).items() if value is not None}
             if kind.AROUND and (other := next((key for key in around if key not in kind.AROUND), None)) is not None:
                 raise DataError(f"{path}: `{_shown(other)}` is not known next to {kind.AROUND[0]}; remove it")
+            counts = Counter(_key_and_share(listed, name)[0] for name in names or listed)
+            if (twice := next((key for key, count in counts.items() if count > 1), None)) is not None:
+                raise DataError(
+                    f'{path}: "{twice}" is twice in `names` of this source; name it once, and to show its samples more '
+                    "often make it a source of its own with `repeat`"
+                )
             entries = (_entry(kind, path, images, listed, name) for name in names or listed)
             return Mixture(format=kind.FORMAT, entries=tuple(entries))
     return None
 
 
-def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], name: str) -> Entry:
+def _key_and_share(listed: dict[str, Any], name: str) -> tuple[str, str | None]:
+    """Return the key of the entry that is named, and the percentage of its samples that is taken; None for all."""
     share = None if name in listed else _SHARE.fullmatch(name)
-    key = share[1] if share else name
+    return (share[1], share[2]) if share else (name, None)
+
+
+def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], name: str) -> Entry:
+    key, share = _key_and_share(listed, name)
     where = f'{path}: "{key}"'
     if key not in listed:
         raise DataError(f"{where} is not listed; `names` of this source can be: {', '.join(listed)}")
@@ -139,7 +152,7 @@ def _entry(kind: MixtureKind, path: Path, images: Path, listed: dict[str, Any], 
     if share:
         if entry.sampling != "all":
             raise DataError(f"{where}: has the sampling {entry.sampling} already; remove the percentage from `names`")
-        entry = replace(entry, sampling=f"random:{share[2]}%")
+        entry = replace(entry, sampling=f"random:{share}%")
     if not re.fullmatch(PATTERN, entry.sampling):
         raise DataError(
             f"{where}: the sampling is {entry.sampling!r}; write all, exactly:N, first:N, end:N or random:N, "

@@ -227,6 +227,9 @@ def test_a_registry_of_qwen_lists_files_and_takes_shares_of_them(folder: Path) -
         expand(folder / "registry.json", registry, names=["a%0"])
     with pytest.raises(DataError, match='"c" is not listed; `names` of this source can be: a, b%5'):
         expand(folder / "registry.json", registry, names=["c%50"])
+    for twice in ["a", "a"], ["a", "a%50"]:
+        with pytest.raises(DataError, match='"a" is twice in `names` of this source; name it once, and to show'):
+            expand(folder / "registry.json", registry, names=twice)
 
 
 # --- LLaVA ---
