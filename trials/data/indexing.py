@@ -266,18 +266,21 @@ class _Tally:
 def _sampled(index: DatasetIndex) -> DatasetIndex:
     """Return the index after each file's `sampling`, which counts usable samples.
 
-    Raise DataError for a count that shows each of them too often.
+    Raise DataError where an epoch would show each of them too often.
     """
     keep = np.zeros(len(index), dtype=np.bool_)
     files = []
     for number, file in enumerate(index.files):
         rows = np.flatnonzero(index.file == number)
         chosen, share = taken(file.sampling, len(rows))
-        if share > MOST_REPEATS:
+        # Each factor is within the bound by itself: `repeat` of the source, `repeat_time` of the entry, and the share.
+        repeat = file.repeat * share
+        if repeat > MOST_REPEATS:
             raise DataError(
-                f"annotation file {file.path} has {number_of(len(rows), 'usable sample')}, and its sampling is "
-                f"{file.sampling}, which shows each more than {MOST_REPEATS} times; write a lower count"
+                f"annotation file {file.path} has {number_of(len(rows), 'usable sample')}, of which an epoch would "
+                f"show each {repeat:,.6g} times, with the sampling {file.sampling}; lower that, `repeat` of the source "
+                f"or `repeat_time` of the entry, so that they make at most {MOST_REPEATS} together"
             )
         keep[rows[chosen]] = True
-        files.append(replace(file, repeat=file.repeat * share))
+        files.append(replace(file, repeat=repeat))
     return replace(index.keep(keep), files=tuple(files))

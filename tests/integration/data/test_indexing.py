@@ -3,6 +3,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -280,11 +281,23 @@ def test_sampling_counts_usable_samples(
     assert index.record.tolist() == [line - 1 for line in lines]
 
 
-def test_a_sampling_that_shows_samples_too_often_is_refused(folder: Path, encoder: Encoder) -> None:
-    with pytest.raises(
-        DataError, match="has 2 usable samples, and its sampling is exactly:2001, which shows each more"
-    ):
-        index_lines(folder, encoder, GOOD, GOOD, sources=[{"path": "a.jsonl", "sampling": "exactly:2001"}])
+@pytest.mark.parametrize(
+    ("sampling", "repeat", "times"), [("exactly:2001", 1, "1,000.5"), ("exactly:200", 20, "2,000"), ("all", 1000, None)]
+)
+def test_samples_that_an_epoch_would_show_too_often_are_refused(
+    folder: Path, encoder: Encoder, sampling: str, repeat: float, times: str | None
+) -> None:
+    sources = [{"path": "a.jsonl", "sampling": sampling, "repeat": repeat}]
+    refused = pytest.raises(DataError, match=f"2 usable samples, of which an epoch would show each {times} times")
+    with refused if times else nullcontext():
+        index_lines(folder, encoder, GOOD, GOOD, sources=sources)
+
+
+def test_repeats_of_a_source_and_of_its_entry_are_bounded_together(folder: Path, encoder: Encoder) -> None:
+    meta = {"a": {"annotation": "a.jsonl", "repeat_time": 50}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(DataError, match="an epoch would show each 1,050 times, with the sampling all; lower that"):
+        index_lines(folder, encoder, GOOD, sources=[{"path": "meta.json", "repeat": 21}])
 
 
 def test_the_example_has_samples_of_every_kind(example: Path) -> None:
