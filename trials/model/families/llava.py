@@ -21,7 +21,6 @@ from trials.model.inputs.processor import check_counts
 from trials.model.towers import clip_towers, siglip, tiles
 from trials.model.towers.clip_towers import (
     check_preparation,
-    check_prepared_pixels,
     check_tile,
     check_tower,
     project,
@@ -103,10 +102,6 @@ class _TileInputs(tiles.EqualTiles):
         self, images: Sequence[NDArray[np.uint8]], resized: Sequence[tuple[int, int] | None] = ()
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (tiles [images, 3, height, width], no grids)."""
-        for height, width, _ in (image.shape for image in images):
-            # Resized by its shorter edge before it is cropped.
-            longer = max(height, width) / min(height, width)
-            check_prepared_pixels((height, width), self.unit_shape[1] ** 2 * longer)
         made = self._processor(list(images), input_data_format="channels_last", return_tensors="np")
         return np.asarray(made["pixel_values"], dtype=np.float32), NO_GRIDS
 

@@ -118,4 +118,4 @@ def encoder(model_path: str, trust_remote_code: bool = False, max_tokens: int | 
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
     check(config)
-    return crops.CropInputs(config, processor, pack=crops.in_rows, crops_several=True)
+    return crops.CropInputs(config, processor, pack=crops.in_rows)

@@ -113,7 +113,7 @@ def image_features(
 
 def _crop_inputs(config: PretrainedConfig, processor: Any) -> crops.CropInputs:
     check(config)
-    return crops.CropInputs(config, processor, pack=_pack, crops_several=False)
+    return crops.CropInputs(config, processor, pack=_pack)
 
 
 encoder = functools.partial(

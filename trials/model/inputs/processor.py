@@ -12,6 +12,7 @@ from transformers import PROCESSOR_MAPPING, LlavaProcessor, PretrainedConfig
 from transformers.image_processing_utils import select_best_resolution
 from transformers.utils.import_utils import DummyObject
 
+from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import ImageOptions
 from trials.errors import DataError, ModelError
 from trials.model.inputs.corrected import CORRECTED
@@ -139,7 +140,8 @@ def count_images(
 ) -> tuple[ImageCount, ...]:
     """Return the counts of a sample's images, from their (height, width) and what the record says of each.
 
-    Raise DataError for one that is refused, and for options that the processor cannot follow.
+    Raise DataError for one that is refused or whose preparation would go through too large an image, and for options
+    that the processor cannot follow.
     """
     if any(options):
         pairs = zip(sizes, options, strict=True)
@@ -148,6 +150,8 @@ def count_images(
         )
     # LLaVA-OneVision cuts an image into crops only where a sample has no other image.
     if len(sizes) > 1 and "batch_num_images" in processor.image_processor.model_input_names:
+        for size in sizes:  # each is padded to a square
+            _check_prepared(size, max(size) ** 2)
         text = processor.replace_image_token({"batch_num_images": [len(sizes)]}, 0)
         return (ImageCount(tokens=text.count(processor.image_token), units=1),) * len(sizes)
     shared = processor.tile_options(len(sizes)) if hasattr(processor, "tile_options") else {}
@@ -169,9 +173,12 @@ def check_counts(processor: Any, features: Mapping[tuple[int, int], int]) -> Non
 
 def _count(processor: Any, size: tuple[int, int], options: Mapping[str, Any]) -> ImageCount:
     images, options = processor.image_processor, dict(options)
-    if isinstance(processor, LlavaProcessor) and not images.crop_size:
-        # It counts by the size of crops, which the image processors of SigLIP do not have.
-        options["crop_size"] = {"height": images.size.height, "width": images.size.width}
+    if isinstance(processor, LlavaProcessor):
+        if images.size.shortest_edge:  # the other side is cropped after the image was resized
+            _check_prepared(size, images.size.shortest_edge**2 * max(size) / min(size))
+        if not images.crop_size:
+            # It counts by the size of crops, which the image processors of SigLIP do not have.
+            options["crop_size"] = {"height": images.size.height, "width": images.size.width}
     try:
         found = getattr(processor, _COUNT)(image_sizes=[size], **options)
     except (ValueError, ArithmeticError) as error:
@@ -179,6 +186,15 @@ def _count(processor: Any, size: tuple[int, int], options: Mapping[str, Any]) ->
         raise DataError(f"the model's processor refuses an image of {width} x {height} pixels: {error}") from error
     (tokens,), (patches,) = found.num_image_tokens, found.num_image_patches
     return ImageCount(tokens=int(tokens), units=_units(images, size, int(patches)))
+
+
+def _check_prepared(size: tuple[int, int], pixels: float) -> None:
+    """Raise DataError for an image of (height, width) whose preparation goes through one of too many pixels."""
+    if pixels > MOST_PIXELS:
+        raise DataError(
+            f"an image of {size[1]} x {size[0]} pixels would be prepared as one of {pixels:.0f} pixels, more than the "
+            f"{MOST_PIXELS} that are taken; cut it or leave it out"
+        )
 
 
 def _resized(processor: Any, size: tuple[int, int], options: ImageOptions) -> ImageCount:

@@ -12,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PretrainedConfig, PreTrainedModel
 
-from trials.data.records.images import MOST_PIXELS
 from trials.data.tokens import PackTokens
-from trials.errors import DataError, ModelError
+from trials.errors import ModelError
 from trials.model.family import VisionModules
 from trials.model.refusals.heads import check_heads
 from trials.model.shrunk import VOCABULARY, narrow, shorten
@@ -187,13 +186,4 @@ def check_tile(config: PretrainedConfig, made: NDArray[np.float32]) -> None:
         raise ModelError(
             f"the image processor makes tiles of {made.shape[1:]} numbers, or some that are not finite, but the model "
             f"takes {(3, side, side)}; correct `size` and `crop_size` in preprocessor_config.json"
-        )
-
-
-def check_prepared_pixels(size: tuple[int, int], pixels: float) -> None:
-    """Raise DataError for an image of (height, width) whose preparation goes through too large an image."""
-    if pixels > MOST_PIXELS:
-        raise DataError(
-            f"an image of {size[1]} x {size[0]} pixels would be prepared as one of {pixels:.0f} pixels, more than the "
-            f"{MOST_PIXELS} that are taken; cut it or leave it out"
         )

@@ -23,7 +23,6 @@ from trials.model.family import Images
 from trials.model.inputs.processor import check_counts
 from trials.model.towers.clip_towers import (
     check_preparation,
-    check_prepared_pixels,
     check_tile,
     check_tower,
     tile_features,
@@ -164,11 +163,10 @@ def _count(pack: Packer, config: PretrainedConfig, grids: torch.Tensor) -> int:
 class CropInputs:
     """Implementation of `ImageInputs` (trials/model/inputs/chat_encoder.py) for processors that crop images."""
 
-    def __init__(self, config: PretrainedConfig, processor: Any, *, pack: Packer, crops_several: bool) -> None:
+    def __init__(self, config: PretrainedConfig, processor: Any, *, pack: Packer) -> None:
         """Raise ModelError for a processor whose crops or tokens differ from the model's."""
         self._processor = processor.image_processor
         self._image_token: int = config.image_token_id
-        self._crops_several = crops_several
         tile = config.vision_config.image_size
         self.unit_shape = (3, tile, tile)
         check_preparation(self._processor)
@@ -199,9 +197,6 @@ class CropInputs:
     ) -> tuple[NDArray[np.float32], Ints]:
         """Return (pixels [units, 3, height, width], grids [images, 3])."""
         sizes = [image.shape[:2] for image in images]
-        if len(images) > 1 and not self._crops_several:
-            for height, width in sizes:  # whole images are padded to squares
-                check_prepared_pixels((height, width), max(height, width) ** 2)
         # Without padding, which would fill up each image to the most units of the sample.
         made = self._processor([list(images)], input_data_format="channels_last", do_pad=False)["pixel_values"]
         grids = [[len(units), *size] for units, size in zip(made, sizes, strict=True)]

@@ -81,10 +81,15 @@ def test_tokens_and_pixels_are_those_of_the_real_processor(
     [("llava", ((1, 240_000),)), ("llava-onevision", ((1, 14_000), (28, 28)))],
     ids=["resized by its shorter side", "padded to a square"],
 )
-def test_an_image_whose_preparation_takes_too_much_memory_is_an_error_of_the_data(
+def test_an_image_whose_preparation_takes_too_much_memory_is_refused_by_all_that_read_it(
     name: str, sizes: Sequence[tuple[int, int]], tmp_path: Path
 ) -> None:
     plugins.load(TINY, name).make(tmp_path)
     encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
-    with pytest.raises(DataError, match=r"image of \d+ x 1 pixels would be prepared as one of \d+ pixels, more than"):
-        encoder.encode(drawn(tmp_path, sizes), pixels=True)
+    sample = drawn(tmp_path, sizes)
+    refused = r"image of \d+ x 1 pixels would be prepared as one of \d+ pixels, more than"
+    with pytest.raises(DataError, match=refused):
+        encoder.measure(sample, tuple(sizes))
+    for pixels in (True, False):  # the first pipeline stage, which has the images, and the last, which has the labels
+        with pytest.raises(DataError, match=refused):
+            encoder.encode(sample, pixels=pixels)
