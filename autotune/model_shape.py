@@ -69,7 +69,7 @@ def count_of_job(settings: ModelSection, training: TrainingSection) -> Parameter
     skeleton = build_skeleton(config, getattr(torch, settings.dtype))
     model, chain = skeleton.model, skeleton.chain
     vision = count_parameters(model, (*chain.paths_of("vision"), *chain.unused))
-    projector = count_parameters(model, chain.projector[:-1])
+    projector = count_parameters(model, chain.paths_of("projector"))
     language = sum(each.numel() for each in model.parameters()) - vision - projector
     parts: dict[Part, int] = {"vision": vision, "projector": projector, "language": language}
     choose_trained(skeleton, training)

@@ -9,14 +9,20 @@ import torch
 from tests.values.parameters import parameters
 from trials import plugins
 from trials.engine.optimizer import build_optimizer, scale_learning_rates
-from trials.job import TrainingSection
+from trials.job import PARTS, TrainingSection
 from trials.model.cut import Cut
 from trials.model.paths import parameters_at
 from trials.model.skeleton import build_skeleton, load_config
 from trials.model.stage import StageModule
+from trials.model.trained import choose_trained
 from trials.stage import Recomputed
+from trials.workload import Part
 
 TINY: plugins.Plugins[Any] = plugins.Plugins("tests.tiny_models")
+TOWERS = {"visual", "vision_model", "vision_tower", "vision_encoder"}
+IN_TOWERS = {"merger", "deepstack_merger_list", "downsample"}
+"""What merges patches or projects: it is of the projector, though inside of the tower's module."""
+LANGUAGE = {"language_model", "text_model", "lm_head"}
 TRAINING = TrainingSection.model_validate(
     {"learning_rate": 3.0, "learning_rates": {"vision": 1.0, "projector": 2.0}, "weight_decay": 0.5}
 )
@@ -63,15 +69,37 @@ def test_every_parameter_has_the_rate_of_its_part_and_the_decay_of_its_form(fold
     assert all(group["params"] for group in groups)
     chain = stage.chain
     for rate, paths in (
-        (1, (*chain.vision_embedding, *chain.vision_layers)),
-        (2, chain.projector[:-1]),
-        (3, (chain.projector[-1], *chain.language_layers, *chain.head)),
+        (1, chain.paths_of("vision")),
+        (2, chain.paths_of("projector")),
+        (3, chain.paths_of("language")),
     ):
         found = {rates[parameter] for path in paths for _, parameter in parameters_at(stage.model, path)}
         assert found <= {rate}
         assert found or not paths
     for group in groups:
         assert {parameter.ndim > 1 for parameter in group["params"]} == {group["weight_decay"] > 0}
+
+
+def test_a_part_that_does_not_train_is_all_of_its_modules(folder: str) -> None:
+    parts: tuple[Part, ...] = ("vision", "projector")
+    for part in parts:
+        skeleton = build_skeleton(load_config(folder), torch.float32)
+        if not skeleton.chain.vision_layers:
+            return
+        choose_trained(skeleton, TrainingSection(freeze=tuple(each for each in PARTS if each != part)))
+        used = {id(each) for path in skeleton.chain.parts for _, each in parameters_at(skeleton.model, path)}
+        trained = {name for name, each in skeleton.model.named_parameters() if each.requires_grad}
+        named = {
+            name
+            for name, each in skeleton.model.named_parameters()
+            if id(each) in used and not LANGUAGE & set(name.split(".")) and is_of_tower(name) == (part == "vision")
+        }
+        assert trained == named
+
+
+def is_of_tower(name: str) -> bool:
+    modules = set(name.split("."))
+    return bool(TOWERS & modules) and not IN_TOWERS & modules
 
 
 def test_a_stage_has_only_groups_of_its_own_parameters(folder: str) -> None:

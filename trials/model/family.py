@@ -43,6 +43,10 @@ class VisionModules:
     """The layers that a plan distributes over the stages. States keep their shape from layer to layer."""
     kept: tuple[int, ...] = ()
     """Numbers of the layers whose states `image_features` takes too, in ascending order."""
+    behind: tuple[nn.Module, ...] = ()
+    """What belongs to the tower behind its layers, such as the last norm. The stage of the projector holds it, so that
+    a stage may end with any layer.
+    """
     projector: tuple[nn.Module | nn.Parameter, ...] = ()
     unused: tuple[nn.Module, ...] = ()
     """Modules that nothing runs, such as the layers behind the one whose features are taken. Saved as they were."""

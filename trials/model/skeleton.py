@@ -48,8 +48,10 @@ class Chain:
     vision_layers: tuple[str, ...]
     kept: tuple[int, ...]
     """Numbers of the vision layers whose states the projector takes too."""
+    behind: tuple[str, ...]
+    """The first of `projector`, which belong to the vision tower: what it has behind its layers."""
     projector: tuple[str, ...]
-    """Projector of the vision side, and the text embedding last."""
+    """What comes between the layers: the end of the vision tower, the projector, and the text embedding last."""
     language_layers: tuple[str, ...]
     head: tuple[str, ...]
     """The final norm and the output projection."""
@@ -66,12 +68,12 @@ class Chain:
         return (*self.vision_embedding, *self.vision_layers, *self.projector, *self.language_layers, *self.head)
 
     def paths_of(self, part: Part) -> tuple[str, ...]:
-        """Return the paths of a part. The word embedding, last of `projector`, belongs to the language model."""
+        """Return the paths of a part, which are all of a tower's, whatever stage holds them."""
         match part:
             case "vision":
-                return (*self.vision_embedding, *self.vision_layers)
+                return (*self.vision_embedding, *self.vision_layers, *self.behind)
             case "projector":
-                return self.projector[:-1]
+                return self.projector[len(self.behind) : -1]
             case "language":
                 return (self.projector[-1], *self.language_layers, *self.head)
 
@@ -210,11 +212,13 @@ def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
     embedding = path_of[model.get_input_embeddings()]
     language_root = embedding.rsplit(".", 1)[0]
     vision = family.vision_modules(model)
+    behind = tuple(path_of[module] for module in vision.behind)
     return Chain(
         vision_embedding=tuple(path_of[module] for module in vision.embedding),
         vision_layers=tuple(path_of[module] for module in vision.layers),
         kept=vision.kept,
-        projector=(*(path_of[module] for module in vision.projector), embedding),
+        behind=behind,
+        projector=(*behind, *(path_of[module] for module in vision.projector), embedding),
         language_layers=_layer_list(model, language_root, text.num_hidden_layers),
         head=(f"{language_root}.norm", path_of[model.get_output_embeddings()]),
         unused=tuple(path_of[module] for module in vision.unused),

@@ -77,7 +77,7 @@ encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its last norm belongs to the projector."""
+    """Return the tower in parts."""
     return siglip.tower_modules(model.model.vision_model, model.model.aligner)
 
 

@@ -66,12 +66,13 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; the last norm and the convolution that merges patches belong to the projector."""
+    """Return the tower in parts; the convolution that merges patches belongs to the projector."""
     tower = model.model.visual
     return replace(
         merged_patches.vision_modules(model),
         embedding=(tower.patch_embed, tower.post_conv_layernorm, tower.embeddings),
-        projector=(tower.post_layernorm, tower.downsample, tower.merger),
+        behind=(tower.post_layernorm,),
+        projector=(tower.downsample, tower.merger),
     )
 
 

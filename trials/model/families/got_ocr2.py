@@ -85,7 +85,7 @@ encoder = functools.partial(chat_encoder, inputs=_inputs, positions=positions)
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; the convolutions behind its layers belong to the projector."""
+    """Return the tower in parts."""
     tower = model.model.vision_tower
     for layer in tower.layers:
         layer.attn.get_rel_pos = _relative_positions
@@ -93,7 +93,8 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     return VisionModules(
         embedding=(tower.patch_embed, *learned),
         layers=tuple(tower.layers),
-        projector=(tower.neck, model.model.multi_modal_projector),
+        behind=(tower.neck,),
+        projector=(model.model.multi_modal_projector,),
     )
 
 

@@ -99,7 +99,8 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
     return VisionModules(
         embedding=(tower.embeddings,),
         layers=tuple(tower.encoder.layers),
-        projector=(tower.post_layernorm, model.model.connector),
+        behind=(tower.post_layernorm,),
+        projector=(model.model.connector,),
     )
 
 

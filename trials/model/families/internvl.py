@@ -161,12 +161,13 @@ def random_images(config: PretrainedConfig, units: int) -> Images:
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its last norm belongs to the projector, so that a stage may end with any layer."""
+    """Return the tower in parts."""
     tower = model.model.vision_tower
     return VisionModules(
         embedding=(tower.embeddings,),
         layers=tuple(tower.encoder.layer),
-        projector=(tower.layernorm, model.model.multi_modal_projector),
+        behind=(tower.layernorm,),
+        projector=(model.model.multi_modal_projector,),
     )
 
 

@@ -183,17 +183,13 @@ encoder = functools.partial(chat_encoder, inputs=_MarkedTiles, positions=positio
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; what is behind its layers belongs to the projector, with the table."""
+    """Return the tower in parts, and the table of its words as the projector."""
     tower = model.model.vision_tower
     return VisionModules(
         embedding=(tower.transformer.embeddings,),
         layers=tuple(tower.transformer.encoder.layers),
-        projector=(
-            tower.transformer.rms_norm,
-            tower.head_linear,
-            tower.head_norm,
-            model.model.visual_embeddings_table,
-        ),
+        behind=(tower.transformer.rms_norm, tower.head_linear, tower.head_norm),
+        projector=(model.model.visual_embeddings_table,),
     )
 
 

@@ -74,12 +74,13 @@ def shrink_vision(settings: dict[str, Any], layers: int) -> None:
 
 
 def vision_modules(model: PreTrainedModel) -> VisionModules:
-    """Return the tower in parts; its last norm belongs to the projector."""
+    """Return the tower in parts."""
     tower = model.model.visual.vision_model
     return VisionModules(
         embedding=(tower.embeddings,),
         layers=tuple(tower.encoder.layers),
-        projector=(tower.post_layernorm, model.model.projector),
+        behind=(tower.post_layernorm,),
+        projector=(model.model.projector,),
     )
 
 

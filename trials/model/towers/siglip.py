@@ -85,11 +85,12 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
 
 
 def tower_modules(tower: Any, projector: nn.Module) -> VisionModules:
-    """Return a tower in parts; its last norm belongs to the projector, and its pooling head, if any, is not used."""
+    """Return a tower in parts; its pooling head, if any, is not used."""
     return VisionModules(
         embedding=(tower.embeddings,),
         layers=tuple(tower.encoder.layers),
-        projector=(tower.post_layernorm, projector),
+        behind=(tower.post_layernorm,),
+        projector=(projector,),
         unused=(tower.head,) if tower.use_head else (),
     )
 

@@ -14,6 +14,7 @@ from trials.data.epoch_count import count_epoch
 from trials.data.index import DatasetIndex
 from trials.data.records.sample import Encoder
 from trials.engine.state import WEIGHT, OptimizerState, kept
+from trials.job import PARTS
 from trials.model.paths import parameters_at
 from trials.model.plain.dropout import active_dropouts, without_dropout
 from trials.model.stage import StageModule
@@ -213,10 +214,8 @@ def _compared(steps: int) -> tuple[int, ...]:
 def parts_of(stage: StageModule) -> dict[str, Part]:
     """Return the part of the model to which each parameter of the stage belongs."""
     chain = stage.chain
-    # The word embedding, last of the projector's paths, belongs to the language model.
-    parts: dict[str, Part] = dict.fromkeys((*chain.vision_embedding, *chain.vision_layers), "vision")
-    parts |= dict.fromkeys(chain.projector[:-1], "projector")
-    return {name: parts.get(path, "language") for path in stage.paths for name, _ in parameters_at(stage.model, path)}
+    parts = {path: part for part in PARTS for path in chain.paths_of(part)}
+    return {name: parts[path] for path in stage.paths for name, _ in parameters_at(stage.model, path)}
 
 
 def _weights(model: nn.Module, state: OptimizerState) -> Iterator[tuple[str, torch.Tensor]]:
