@@ -12,7 +12,7 @@ import huggingface_hub
 
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_SNAPSHOT = re.compile(r"(?:.*/)?models--([^/]+)/snapshots/[^/]+/?")
+_SNAPSHOT = re.compile(r"(?:.*/)?models--([^/]+)/snapshots/([^/]+)/?")
 # A choice: nodes of a cluster often have no way to the hub, and should not wait long for it.
 _SECONDS = 5.0
 """Timeout for the hub's first answer; its own client tries six times, for up to minutes."""
@@ -78,6 +78,12 @@ def published_name(model: str) -> str:
     """Return the hub id of a folder in the cache, which is named by a commit; other texts unchanged."""
     found = _SNAPSHOT.fullmatch(model)
     return found[1].replace("--", "/") if found else model
+
+
+def published_commit(model: str) -> str | None:
+    """Return the commit of a folder in the cache; None for other texts."""
+    found = _SNAPSHOT.fullmatch(model)
+    return found[2] if found else None
 
 
 def remedy(model: str) -> str:

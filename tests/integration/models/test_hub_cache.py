@@ -100,10 +100,10 @@ def test_that_the_hub_does_not_answer_is_said_once(
 
 @pytest.mark.long
 @pytest.mark.ranks
-def test_an_adapter_names_the_id_of_the_cached_model_on_which_it_was_trained(
+def test_an_adapter_names_the_id_and_commit_of_the_cached_model_on_which_it_was_trained(
     saved: Path, cache: Path, shallow: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
-    download(saved, cache)
+    snapshot = download(saved, cache)
     prepared = prepare(
         as_job(
             job_of(
@@ -117,7 +117,8 @@ def test_an_adapter_names_the_id_of_the_cached_model_on_which_it_was_trained(
     )
     report = train(pool, prepared, plan_of("2+0", "2+2"))
     assert report.model is not None
-    assert json.loads((report.model / "adapter_config.json").read_text())["base_model_name_or_path"] == ID
+    written = json.loads((report.model / "adapter_config.json").read_text())
+    assert (written["base_model_name_or_path"], written["revision"]) == (ID, snapshot.name)
 
 
 def test_the_processor_of_a_model_that_is_read_by_its_id_is_written_whole(

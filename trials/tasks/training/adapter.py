@@ -10,7 +10,7 @@ from safetensors import safe_open
 from trials.engine.group import wait_for_all
 from trials.engine.state import WEIGHT, kept
 from trials.model.adapters import NAME
-from trials.model.hub import published_name
+from trials.model.hub import published_commit, published_name
 from trials.tasks.session import Session
 from trials.tasks.training.checkpoint import add_processor, save_tensors, state_of, trained_parameters, writing
 from trials.tasks.training.output import RECORD_FILE, TrainingRecord, publish
@@ -66,6 +66,7 @@ def _configuration(session: Session) -> LoraConfig:
     stage, job = session.engine.stage, session.request.job
     config = cast(LoraConfig, stage.model.peft_config[NAME])
     config.base_model_name_or_path = published_name(job.model.path)
+    config.revision = published_commit(job.model.path)
     config.inference_mode = True
     if job.training.lora.train_projector:
         config.modules_to_save = list(stage.chain.paths_of("projector"))
