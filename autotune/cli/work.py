@@ -121,9 +121,10 @@ def tune_job(
 
 
 def launch_job(options: Options, file: JobFile, wanted: LaunchOptions) -> None:
-    if wanted.dry_run and (wanted.certify or wanted.retune_on_drift):
+    if wanted.dry_run and (wanted.certify or wanted.retune_on_drift or wanted.submit):
         raise click.UsageError(
-            "--dry-run prints commands that neither certify nor tune again; remove --certify and --retune-on-drift"
+            "--dry-run prints commands that neither certify nor tune again, and submits nothing; "
+            f"remove --certify, --retune-on-drift and {_SUBMIT}"
         )
     job = with_values(file.job, "hardware", {"launcher": wanted.launcher})
     if wanted.retune_on_drift:

@@ -81,8 +81,8 @@ def test_commands_are_printed_while_another_process_uses_the_devices(
     assert "another autotune process uses the devices of this machine" in message
 
 
-@pytest.mark.parametrize("option", ["--certify", "--retune-on-drift"])
+@pytest.mark.parametrize("option", ["--certify", "--retune-on-drift", "--submit"])
 def test_what_printed_commands_cannot_do_is_refused(job: JobFile, option: str) -> None:
     code, message = refusal("launch", job.path, "--dry-run", option)
     assert code == 2
-    assert "prints commands that neither certify nor tune again; remove --certify and --retune-on-drift" in message
+    assert "prints commands that neither certify nor tune again, and submits nothing; remove --certify" in message

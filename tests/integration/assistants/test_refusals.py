@@ -18,6 +18,11 @@ def test_a_run_that_is_not_allowed_is_refused_with_the_command_for_it(reader: As
     assert "`autotune launch job.yaml --dry-run`" in reader.refused("launch", job="job.yaml", dry_run=True)
 
 
+def test_a_dry_run_submits_nothing(runner: Assistant, job: Path) -> None:
+    nodes = ["hardware.launcher=slurm", "hardware.nodes=1"]
+    assert "--dry-run" in runner.refused("launch", job=str(job), set=nodes, dry_run=True, submit=True)
+
+
 def test_trusting_code_is_set_only_where_runs_are_allowed(reader: Assistant, runner: Assistant, job: Path) -> None:
     for setting in ("model.trust_remote_code=true", 'model={path: x, "trust\\x5fremote_code": true}', "database=x"):
         for tool, argument in (("pack", "job"), ("plans", "like")):
