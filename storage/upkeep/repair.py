@@ -42,6 +42,7 @@ from storage.queries.studies import whole_trials
 from storage.upkeep import schema
 from storage.upkeep.backup import back_up, stamp
 from storage.upkeep.health import ROW_CHECKS, bad_rows, lost_annotations
+from storage.upkeep.other_tables import copy_others
 from trials.whole_file import sync
 
 _UNREADABLE_PAGE = (sqlite3.Error, UnicodeDecodeError)
@@ -64,6 +65,8 @@ class Repaired:
     """Readable rows by table; empty for PostgreSQL, where nothing is rebuilt."""
     dropped: Mapping[str, int]
     """Readable rows by table that had missing references or contradictory values."""
+    left_out: tuple[str, ...]
+    """Tables of other programs, with their views, indexes and triggers, that could not be copied."""
 
 
 def repair(
@@ -75,8 +78,8 @@ def repair(
     """Repair the tables in place; rebuild a SQLite file from its readable rows.
 
     Repair requires exclusive access: `check` is called once the copy exists, and must raise while another process uses
-    the database. A rebuilt file has no tables of Optuna: the next search restores them. Raise BadUrl,
-    DatabaseUnavailable, OtherVersion, and DatabaseDamaged, with nothing changed, if no table of autotune is readable.
+    the database. Raise BadUrl, DatabaseUnavailable, OtherVersion, and DatabaseDamaged, with nothing changed, if no
+    table of autotune is readable.
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
@@ -103,7 +106,7 @@ def _repair_server(database: Database) -> Repaired:
         connection.execute(text(f"LOCK TABLE {names} IN SHARE ROW EXCLUSIVE MODE"))
         kept_as = back_up(connection, "repair")
         schema.upgrade(connection)
-        return Repaired(kept_as=kept_as, read={}, dropped=_mend(connection))
+        return Repaired(kept_as=kept_as, read={}, dropped=_mend(connection), left_out=())
 
 
 def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
@@ -123,7 +126,7 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
                 before = _state(path)
                 # SQLite would write the log into a file that it opens, so the rows are read from a copy.
                 _copy(path, work)
-            read, dropped = _rebuild(database, work, made)
+            read, dropped, left_out = _rebuild(database, work, made)
             with database.errors(), _without_writers(path):
                 if _state(path) != before:
                     raise DatabaseUnavailable(
@@ -139,7 +142,7 @@ def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> R
     finally:
         for each in (made, work, *(() if is_replaced else (kept,))):
             _remove(each, (*_LOGS, ".lock"))
-    return Repaired(kept_as=str(kept), read=read, dropped=dropped)
+    return Repaired(kept_as=str(kept), read=read, dropped=dropped, left_out=left_out)
 
 
 def _state(path: Path) -> list[tuple[int, int]]:
@@ -173,7 +176,7 @@ def _remove(path: Path, endings: Sequence[str]) -> None:
         Path(f"{path}{ending}").unlink(missing_ok=True)
 
 
-def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], Counter[str]]:
+def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], Counter[str], tuple[str, ...]]:
     read, dropped = Counter[str](), Counter[str]()
     new = Database(url.parse(url.of_file(made)), database.lock_timeout_seconds)
     try:
@@ -194,11 +197,12 @@ def _rebuild(database: Database, kept: Path, made: Path) -> tuple[Counter[str], 
                     dropped[table.name] += not _inserted(connection, table, row)
             dropped.update(_mend(connection))
         with new.errors(), new.engine.connect() as connection:
+            left_out = copy_others(kept, made)
             # The file is moved without its log.
             connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
     finally:
         new.close()
-    return read, +dropped
+    return read, +dropped, left_out
 
 
 def _is_there(old: sqlite3.Connection, table: Table) -> bool:

@@ -47,10 +47,11 @@ def repair_database(options: Options) -> None:
     url = options.database_url()
     done = repair(url, check=lambda: _check_unused(url, "repair"))
     dropped = "; ".join(f"{count} of {table}" for table, count in done.dropped.items()) or "nothing"
+    others = f" Left out of other programs: {', '.join(done.left_out)}; they are in the copy." if done.left_out else ""
     read = f", {number_of(sum(done.read.values()), 'row was', 'rows were')} read" if done.read else ""
     options.give(
         lambda: wire.to_document(done),
-        lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.",
+        lambda: f"Repaired. Copy from before the repair: {done.kept_as}{read}. Rows dropped: {dropped}.{others}",
     )
 
 

@@ -128,8 +128,8 @@ def attach(url: str, exclusive: AbstractContextManager[None], name: str, file: P
             attributes = storage.get_study_system_attrs(storage.get_study_id_from_name(name))
         except KeyError as error:
             raise UnknownRecord(
-                f"Optuna has no study {name}, because it was imported or ended before its first trial; leave out "
-                "--artifacts"
+                f"Optuna has no study {name}, because it was imported, ended before its first trial, or could not be "
+                "read in a repair; leave out --artifacts"
             ) from error
         # Optuna's own list of them fails where its dashboard has deleted one, which leaves a null.
         known = (json.loads(value) for key, value in attributes.items() if key.startswith(_ARTIFACT))

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
+import optuna
 import psutil
 import pytest
 from click.testing import CliRunner
@@ -63,6 +64,33 @@ def test_a_repair_saves_what_other_pages_hold(large: Path, tmp_path: Path) -> No
         assert {trial.id: trial for trial in store.answers(WORKLOAD.fingerprint)} == before
         assert store.problems() == ()
         assert len(store.best_plans()) == 1
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_repair_keeps_tables_of_other_programs_and_names_those_it_cannot_read(tmp_path: Path, is_lost: bool) -> None:
+    path = tmp_path / "store.db"
+    filled(path, trials=1).close()
+    url = f"sqlite:///{path}"
+    optuna.create_study(storage=url, study_name="other").optimize(lambda trial: trial.suggest_float("x", 0, 1), 2)
+    with closing(sqlite3.connect(path)) as file:
+        file.executescript(
+            "CREATE TABLE \"my notes\" (text UNIQUE); INSERT INTO \"my notes\" VALUES ('milk'), (x'ff');"
+            'CREATE VIEW shown AS SELECT text FROM "my notes"; CREATE VIRTUAL TABLE words USING fts5(word);'
+        )
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trial_params'").fetchone()
+    if is_lost:
+        lose_page(path, page - 1)
+    answer = CliRunner().invoke(main, ["db", "repair", "--db", url])
+    assert answer.exit_code == 0, answer.output
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("SELECT * FROM shown").fetchall() == [("milk",), (b"\xff",)]
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    named = answer.output.partition("Left out of other programs: ")[2]
+    assert "words, words_config" in named
+    assert [name in named for name in ("studies", "trials", "trial_params")] == [is_lost] * 3
+    assert optuna.get_all_study_names(url) == ([] if is_lost else ["other"])
+    assert is_lost or len(optuna.load_study(storage=url, study_name="other").trials) == 2
 
 
 def test_nothing_that_can_be_read_is_left_alone(tmp_path: Path) -> None:

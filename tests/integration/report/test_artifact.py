@@ -67,4 +67,4 @@ def test_a_study_that_optuna_lacks_is_named_once_its_report_is_written(url: str,
     out = tmp_path / "report.html"
     code, message = refusal("report", "--db", url, "--out", out, "--artifacts", tmp_path / "artifacts")
     assert (code, out.exists()) == (2, True)
-    assert f"Optuna has no study {name}, because it was imported or ended before its first trial" in message
+    assert f"Optuna has no study {name}, because it was imported, ended before its first trial" in message
