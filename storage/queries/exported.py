@@ -57,13 +57,15 @@ def queries(ids: Sequence[str]) -> dict[Table, Select[Any]]:
 
     trials = select(TRIAL).where(TRIAL.c.study_id.in_(ids))
     of_trials = trials.with_only_columns(TRIAL.c.id)
-    launches = select(LAUNCH).where(LAUNCH.c.workload_fingerprint.in_(of_workloads), LAUNCH.c.status != RUNNING)
     best = select(BEST_PLAN).where(BEST_PLAN.c.study_id.in_(ids))
-    of_plans = [
-        query.with_only_columns(plan_id)
-        for query, plan_id in ((trials, TRIAL.c.plan_id), (launches, LAUNCH.c.plan_id), (best, BEST_PLAN.c.plan_id))
-    ]
-    plans = select(PLAN).where(PLAN.c.id.in_(union(*of_plans)))
+    of_plans = union(trials.with_only_columns(TRIAL.c.plan_id), best.with_only_columns(BEST_PLAN.c.plan_id))
+    plans = select(PLAN).where(PLAN.c.id.in_(of_plans))
+    # Those of other plans would not be found in another database, nor deleted with the studies.
+    launches = select(LAUNCH).where(
+        LAUNCH.c.plan_id.in_(of_plans),
+        LAUNCH.c.workload_fingerprint.in_(of_workloads),
+        LAUNCH.c.status != RUNNING,
+    )
 
     def annotations(table: Table) -> Select[Any]:
         of_study = (table.c.kind == STUDY.name) & table.c.key.in_(ids)

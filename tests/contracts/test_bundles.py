@@ -35,6 +35,10 @@ HERE = "laptop: autotune.db"
 STRANGE = 'o\'brien\n"x"; DROP TABLE autotune_trial; -- 雪'
 
 
+def trained(launch: str) -> LaunchResult:
+    return LaunchResult(launch_id=launch, status="finished", steps=40, training_samples_per_second=11.9, finished=NOON)
+
+
 def studied(store: Store) -> str:
     """A finished study with one of everything."""
     study = store.create_study(store.add_workload(WORKLOAD), {"note": STRANGE}, seed=7).id
@@ -49,9 +53,7 @@ def studied(store: Store) -> str:
     launch = store.start_launch(packed_plan(), WORKLOAD.fingerprint, 12.5)
     for window in (window_of(launch.id), slow_window(launch.id, 12)):
         store.add_window(window)
-    store.finish_launch(
-        LaunchResult(launch_id=launch.id, status="finished", steps=40, training_samples_per_second=11.9, finished=NOON)
-    )
+    store.finish_launch(trained(launch.id))
     running = store.start_launch(packed_plan(), WORKLOAD.fingerprint, None)
     store.add_window(window_of(running.id))
     return study
@@ -310,6 +312,19 @@ def test_the_speed_of_finished_trainings_travels_with_them(store: Store, there: 
     assert len(finished.windows) == 2
     assert there.launches(packed_plan().id) == (replace(finished, imported_from=HERE),)
     assert not list(there.problems())
+
+
+def test_plans_and_trainings_of_another_study_stay_here(store: Store, there: Store, tmp_path: Path) -> None:
+    study, other = studied(store), store.create_study(WORKLOAD.fingerprint, {}, seed=8).id
+    alien = packed_plan(77)
+    store.start_trial(other, alien, "sampled")
+    store.set_note(store.find_subject(alien.id), "of the other study")
+    launch = store.start_launch(alien, WORKLOAD.fingerprint, None)
+    store.finish_launch(trained(launch.id))
+    text = exported(store, study, tmp_path / "bundle.jsonl").read_text()
+    assert [each for each in (alien.id, launch.id, "of the other study") if each in text] == []
+    there.import_bundle(tmp_path / "bundle.jsonl")
+    assert len(there.launches(packed_plan().id)) == 1
 
 
 def test_a_file_that_is_no_text_or_not_there_is_refused(there: Store, tmp_path: Path) -> None:
