@@ -53,11 +53,12 @@ def change_tags(
         has = ", ".join(before.tags) or "none"
         raise BadAnnotation(f"{subject} has no tag {', '.join(map(repr, missing))}; its tags are: {has}")
     tags = (set(before.tags) - set(removed)) | set(added)
-    if len(tags) > MOST_TAGS:
+    new = tags - set(before.tags)
+    if new and len(tags) > MOST_TAGS:  # without new ones there may be more, which an import has brought
         raise BadAnnotation(f"{subject} would have {len(tags)} tags, at most {MOST_TAGS} are kept; remove some")
     for tag in set(before.tags) - tags:
         _remove(connection, TAG, (*key, tag))
-    rows.add(connection, TAG, [{"kind": key[0], "key": key[1], "tag": tag} for tag in sorted(tags - set(before.tags))])
+    rows.add(connection, TAG, [{"kind": key[0], "key": key[1], "tag": tag} for tag in sorted(new)])
     return Annotation(note=before.note, tags=tuple(sorted(tags)))
 
 

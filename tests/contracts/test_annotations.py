@@ -209,6 +209,21 @@ def test_notes_and_tags_travel_and_what_is_written_here_stays(store: Store, tmp_
         assert here.problems() == ()
 
 
+def test_tags_beyond_the_limit_that_an_import_brought_are_removed_one_by_one(store: Store, tmp_path: Path) -> None:
+    study = searched(store)
+    store.change_tags(store.find_subject(SHARED.id), ["theirs", "their other"])
+    bundle = tmp_path / "bundle.jsonl"
+    bundle.write_text("".join(store.export_studies([study], "there")))
+    with open_store(f"sqlite:///{tmp_path / 'here.db'}") as here:
+        searched(here)
+        subject = here.find_subject(SHARED.id)
+        here.change_tags(subject, [f"ours {number}" for number in range(MOST_TAGS)])
+        here.import_bundle(bundle)
+        assert len(here.change_tags(subject, (), ["ours 0"]).tags) == MOST_TAGS + 1
+        with pytest.raises(BadAnnotation, match=f"{MOST_TAGS + 1} tags"):
+            here.change_tags(subject, ["new"], ["ours 1"])
+
+
 def resigned(lines: list[str]) -> list[str]:
     body = "".join(lines[:-1])
     end = {"rows": len(lines) - 2, "sha256": hashlib.sha256(body.encode()).hexdigest()}
