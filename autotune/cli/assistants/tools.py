@@ -123,6 +123,9 @@ class CommandTool:
         `tell` is called with what is done now, from any thread. Unless it `allows_runs`, no code of a model's folder
         runs but of one whose job file says so. Raise what the command raises.
         """
+        from trials.data import mixtures
+
+        mixtures.warn.cache_clear()
         context = self.command.make_context(self.name, line)
         given = {name: value for name, value in context.params.items() if name not in _COMMON}
         if not allows_runs:

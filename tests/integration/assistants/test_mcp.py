@@ -202,6 +202,20 @@ def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path
     assert runner.answered("plans")["result"]["plans"]
 
 
+def test_each_call_warns_of_a_mixture_s_ignored_keys(reader: Assistant, job: Path, example: Path) -> None:
+    document = yaml.safe_load(job.read_text())
+    (source,) = document["data"]["sources"]
+    entry = {"annotation": source["path"], "root": str(example), "data_augment": True}
+    meta = job.with_name("meta.json")
+    meta.write_text(json.dumps({"all": entry}))
+    document["data"]["sources"] = [{"path": str(meta)}]
+    mixed = job.with_name("mixed.yaml")
+    mixed.write_text(yaml.safe_dump(document))
+    for _ in range(2):
+        (note,) = reader.answered("pack", job=str(mixed))["notes"]
+        assert "data_augment is ignored" in note
+
+
 def test_a_look_up_begins_when_the_one_before_has_ended_also_if_that_is_cancelled(
     portal: BlockingPortal, environment: dict[str, str]
 ) -> None:

@@ -171,12 +171,15 @@ def _check_keys(kind: MixtureKind, listing: Listing) -> None:
                 f"entry are: {', '.join(known)}; the source in the job file can have `repeat`, `sampling` and `images`"
             )
         if key in kind.IGNORED and value not in (None, False):
-            _warn(listing.file, key, kind.IGNORED[key])
+            warn(listing.file, key, kind.IGNORED[key])
 
 
 @cache
-def _warn(file: Path, key: str, why: str) -> None:
-    """Warn once of a key in a file, which commands read several times and whose entries may all have it."""
+def warn(file: Path, key: str, why: str) -> None:
+    """Warn once of a key in a file, which commands read several times and whose entries may all have it.
+
+    A process that runs several commands clears this cache before each.
+    """
     logger.warning("%s: %s is ignored; %s", file, key, why)
 
 
