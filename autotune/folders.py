@@ -3,15 +3,14 @@
 import hashlib
 from pathlib import Path
 
-from storage.database.url import default_url, masked, parse, sqlite_path
+from storage.database.url import default_url, identity, masked, parse, sqlite_path
 from storage.user_folders import cache_folder, data_folder
 
 
 def work_folder(database_url: str | None) -> Path:
     """Return the folder for files of ranks and waiting results; each database, which knows the trials, has one."""
     url = parse(default_url() if database_url is None else database_url)
-    # Without its password, which may change.
-    return data_folder() / "work" / hashlib.sha256(masked(url).encode()).hexdigest()[:12]
+    return data_folder() / "work" / hashlib.sha256(identity(url).encode()).hexdigest()[:12]
 
 
 def spool_folder(folder: Path) -> Path:

@@ -67,6 +67,14 @@ def masked(url: str | URL) -> str:
     return shown.replace("%2A%2A%2A", _STARS)  # SQLAlchemy escapes the values of the query string
 
 
+def identity(url: URL) -> str:
+    """Return the parsed URL as text without what may change for one database: passwords, TLS and the host's case."""
+    query = {key: value for key, value in url.query.items() if not _SECRET_KEY.search(key) and key[:3] != "ssl"}
+    host = url.host and url.host.lower()
+    same = URL.create(url.drivername, url.username, host=host, port=url.port, database=url.database, query=query)
+    return same.render_as_string()
+
+
 def secrets(url: URL) -> tuple[str, ...]:
     """Return the parts of the URL that no message may show."""
     of_query = (url.normalized_query[key] for key in url.query if _SECRET_KEY.search(key))

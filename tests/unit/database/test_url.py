@@ -97,6 +97,20 @@ def test_what_is_no_secret_stays_readable() -> None:
     assert masked(url) == "postgresql://me@host/results?password=***&sslmode=require"
 
 
+def test_a_database_keeps_its_work_folder_when_its_password_or_tls_changes() -> None:
+    spellings = ("me@host/d", "me:pw@host/d", "me@HOST/d", "me@host/d?sslmode=require", "me@host/d?password=pw")
+    assert len({work_folder(f"postgresql://{each}") for each in spellings}) == 1
+    others = (
+        "me@host/d",
+        "you@host/d",
+        "me@host2/d",
+        "me@host:5433/d",
+        "me@host/e",
+        "me@host/d?options=-csearch_path=x",
+    )
+    assert len({work_folder(f"postgresql://{each}") for each in others}) == len(others)
+
+
 @pytest.mark.parametrize(
     "url", [f"postgresql://me:{CANARY}@host:port/results", f"mysql://me:{CANARY}@host/results", f"{CANARY}/results"]
 )
