@@ -34,6 +34,13 @@ class Parameters:
         """Return the trained parameters that each tensor rank holds whole."""
         return self._of_stages(parts, self._every - self._frozen, 1.0)
 
+    def copied(self, parts: Parts) -> Floats:
+        """Return the trained parameters of which another stage of the pipeline has a copy: a tied weight's."""
+        apart = (parts.layers[:, [PROJECTOR, HEAD]] > 0).sum(axis=1) == 1
+        trains = self._every[HEAD] > self._frozen[HEAD]
+        copied: Floats = apart * trains * float(self._tied)
+        return copied
+
     def _of_stages(self, parts: Parts, of_kinds: Floats, elsewhere: float) -> Floats:
         """Return the sums of what is counted in layers of each kind, without a share of what tensor ranks divide."""
         # A layer that is cut is frozen as a whole, or not at all, and so are the ends of the language model.

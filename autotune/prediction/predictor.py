@@ -9,7 +9,7 @@ import numpy as np
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
 from autotune.prediction.parts import Parts, numbered
-from autotune.prediction.simulation.attribution import Breakdown, attribute_all, whole_seconds
+from autotune.prediction.simulation.attribution import Breakdown, attribute_all, begun_together, whole_seconds
 from autotune.prediction.simulation.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
 from autotune.prediction.stage_times import StageTimes, between_nodes
@@ -163,14 +163,16 @@ class Predictor:
         of_packs = [np.ascontiguousarray(side.T) for side in passes]  # [stages, packs]; each block gathers from rows
         deferred = packs.deferred
         # All data ranks of a stage reduce together, so the slowest of them decides.
-        update = self.times.update_parts(layout, parts, sizes).seconds[stages.T, None]
+        update = self.times.update_parts(layout, parts, sizes)
+        after, together = update.seconds[stages.T, None], update.together[stages]
         seconds = []
         for block in sizes.timed_blocks:
             of_ranks = block.transpose(1, 0, 2).reshape(block.shape[1], -1)  # each data rank as a step of its own
             weights = deferred and deferred._replace(seconds=deferred.seconds[of_ranks.T])
             ends = simulate_plans(stages, *(side[:, of_ranks] for side in of_packs), weights=weights)
             ends = ends.reshape(*ends.shape[:2], len(block), layout.data).max(axis=3)
-            seconds.append((ends + update).max(axis=0))
+            begins = begun_together(ends.transpose(2, 1, 0), together).transpose(2, 1, 0)
+            seconds.append((begins + after).max(axis=0))
         return np.concatenate(seconds, axis=1)
 
     def _whole_step_seconds(self, plan: Plan, sizes: EpochSizes) -> Floats:

@@ -170,10 +170,24 @@ class StageTimes:
         if layout.bucket_bytes:
             _, backward = self.pass_seconds(parts.before_head, layout, sizes.mean)
             reduction -= hidden_share(self._costs, layout) * np.minimum(reduction, backward[0])
+        copies = self.copies_seconds(layout, parts)
         return UpdateSeconds(
-            reduction=reduction + self._parameters.replicated(parts) * GRADIENT_BYTES * charges.replicas,
+            reduction=reduction + self._parameters.replicated(parts) * GRADIENT_BYTES * charges.replicas + copies,
+            together=copies > 0,
             optimizer=parameters * update_seconds_per_parameter(self._costs, layout),
         )
+
+    def copies_seconds(self, layout: Layout, parts: Parts) -> Floats:
+        """Return the seconds in which stages add up the gradients of their copies of a tied weight, [stages].
+
+        The two ranks of a pair each send all bytes to the other one, both at once, as a ring of two does. Ranks of two
+        stages exchange, so the time of their link counts, which was measured while all ranks sent. A profile times
+        reductions of the ranks of one stage alone, which may be nearer to each other.
+        """
+        _, per_byte = link_times(self._costs, layout, np.arange(layout.pipeline))
+        # The two ends may lie on any two stages: the slowest link of the pipeline is the one to another node.
+        seconds: Floats = self._parameters.copied(parts) * GRADIENT_BYTES * per_byte.max()
+        return seconds
 
 
 def between_nodes(costs: LayerCosts, layout: Layout) -> tuple[bool, ...]:

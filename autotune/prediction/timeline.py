@@ -74,7 +74,7 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     # [data ranks, micro-batches]: each rank is simulated as a step of its own.
     packs = rows.T
     seconds = predictor.times.plan_seconds(plan, sizes)
-    update = predictor.times.update_parts(plan.layout, parts, sizes).seconds
+    update = predictor.times.update_parts(plan.layout, parts, sizes)
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
     weights = seconds.deferred and seconds.deferred._replace(seconds=seconds.weights[packs])
@@ -84,14 +84,14 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     passes = trace(forward, backward, sends, returns, synchronization, weights=weights)
     rank, ended = int(schedule.seconds.argmax()), passes.weight_ends
     # The reduction begins when all data ranks are there.
-    begins = schedule.ends.max(axis=0)
+    begins = update.begins(schedule.ends.max(axis=0))
     return Timeline(
         step=step,
         data_rank=rank,
         forward=_spans(passes.forward_ends, forward)[rank],
         backward=_spans(passes.backward_ends, backward if weights is None else backward - weights.seconds)[rank],
         weights=None if weights is None or ended is None else _spans(ended, weights.seconds)[rank],
-        update=np.stack((begins, begins + update), axis=-1),
+        update=np.stack((begins, begins + update.seconds), axis=-1),
         kept_bytes=predictor.memory.kept(of_levels, plan.layout, sizes)[packs[rank]],
         deferred_bytes=predictor.memory.deferred(of_levels, plan.layout, sizes)[packs[rank]],
         static_bytes=tuple(stage.static for stage in prediction.stage_memory),

@@ -14,7 +14,7 @@ import numpy as np
 from autotune.prediction.simulation.schedule import simulate
 from autotune.prediction.simulation.synchronization import Sharing
 from autotune.prediction.simulation.zero_bubble import DeferredWeights
-from trials.arrays import Floats, Ints
+from trials.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,11 +98,26 @@ class UpdateSeconds:
 
     reduction: Floats
     optimizer: Floats
+    together: Bools
+    """Whether the stage adds up gradients with another one, so that both begin when the later of them is there."""
 
     @property
     def seconds(self) -> Floats:
         """Reduction of gradients and optimizer together."""
         return self.reduction + self.optimizer
+
+    def begins(self, ends: Floats) -> Floats:
+        """Return when stages begin their reduction that end their passes at these times, [..., stages]."""
+        return begun_together(ends, self.together)
+
+
+def begun_together(ends: Floats, together: Bools) -> Floats:
+    """Return the ends, with those of stages that begin `together` at the latest of them; stages are the last axis."""
+    if not together.any():
+        return ends
+    latest = np.where(together, ends, 0.0).max(axis=-1, keepdims=True)
+    begun: Floats = np.where(together, latest, ends)
+    return begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,8 +218,8 @@ def attribute(
     )
     # Packs in a good order take less time than equal ones, which leave the last stages idle for longer.
     bubble = np.minimum(even_seconds, uneven_seconds) - busiest.max(axis=1)
-    # Data ranks reduce when all of them are there; a stage need not wait for the others.
-    ends = schedule.ends.reshape(steps, ranks, stages).max(axis=1) + update.reduction
+    # Data ranks reduce when all of them are there; a stage waits for another one only where both have a tied weight.
+    ends = update.begins(schedule.ends.reshape(steps, ranks, stages).max(axis=1)) + update.reduction
     # Passes are those of the fullest rank of a pack, and each rank has the fixed cost of its part.
     beyond = spread(own.forward + own.backward - own.recompute - own.equal_parts)
     # Each entry has one effect more than the one before, so the differences are parts that sum to the step.
@@ -233,7 +248,7 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, shar
     passes = own.shared_forward, own.shared_backward, own.sends, own.returns
     schedule = simulate(*passes, synchronization, weights=own.deferred)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
-    reached: Floats = (ends + update.reduction + update.optimizer).max(axis=1)
+    reached: Floats = (update.begins(ends) + update.reduction + update.optimizer).max(axis=1)
     return reached
 
 

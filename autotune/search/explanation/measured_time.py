@@ -4,7 +4,7 @@ The parts sum to the measured time: what the simulation does not explain is a pa
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from autotune.prediction.simulation.attribution import Breakdown, Slowness, UpdateSeconds, attribute_all
+from autotune.prediction.simulation.attribution import Breakdown, Slowness, attribute_all
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart
@@ -134,7 +134,8 @@ class MeasuredTime:
         """Return the seconds of each part of these steps, simulated at the measured pace, [parts]."""
         update = predictor.times.update_parts(self._plan.layout, self._parts, sizes)
         if self._plan.layout.grid.of_stage == 1:
-            update = UpdateSeconds(reduction=update.reduction, optimizer=measured.optimizer[0])
+            # Stages that begin their reduction together wait for each other in what was measured, and reduce.
+            update = replace(update, optimizer=np.where(update.together, update.optimizer, measured.optimizer[0]))
         slowness = self._slowness(predictor, measured)
         seconds = predictor.times.plan_seconds(self._plan, sizes)
         sharing = predictor.times.sharing(self._parts, self._plan.layout, sizes)

@@ -183,6 +183,9 @@ class Problem:
         shorter = 1 - 2 * self._predictor.times.deferred_share(parts, layout, self.sizes)
         alone = shorter * _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
         update = self._predictor.times.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
+        if layout.pipeline > 1:
+            # All layers but the head: most splits have the word embedding on another stage.
+            update += self._predictor.times.copies_seconds(layout, parts.before_head)[0]
         if layout.shards_weights:
             slowest = sum(
                 each.row_share * least_seconds(self._predictor, layout, each, parts) for each in self.sizes.of_levels

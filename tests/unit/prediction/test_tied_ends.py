@@ -6,12 +6,13 @@ import pytest
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.timeline import timeline
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
 from tests.values.exchanges import exchanging, of_weights
 from tests.values.search import COSTS, predictor_of
 from tests.values.training import plan_of
 from trials.costs.layer import LayerCost
-from trials.costs.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.model.cut import cut
 from trials.plan import Plan, ZeroStage
 
@@ -51,6 +52,28 @@ def test_of_two_stages_with_an_end_each_both_have_the_tied_weight() -> None:
     tied, once, twice = (predictor_of(costs) for costs in (PROFILED, ONCE, GATHERED))
     assert after_passes(tied, apart) == after_passes(twice, apart)
     assert after_passes(tied, last) == after_passes(once, last)
+
+
+def test_two_stages_with_an_end_each_add_up_the_gradients_of_a_tied_weight_over_their_link() -> None:
+    link = LinkCost(latency_seconds=0.25, seconds_per_byte=1e-6)
+    linked, alone = (replace(costs, link=link) for costs in (PROFILED, GATHERED))
+    apart, last, single = plan_of("5+2", "0+2"), plan_of("4+0", "1+4"), plan_of("5+4")
+    (tied, *_), (once, *_) = (after_passes(predictor_of(costs), apart) for costs in (linked, alone))
+    assert tied == pytest.approx([each + 4e-6 * TIED for each in once])
+    for plan, tied_seconds in ((apart, 4e-6 * TIED), (last, 0.0), (single, 0.0)):
+        predictor, usual = predictor_of(linked), predictor_of(alone)
+        prediction = predictor.predict(plan)
+        # What the head's stage updates less of the weight that it has once takes less than a thousandth of that.
+        more = prediction.step_seconds - usual.predict(plan).step_seconds
+        assert more == pytest.approx(tied_seconds, abs=1e-4)
+        assert prediction.breakdown.communication - usual.predict(plan).breakdown.communication == pytest.approx(
+            tied_seconds, abs=1e-4
+        )
+        assert predictor.epoch_seconds(plan) == pytest.approx(prediction.epoch_seconds)
+        shown = timeline(predictor, plan, prediction)
+        assert shown.seconds == pytest.approx(prediction.step_seconds[shown.step])
+    frozen = with_head(linked, replace(linked["head"], frozen_parameters=linked["head"].parameters))
+    assert after_passes(predictor_of(frozen), apart)[0] == [0.0, 0.0]
 
 
 def test_a_frozen_tied_weight_is_neither_averaged_nor_updated() -> None:

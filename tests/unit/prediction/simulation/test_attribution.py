@@ -1,6 +1,6 @@
 """Each part of a step's time on a suitable case, and all of them on random ones."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from random import Random
 
 import numpy as np
@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from autotune.prediction.simulation.attribution import Breakdown, PackSeconds, Slowness, UpdateSeconds, attribute
+from autotune.prediction.simulation.attribution import (
+    Breakdown,
+    PackSeconds,
+    Slowness,
+    UpdateSeconds,
+    attribute,
+    whole_seconds,
+)
 from autotune.prediction.simulation.schedule import simulate
 from autotune.prediction.simulation.synchronization import Sharing
 from autotune.prediction.simulation.zero_bubble import DeferredWeights
@@ -38,7 +45,9 @@ def pack_seconds(forward: Floats, sends: float = 0.0) -> PackSeconds:
 
 
 def update(stages: int, reduction: float = 0.0, optimizer: float = 0.0) -> UpdateSeconds:
-    return UpdateSeconds(reduction=np.full(stages, reduction), optimizer=np.full(stages, optimizer))
+    return UpdateSeconds(
+        reduction=np.full(stages, reduction), optimizer=np.full(stages, optimizer), together=np.full(stages, False)
+    )
 
 
 def parts(packs: list[list[int]], seconds: PackSeconds, after: UpdateSeconds | None = None) -> dict[str, float]:
@@ -129,9 +138,13 @@ def test_sends_and_reductions_are_communication_and_the_update_is_optimizer() ->
 
 def test_a_stage_updates_while_earlier_stages_still_run() -> None:
     late_first = pack_seconds(np.array([[1.0, 1.0]]))
-    after = UpdateSeconds(reduction=np.zeros(2), optimizer=np.array([0.5, 1.0]))
+    after = replace(update(2), optimizer=np.array([0.5, 1.0]))
     # Stage 1 ends a second before stage 0, so its longer update is over half a second before the other.
     assert parts([[0]], late_first, after)["optimizer"] == 0.5
+    # With a tied weight it waits for stage 0.
+    tied = replace(after, together=np.array([True, True]))
+    assert parts([[0]], late_first, tied)["optimizer"] == 1.0
+    assert whole_seconds(np.array([[[0]]]), late_first, tied, None) == 4.0 + 1.0
 
 
 cases = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
@@ -164,7 +177,7 @@ def attributed(draw: st.DrawFn) -> tuple[Ints, PackSeconds, UpdateSeconds]:
             exchange=seconds(packs.size, stages),
             exchange_back=seconds(packs.size, stages),
         ),
-        UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages)),
+        UpdateSeconds(reduction=seconds(stages), optimizer=seconds(stages), together=draw(arrays(np.bool_, stages))),
     )
 
 
@@ -216,7 +229,9 @@ def test_the_parts_are_not_negative_and_sum_to_the_simulated_step(
             ).ends[0]
             for rank in step.T
         ]
-        whole = (np.max(ends, axis=0) + after.reduction + after.optimizer).max()
+        begins = np.max(ends, axis=0)
+        begins[after.together] = begins[after.together].max(initial=0)
+        whole = (begins + after.reduction + after.optimizer).max()
         assert breakdown.seconds[number] == pytest.approx(whole)
         passes = seconds.shared_forward + seconds.shared_backward
         assert work[number] == pytest.approx(passes[step].sum(axis=(0, 1)))
