@@ -78,11 +78,13 @@ class LayerBytes:
     """Whether layers of each kind offload instead of being recomputed, [kinds]."""
 
     @classmethod
-    def of(cls, costs: LayerCosts, degree: int, layout: Layout, factor: float, element_bytes: int) -> "LayerBytes":
-        """Return the profiled bytes times a factor: all ranks that compute a pack divide it as if they shared it.
+    def of(
+        cls, costs: LayerCosts, degree: int, layout: Layout, factor: float | Floats, element_bytes: int
+    ) -> "LayerBytes":
+        """Return the profiled bytes times a factor, or times one of each kind [kinds, 1].
 
-        Where ranks hold weights of `element_bytes` or gradients in shards, those that are whole are transient; so is
-        DeepSpeed's buffer for gradients.
+        All ranks that compute a pack divide it as if they shared it. Where ranks hold weights of `element_bytes` or
+        gradients in shards, those that are whole are transient; so is DeepSpeed's buffer for gradients.
         """
         of_kinds = {kind: costs[kind] for kind in KINDS}
         # A meter that counts what is transient counts the buffers of the engine too.

@@ -1,6 +1,7 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -64,12 +65,18 @@ class StageMemory:
 
     def __init__(self, costs: LayerCosts, element_bytes: int, factors: tuple[float, float] = (1.0, 1.0)) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
-        layers = [costs[kind] for kind in KINDS]
         self._static_factor, kept = factors
-        self._bytes = cache(lambda degree, layout: LayerBytes.of(costs, degree, layout, kept, element_bytes))
-        self._errors = np.array([layer.bytes_error for layer in layers])
         self._parameters = Parameters(costs)
         self._element_bytes = element_bytes
+
+        def of_layers(factor: float | Floats) -> Callable[[int, Layout], LayerBytes]:
+            return cache(lambda degree, layout: LayerBytes.of(costs, degree, layout, factor, element_bytes))
+
+        self._bytes = of_layers(kept)
+        self._upper = copy(self)
+        """The same, where each kind of layer keeps as much more as the error of its fit."""
+        errors = np.array([costs[kind].bytes_error for kind in KINDS])
+        self._upper._bytes = of_layers(kept * (1 + errors[:, None]))
 
     def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return the expected peak bytes of each of `parts` as the stage of its number, [stages].
@@ -86,26 +93,23 @@ class StageMemory:
     ) -> tuple[StageBytes, ...]:
         """Return the interval of each stage of `of_levels`, as packs of each level recompute it, by its number.
 
-        Intervals come from the errors of the fitted bytes, of bytes outside the layers, and of where the targets of a
-        pack lie that ranks share.
+        Intervals come from the errors of the fitted bytes, each of the bytes of its kind of layer, of bytes outside the
+        layers, and of where the targets of a pack lie that ranks share.
         """
-
-        def peaks(sizes: EpochSizes) -> tuple[Floats, Floats]:
-            if len(of_levels) == 1 and not layout.zero_bubble:
-                return self._most(of_levels[0], layout, numbers, sizes)
-            of_stages = (
-                self._peaks([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
-                for row, number in enumerate(numbers.tolist())
-            )
-            found = np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
-            return found[:, 0], found.max(axis=1)
-
-        waiting, most = peaks(sizes)
+        waiting, most = self._waiting_and_most(of_levels, layout, numbers, sizes)
+        wait_at_most, at_most = self._upper._waiting_and_most(of_levels, layout, numbers, sizes)
         # The low end has the targets of shared packs dealt evenly over the ranks.
+        least = waiting
         if sizes.evenly is not sizes:
-            waiting, _ = peaks(sizes.evenly)
+            least, _ = self._waiting_and_most(of_levels, layout, numbers, sizes.evenly)
+        # Only what waiting packs keep is certain; which layer runs at the peak is an assumption.
+        low = np.maximum(0.0, (1 - _UNMODELLED) * least - (wait_at_most - waiting))
+        static = self.static(of_levels[0], layout)
         on_host = self._on_host(of_levels, layout, numbers, sizes)
-        return self._intervals(of_levels[0], layout, waiting, most, on_host)
+        columns = (static, static + low, static + most, static + at_most + _UNMODELLED * most, on_host)
+        names = ("static", "low", "expected", "high", "host")
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
 
     def peak_parts(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> PeakParts:
         """Return the parts of the expected peak bytes of one stage, the one of this number, of a plan."""
@@ -168,18 +172,6 @@ class StageMemory:
         on_host: Floats = held * np.max(heaviest, axis=0)
         return on_host
 
-    def _intervals(
-        self, parts: Parts, layout: Layout, waiting: Floats, most: Floats, on_host: Floats
-    ) -> tuple[StageBytes, ...]:
-        static = self.static(parts, layout)
-        error = (self._errors * (parts.layers > 0)).max(axis=1) + _UNMODELLED
-        # Only what waiting packs keep is certain; which layer runs at the peak is an assumption.
-        least = static + waiting * np.maximum(0.0, 1 - error)
-        columns = (static, least, static + most, static + most * (1 + error), on_host)
-        names = ("static", "low", "expected", "high", "host")
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        return tuple(StageBytes(**dict(zip(names, row, strict=True))) for row in rows)
-
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return the bytes of the heaviest pack (until its backward pass, while that runs), both [stages]."""
         of_layers = self.of_layers(sizes.degree, layout)
@@ -216,6 +208,19 @@ class StageMemory:
     def of_layers(self, degree: int, layout: Layout) -> LayerBytes:
         """Return the bytes of each kind of layer, for packs that `degree` data ranks share."""
         return self._bytes(degree, layout)
+
+    def _waiting_and_most(
+        self, of_levels: Sequence[Parts], layout: Layout, numbers: Ints, sizes: EpochSizes
+    ) -> tuple[Floats, Floats]:
+        """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
+        if len(of_levels) == 1 and not layout.zero_bubble:
+            return self._most(of_levels[0], layout, numbers, sizes)
+        of_stages = (
+            self._peaks([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
+            for row, number in enumerate(numbers.tolist())
+        )
+        found = np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
+        return found[:, 0], found.max(axis=1)
 
     # --- one level ---
 

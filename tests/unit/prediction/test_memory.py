@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
-from tests.values.exchanges import averages, exchanging
-from tests.values.search import COSTS, INDEX, epoch_of
+from tests.values.exchanges import averages, exchanging, of_weights
+from tests.values.search import COSTS, INDEX, epoch_of, predictor_of
 from tests.values.training import PACKED, plan_of
 from trials.arrays import Floats
+from trials.costs.coefficients import KINDS, times
+from trials.costs.layer import LayerCost
 from trials.costs.layer_costs import LayerCosts
 from trials.engine import static_memory
 from trials.engine.static_memory import stages_static_bytes, static_bytes
@@ -78,3 +80,23 @@ def test_a_device_holds_the_buffer_for_gradients_in_backward_passes(
             ]
             assert further[0] == pytest.approx(bucket * of_element)
             assert further[1] == pytest.approx(0)
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_each_kind_of_layer_widens_the_range_of_a_stage_by_the_error_of_its_own_bytes(zero: ZeroStage) -> None:
+    """Also where a kind that keeps little has a large one."""
+    errors = dict(zip(KINDS, (0.3, 0.01, 0.2, 0.02, 5.0), strict=True))
+    weights = of_weights(4, (1e-4,) * 5, 1e-9)
+    base = exchanging(COSTS, *weights) if zero == 3 else COSTS
+    erring = replace(base, layers=tuple((k, replace(cost, bytes_error=errors[k])) for k, cost in base.layers))
+    more = replace(base, layers=tuple((k, _keeping(cost, 1 + errors[k])) for k, cost in base.layers))
+    plan = plan_of("5+4", data=4, zero=zero, packing=PACKED)
+    (found,), (most,) = (predictor_of(costs).predict(plan).stage_memory for costs in (erring, more))
+    unmodelled = 0.01 * (found.expected - found.static)
+    assert found.high == pytest.approx(most.expected + unmodelled)
+    assert found.low == pytest.approx(2 * found.expected - found.high)
+    assert found.high - found.expected < 0.5 * (found.expected - found.static)
+
+
+def _keeping(cost: LayerCost, factor: float) -> LayerCost:
+    return replace(cost, kept_bytes=times(cost.kept_bytes, factor), output_bytes=times(cost.output_bytes, factor))
