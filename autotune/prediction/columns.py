@@ -6,6 +6,7 @@ import numpy as np
 
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, Coefficients, LayerKind
+from trials.costs.layer import LayerCost
 
 UNITS, TOKENS, SQUARES, CONSTANT, TARGETS = range(5)
 EVERY = (UNITS, TOKENS, SQUARES, CONSTANT, TARGETS)
@@ -23,3 +24,11 @@ def of_kind(kind: LayerKind, coefficients: Coefficients) -> Floats:
 def in_columns(of_kinds: Iterable[Coefficients]) -> Floats:
     """Return a cost of each kind of layer, in the order of KINDS, by columns, [kinds, 5]."""
     return np.array([of_kind(kind, each) for kind, each in zip(KINDS, of_kinds, strict=True)])
+
+
+def holding_all(targets: Floats, head: LayerCost) -> Floats:
+    """Return the targets that would need as many bytes as these if the head held the logits of all at once."""
+    if not (most := head.chunk_targets):
+        return targets
+    counted: Floats = np.minimum(targets, most) + head.further_share * np.maximum(targets - most, 0)
+    return counted

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from autotune.dimensions.averages import average_of_all
-from autotune.prediction.columns import of_kind
+from autotune.prediction.columns import holding_all, of_kind
 from autotune.prediction.curves import Curves
 from trials import wire
 from trials.arrays import Floats
@@ -61,6 +61,11 @@ class TypicalPack:
         )
         return forward, backward, again
 
+    def kept_bytes(self, costs: LayerCosts, kind: LayerKind) -> float:
+        """Return the bytes that one layer keeps; of the head, those that it holds at once."""
+        targets = float(holding_all(np.array(self.targets), costs["head"]))
+        return replace(self, targets=targets).cost(costs[kind].kept_bytes, kind)
+
     def selective_seconds(self, costs: LayerCosts, kind: LayerKind) -> float:
         """Return the seconds in which one layer is recomputed selectively."""
         return self._curve(costs, kind) * self.cost(costs[kind].selective_seconds, kind)
@@ -80,7 +85,7 @@ def costs_document(costs: LayerCosts, pack: TypicalPack) -> dict[str, Any]:
     at_typical = {
         kind: {
             **dict(zip(_SECONDS, pack.seconds(costs, kind), strict=True)),
-            "kept_bytes": pack.cost(cost.kept_bytes, kind),
+            "kept_bytes": pack.kept_bytes(costs, kind),
             "selective_seconds": pack.selective_seconds(costs, kind),
             "selective_bytes": pack.cost(cost.selective_bytes, kind),
             "noisy": cost.is_noisy,
@@ -103,7 +108,7 @@ def costs_text(costs: LayerCosts, pack: TypicalPack) -> str:
         if not cost.parameters:
             continue
         forward, backward, again = (f"{seconds * 1e3:.3f}" for seconds in pack.seconds(costs, kind))
-        kept = f"{pack.cost(cost.kept_bytes, kind) / _KIBI:.0f}"
+        kept = f"{pack.kept_bytes(costs, kind) / _KIBI:.0f}"
         mark = "  noisy" if cost.is_noisy else ""
         error, noise = f"{cost.seconds_error:.1%}", f"{cost.noise:.0%}"
         lines.append(f"{kind:<18}{forward:>11}{backward:>12}{again:>13}{kept:>10}{error:>7}{noise:>7}{mark}")

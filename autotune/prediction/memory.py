@@ -66,7 +66,7 @@ class StageMemory:
     def __init__(self, costs: LayerCosts, element_bytes: int, factors: tuple[float, float] = (1.0, 1.0)) -> None:
         """`element_bytes` is the size of a weight in the training's dtype; `factors` of static and of kept bytes."""
         self._static_factor, kept = factors
-        self._parameters = Parameters(costs)
+        self._parameters, self._head = Parameters(costs), costs["head"]
         self._element_bytes = element_bytes
 
         def of_layers(factor: float | Floats) -> Callable[[int, Layout], LayerBytes]:
@@ -146,7 +146,7 @@ class StageMemory:
         sizes: EpochSizes,
         coefficients: Callable[[LayerBytes, Parts], Floats],
     ) -> Floats:
-        degrees = sizes.epoch.packing.degrees
+        degrees, sizes = sizes.epoch.packing.degrees, sizes.in_chunks(self._head)
         every = np.stack(
             [
                 sizes.table @ coefficients(self.of_layers(degree, layout), parts).T
@@ -174,7 +174,7 @@ class StageMemory:
 
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return the bytes of the heaviest pack (until its backward pass, while that runs), both [stages]."""
-        of_layers = self.of_layers(sizes.degree, layout)
+        of_layers, sizes = self.of_layers(sizes.degree, layout), sizes.in_chunks(self._head)
         columns = of_layers.columns
         of_packs = of_layers.of_packs(parts, len(KINDS))
         kept = _largest_alone(sizes, of_packs, columns)
@@ -226,6 +226,7 @@ class StageMemory:
 
     def _most(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return (bytes while all packs in flight wait for their backward pass, most bytes), both [stages]."""
+        sizes = sizes.in_chunks(self._head)
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         of_layers = self.of_layers(sizes.degree, layout)
         kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
@@ -251,6 +252,7 @@ class StageMemory:
         moment of the pass, and the last case ends it. They are exact: packs in flight are those of the epoch, each
         keeps what is kept at its level, and those before have deferred weight gradients, as have its own later layers.
         """
+        sizes = sizes.in_chunks(self._head)
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         most_deferred = int(stage[0].most_deferred[0])
         defers = most_deferred > 0

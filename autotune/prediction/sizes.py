@@ -6,12 +6,15 @@ from functools import cached_property
 import numpy as np
 from typing_extensions import override
 
-from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS
+from autotune.prediction.columns import EVERY, SQUARES, TARGETS, TOKENS, holding_all
 from trials.arrays import Floats, Ints
+from trials.costs.layer import LayerCost
 from trials.data.epoch import Epoch
 
 _TOGETHER = 16
 """Rows that all others are compared with before those that are left are copied; a choice."""
+_PARTS = 1 << 10
+"""Parts of a target; a power of two, so that they have no rounding."""
 
 
 class EpochSizes:
@@ -22,6 +25,7 @@ class EpochSizes:
         self.tensor = tensor
         """Ranks that hold a copy of a stage together, and compute each of its packs."""
         self._heaviest: dict[tuple[int, tuple[int, ...]], Floats] = {}
+        self._in_chunks: dict[tuple[int, float], EpochSizes] = {}
 
     def held_by(self, tensor: int) -> "EpochSizes":
         """Return the sizes of the same packs where `tensor` ranks hold a copy of a stage together."""
@@ -60,11 +64,28 @@ class EpochSizes:
         """
         if (self.ranks == 1).all():
             return self
+        return self._with_targets(np.ceil(self.whole[:, TARGETS] / self.ranks))
+
+    def in_chunks(self, head: LayerCost) -> "EpochSizes":
+        """The same packs with the targets that count for bytes, where this head holds the logits of some at once.
+
+        These sizes themselves where it holds those of each pack.
+        """
+        if not head.chunk_targets or self.table[:, TARGETS].max() <= head.chunk_targets:
+            return self
+        chunks = head.chunk_targets, head.further_share
+        if chunks not in self._in_chunks:
+            # Of whole parts, so that differences of sums stay exact.
+            counted = np.ceil(_PARTS * holding_all(self.table[:, TARGETS], head)) / _PARTS
+            self._in_chunks[chunks] = self._with_targets(counted)
+        return self._in_chunks[chunks]
+
+    def _with_targets(self, targets: Floats) -> "EpochSizes":
         other = copy.copy(self)
-        for derived in ("_before", "_levels_apart", "mean"):
+        for derived in ("_before", "_levels_apart", "evenly", "mean"):
             other.__dict__.pop(derived, None)
-        other._heaviest, other.table = {}, self.table.copy()
-        other.table[:, TARGETS] = np.ceil(self.whole[:, TARGETS] / self.ranks)
+        other._heaviest, other._in_chunks, other.table = {}, {}, self.table.copy()
+        other.table[:, TARGETS] = targets
         return other
 
     @cached_property

@@ -20,7 +20,8 @@ class LayerCost:
     recompute_seconds: Coefficients
     """Seconds that recomputation adds to forward and backward; zero for kinds that are never recomputed."""
     kept_bytes: Coefficients
-    """Bytes of each layer kept for the backward pass, without recomputation."""
+    """Bytes of each layer kept for the backward pass, without recomputation; of the head, all that it holds at once in
+    its two passes, of which no other pack on the stage has any."""
     output_bytes: Coefficients
     """Bytes of the output, which are all that is kept of the next layer when that one is recomputed."""
     parameters: int
@@ -52,6 +53,11 @@ class LayerCost:
     """Parameters of which each tensor rank holds a slice; 0 for layers that cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too; a stage with both ends holds them once."""
+    chunk_targets: int = 0
+    """Most targets whose logits the head holds at once, of more it computes them again; 0 where sizes on both sides of
+    it were not profiled."""
+    further_share: Measured = 0.0
+    """Bytes of each target beyond `chunk_targets`, as a share of those of each up to there."""
     curve_sizes: tuple[Measured, ...] = ()
     """Ascending sizes of packs at which `curve` is given: units for vision kinds, targets for the head, or tokens."""
     curve: tuple[Measured, ...] = ()

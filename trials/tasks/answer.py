@@ -160,6 +160,8 @@ class ProfileReport:
     """Parameters of a language layer of which each tensor rank holds a slice; 0 where layers cannot be cut."""
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too."""
+    chunk_targets: int = 0
+    """Most targets whose logits the head holds at once; 0 where that is not known."""
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""

@@ -43,7 +43,7 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     The ranks are in order, equally many on each of the `nodes`.
     Raise ProfileError for a measurement that is negative or no number, and for a kind of layer without any.
     """
-    timings = [timing for report in reports for timing in report.timings]
+    timings = [_held_at_once(timing) for report in reports for timing in report.timings]
     loads = [timing for report in reports for timing in report.loads]
     try:
         of_ranks = ((report, *report.updates, *report.communications, *report.exchanges) for report in reports)
@@ -59,7 +59,8 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
     communications = tuple(_communication(timings, of_node) for timings in of_layouts)
     layers = {kind: _fit_layer([t for t in timings if t.layer == kind], kind, *counts[kind]) for kind in KINDS}
     layers["language"] = replace(layers["language"], tensor_parallel_parameters=reports[0].tensor_parallel_parameters)
-    layers["head"] = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
+    head = replace(layers["head"], tied_parameters=reports[0].tied_parameters)
+    layers["head"] = _in_chunks(head, [t for t in timings if t.layer == "head"], reports[0].chunk_targets)
     return LayerCosts(
         layers=tuple(layers.items()),
         loading=LoadCost(
@@ -150,10 +151,42 @@ def _fit_layer(timings: Sequence[LayerTiming], kind: LayerKind, parameters: int,
         curve_sizes=curve[0],
         curve=curve[1],
         seconds_error=float(np.median(np.abs(_time_ratios(timings, kind, cost) - 1))),
-        bytes_error=float((np.abs(sizes @ np.array(cost.kept_bytes) - kept) / np.maximum(kept, 1)).max()),
+        bytes_error=_largest_error(sizes, cost.kept_bytes, kept),
         # A quarter of the sizes may be noisier than this.
         noise=float(np.quantile([t.spread for t in timings], 0.75)),
     )
+
+
+def _held_at_once(timing: LayerTiming) -> LayerTiming:
+    """Return the timing of the head with all bytes of both passes: one that computes again keeps few in between."""
+    if timing.layer != "head":
+        return timing
+    return replace(timing, kept_bytes=timing.kept_bytes + timing.transient_bytes, transient_bytes=0)
+
+
+def _in_chunks(head: LayerCost, timings: Sequence[LayerTiming], most: int) -> LayerCost:
+    """Return the cost with one line for the bytes of up to `most` targets, and one for those of more."""
+    targets = np.array([timing.tokens for timing in timings], dtype=np.float64)
+    if not targets.min(initial=most) < most < targets.max(initial=most):
+        return head
+    held = np.array([timing.kept_bytes for timing in timings], dtype=np.float64)
+    ones = np.ones(len(targets))
+    sizes = np.column_stack((np.minimum(targets, most), np.maximum(targets - most, 0), 0 * ones, ones))
+    found = fit_not_negative(sizes, held, (0, 1, 3))
+    of_first, of_further, _, constant = found
+    if not of_first:
+        return head
+    return replace(
+        head,
+        kept_bytes=(0.0, of_first, 0.0, constant),
+        chunk_targets=most,
+        further_share=of_further / of_first,
+        bytes_error=_largest_error(sizes, found, held),
+    )
+
+
+def _largest_error(sizes: Floats, found: Coefficients, measured: Floats) -> float:
+    return float((np.abs(sizes @ np.array(found) - measured) / np.maximum(measured, 1)).max())
 
 
 def _fit_load(timings: Sequence[LoadTiming]) -> Coefficients:

@@ -78,7 +78,7 @@ def _rows(profile: ProfiledCosts, work: Workload, pack: TypicalPack) -> tuple[li
                 name,
                 str(counts.get(kind, 1)),
                 *map(seconds_text, seconds.values()),
-                bytes_text(pack.cost(cost.kept_bytes, kind)),
+                bytes_text(pack.kept_bytes(profile.costs, kind)),
                 f"{cost.parameters:,}",
                 f"{cost.seconds_error:.1%}{', noisy' if cost.is_noisy else ''}",
             )

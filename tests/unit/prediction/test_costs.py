@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from autotune.dimensions.averages import average_seconds
 from autotune.errors import ProfileError
+from autotune.prediction.columns import holding_all
 from autotune.prediction.curves import Curves, fit_curve
 from autotune.prediction.fit.costs import fit_costs
 from autotune.prediction.stage_times import link_times
@@ -55,6 +56,29 @@ def test_exact_timings_give_back_their_coefficients(costs: LayerCosts) -> None:
 def test_the_parameters_of_tied_ends_are_those_of_the_head() -> None:
     fitted = fit_costs([replace(report, tied_parameters=7) for report in reports_of(COSTS, noise=0.0)])
     assert [fitted[kind].tied_parameters for kind in KINDS] == [0, 0, 0, 0, 7]
+
+
+@pytest.mark.parametrize("most", [0, 60, 100, 500, 5000])
+def test_a_head_that_computes_the_logits_of_more_targets_again_has_bytes_of_both_ways(most: int) -> None:
+    """Few are kept between its passes then, and the logits are transient."""
+
+    def stepped(timing: LayerTiming) -> LayerTiming:
+        if timing.layer != "head":
+            return timing
+        again = timing.tokens > most > 0
+        kept, transient = (100, 8000) if again else (8100, 0)
+        held = min(timing.tokens, most) if again else 0
+        return replace(timing, kept_bytes=kept * timing.tokens, transient_bytes=transient * held + 50_000)
+
+    reports = [replace(report, chunk_targets=most) for report in reports_of(COSTS, noise=0.0)]
+    head = fit_costs([with_timings(report, stepped) for report in reports])["head"]
+    assert head.bytes_error < 1e-6
+    assert head.chunk_targets == (most if most in (100, 500) else 0)
+    for tokens in (64, 256, 1024):
+        held = 100 * tokens + 8000 * (min(tokens, most) if most else tokens) + 50_000
+        counted = holding_all(np.array(float(tokens)), head)
+        assert head.kept_bytes[1] * counted + head.kept_bytes[3] == pytest.approx(held)
+    assert not any(head.transient_bytes)
 
 
 def test_noisy_timings_are_predicted_within_their_noise() -> None:

@@ -59,6 +59,19 @@ def test_the_bytes_of_the_last_stage_follow_the_targets_of_its_heaviest_pack() -
     assert all_of_them[0] == few[0]
 
 
+def test_the_bytes_of_the_head_grow_less_beyond_the_targets_whose_logits_are_held_at_once() -> None:
+    head = replace(HEAD, chunk_targets=100, further_share=0.25)
+    costs = replace(COSTS, layers=(*COSTS.layers[:-1], ("head", head)))
+    equal = with_targets(1.0, replace(INDEX, text_tokens=np.full_like(INDEX.text_tokens, 90)))
+    for samples, saved in ((1, 0), (2, 80), (3, 170)):  # beyond 100 of 90, 180 and 270 targets
+        plan = replace(TWO_STAGES, packing=Padded(samples=samples))
+        peaks = [predictor_of(each, equal).predict(plan).stage_bytes for each in (COSTS, costs)]
+        assert peaks[0][0] == peaks[1][0]
+        assert peaks[0][1] - peaks[1][1] == pytest.approx(HEAD.kept_bytes[1] * 0.75 * saved)
+    pack = replace(TypicalPack.of(profile(equal)), targets=300.0)
+    assert pack.kept_bytes(costs, "head") == pytest.approx(HEAD.kept_bytes[1] * 150)
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -1,6 +1,5 @@
 """The head and the loss, of the rows of a pack with a label alone."""
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -32,6 +31,11 @@ def targets_of(labels: torch.Tensor, scales: torch.Tensor) -> Targets:
     return Targets(rows=rows, labels=labels[rows], scales=scales[rows] if scales.dim() else scales)
 
 
+def chunk_targets(vocabulary: int) -> int:
+    """Return the most targets whose logits are live at once."""
+    return max(1, _LOGITS_BYTES // (4 * vocabulary))
+
+
 def summed_loss(
     head: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, targets: Targets, vocabulary: int
 ) -> torch.Tensor:
@@ -45,12 +49,12 @@ def summed_loss(
         return (cross_entropy(head(rows).float(), labels, reduction="none") * scales).sum()
 
     rows = states.index_select(0, targets.rows)
-    chunks = math.ceil(len(rows) * vocabulary * 4 / _LOGITS_BYTES)
-    if chunks <= 1:
+    most = chunk_targets(vocabulary)
+    if len(rows) <= most:
         return loss(rows, targets.labels, targets.scales)
     if torch.is_grad_enabled() and not rows.requires_grad:
         rows.requires_grad_()  # a reentrant checkpoint has gradients only if its input needs one
     scales = targets.scales.expand(len(rows))
-    parts = zip(*(each.tensor_split(chunks) for each in (rows, targets.labels, scales)), strict=True)
+    parts = zip(*(each.split(most) for each in (rows, targets.labels, scales)), strict=True)
     # Reentrant, as layers are: what the recomputation saves passes the hooks that count live bytes.
     return torch.stack([checkpoint(loss, *part, use_reentrant=True) for part in parts]).sum()

@@ -18,6 +18,7 @@ from trials.engine.compiled import compile_layers
 from trials.engine.memory import SavedTensorMeter
 from trials.engine.stopwatch import Stopwatch
 from trials.job import ModelSection, TrainingSection
+from trials.model.ends.head_loss import chunk_targets
 from trials.model.inputs.encoders import load_encoder
 from trials.model.weight_gradients import WeightGradients
 from trials.model.weights import zero_weights
@@ -102,6 +103,7 @@ def _report(stage: OneOfEach, timings: Sequence[LayerTiming]) -> ProfileReport:
         tensor_parallel_parameters=tensor_parallel_parameters(stage),
         # The layers are timed apart, so their stage is not tied.
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
+        chunk_targets=chunk_targets(stage.model.config.get_text_config().vocab_size),
     )
 
 
@@ -278,7 +280,8 @@ class Profiler:
         with meter.watch():
             output = run(states)
             kept = peak = meter.live_bytes
-            if run is probe.selective and output.requires_grad:
+            # Both may compute again, and then hold more than between their passes.
+            if (run is probe.selective or probe.layer == "head") and output.requires_grad:
                 output.backward(torch.ones_like(output))
                 peak = meter.peak_bytes
         return _Bytes(kept=kept, transient=peak - kept, output=output.numel() * output.element_size())
