@@ -20,6 +20,10 @@ class LatestSamples:
         self._counts: deque[tuple[int, int]] = deque()
         """(blank samples, all samples) that were read together, such as in a pack."""
 
+    def anew(self) -> "LatestSamples":
+        """Return counts of other samples, which begin with none."""
+        return LatestSamples(self._remedy)
+
     def add(self, samples: int, faults: Sequence[str] = ()) -> None:
         """Count samples that were read; `faults` say why some of them are blank, each with file and line.
 

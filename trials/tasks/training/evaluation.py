@@ -12,6 +12,7 @@ from deepspeed import comm
 
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
+from trials.data.readable import check_readable
 from trials.errors import DataError, NotFinite
 from trials.model.trained import highest_learning_rate
 from trials.tasks.session import Session, not_finite
@@ -32,6 +33,14 @@ class Evaluator:
         self._ends, self._total = epoch_ends, total
         held_out = session.request.held_out
         self._epoch = _packed(session, DatasetIndex.load(held_out)) if held_out else None
+
+    def check_files(self) -> None:
+        """Raise DataError where most of some samples of a file of `evaluation.sources` cannot be read on this rank.
+
+        Samples that are held out of `data.sources` are in the files that are trained on.
+        """
+        if self._epoch is not None and self._session.request.job.evaluation.sources is not None:
+            check_readable(self._epoch.index, self._session.encoder)
 
     def catch_up(self, step: int, stops: Callable[[], bool]) -> bool:
         """Evaluate a training that resumes after `step` if an earlier launch ended before it could; see `run`."""
@@ -116,10 +125,11 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
 
 @contextmanager
 def _set_aside(session: Session) -> Iterator[None]:
-    """Restore the number of blank samples, and the stopwatch."""
-    blank_samples = session.blank_samples
+    """Restore the number of blank samples, the latest ones, and the stopwatch."""
+    blank_samples, latest = session.blank_samples, session.latest
+    session.latest = latest.anew()
     yield
-    session.blank_samples = blank_samples
+    session.blank_samples, session.latest = blank_samples, latest
     session.engine.stopwatch.read()
 
 

@@ -79,6 +79,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     check_writing(session, task.output, opened.record)
     if done < last and os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
         check_readable(session.index, session.encoder)
+        evaluator.check_files()
     every = training.checkpoint_every
     _finish(session, task.output, opened, done, total)
     stopped = None if evaluator.catch_up(done, stops) else Stop.NOW

@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +34,11 @@ from trials.run.pool import Answers, WarmPool
 from trials.stage import Recomputed
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
-from trials.tasks.session import open_session
+from trials.tasks.session import Session, open_session
 from trials.tasks.stop import Stop
+from trials.tasks.training.evaluation import Evaluator
 from trials.tasks.training.progress import PROGRESS_FILE
+from trials.tasks.training.schedule import Schedule
 from trials.tasks.training.training import run_training
 
 pytestmark = pytest.mark.ranks
@@ -170,21 +175,27 @@ def test_a_learning_rate_that_makes_nan_leaves_the_last_good_checkpoint(
     assert sorted(losses(prepared)) == [1, 2, 3, 4]
 
 
-def train_alone(
-    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, asked_to_stop: Callable[[], Stop | None]
-) -> TrainingReport:
-    """Train on one rank in this process, so that the test decides when it is asked to stop."""
+@contextmanager
+def session_alone(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """Open the session of a training on one rank in this process."""
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
-    output = prepared.job.training.output
-    request = prepared.request(plan_of("4+2"), Training(output=output))
+    request = prepared.request(plan_of("4+2"), Training(output=prepared.job.training.output))
     with (
         tempfile.TemporaryDirectory() as folder,
         process_group(0, 0, 1, file_rendezvous(Path(folder) / "rendezvous")) as device,
         open_session(request, 0, device) as session,
     ):
-        assert isinstance(request.task, Training)
-        return run_training(session, request.task, asked_to_stop)
+        yield session
+
+
+def train_alone(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, asked_to_stop: Callable[[], Stop | None]
+) -> TrainingReport:
+    """Train on one rank in this process, so that the test decides when it is asked to stop."""
+    with session_alone(prepared, monkeypatch) as session:
+        assert isinstance(session.request.task, Training)
+        return run_training(session, session.request.task, asked_to_stop)
 
 
 def test_a_training_whose_last_evaluation_fails_has_its_model(
@@ -197,16 +208,54 @@ def test_a_training_whose_last_evaluation_fails_has_its_model(
         training={"global_batch_samples": 4, "learning_rate": 5e-3, "max_steps": 1},
         evaluation={"sources": [{"path": str(held_out), "images": str(shallow / "data")}]},
     )
-    held_out.write_bytes(bytes(held_out.stat().st_size))
     model = prepared.job.training.output / "model"
     for _ in range(2):  # the second launch begins with the evaluation
+        # Each pack of an evaluation is read after a look at what asks to stop.
         with pytest.raises(DataError, match="no sample can be read to evaluate the model on"):
-            train_alone(prepared, monkeypatch, lambda: None)
+            train_alone(prepared, monkeypatch, partial(lose, held_out))
         # The process of a rank ends here, and leaves no group.
         comm.destroy_process_group()
         comm.comm.cdb = None
         assert (model / "model.safetensors.index.json").exists()
         shutil.rmtree(model)
+
+
+def lose(file: Path) -> None:
+    """Overwrite a file with zeros."""
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def test_a_training_whose_held_out_file_is_lost_ends_before_its_first_step(
+    shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    held_out = held_out_file(shallow, tmp_path)
+    evaluation = {"sources": [{"path": str(held_out), "images": str(shallow / "data")}]}
+    prepared = prepared_of(shallow, tmp_path, training=TRAINING, evaluation=evaluation)
+    lose(held_out)
+    request = prepared.request(PLANS["pipeline"], Training(output=prepared.job.training.output))
+    answer = pool.ask(request, 120)
+    assert isinstance(answer, Crash), answer
+    assert re.search(r"4 of 4 samples of \S+held-out\.jsonl that were tried cannot be read", answer.detail)
+    assert not (prepared.job.training.output / PROGRESS_FILE).exists()
+
+
+def test_samples_of_an_evaluation_are_not_among_the_latest_of_the_training(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out = held_out_file(shallow, tmp_path)
+    evaluation = {"sources": [{"path": str(held_out), "images": str(shallow / "data")}]}
+    prepared = prepared_of(shallow, tmp_path, training=TRAINING, evaluation=evaluation)
+    records = held_out.read_bytes().splitlines(keepends=True)
+    held_out.write_bytes(b"".join([*(bytes(len(each)) for each in records[:5]), records[5]]))
+    progress = tmp_path / PROGRESS_FILE
+    with session_alone(prepared, monkeypatch) as session:
+        session.latest.add(26, ["lost"] * 12)
+        schedule = Schedule(name="constant", warmup=0, total=1)
+        assert Evaluator(session, progress, {1}, 1, schedule).run(1, lambda: False)
+        session.latest.add(5)
+        with pytest.raises(DataError, match="17 of the last 32 samples cannot be read"):
+            session.latest.add(1, ["lost"] * 5)
+    assert '"blank_samples":5' in progress.read_text()
 
 
 @pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
