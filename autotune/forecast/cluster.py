@@ -33,9 +33,9 @@ class ClusterOptions:
     memory_limit_bytes: int | None = None
     """Per rank."""
     device_profile: str | None = None
-    """A file of layer costs, or part of the name of hardware with a stored profile."""
+    """A file of layer costs, or the name of hardware with a stored profile, or a part of it."""
     is_whole_name: bool = False
-    """Whether `device_profile` is the whole name: a part of it may name other devices as well."""
+    """Whether `device_profile` is no part of a name."""
 
     @property
     def profile_file(self) -> Path | None:
@@ -120,8 +120,9 @@ def cluster_of_store(job: Job, shape: ModelShape, store: Store, options: Cluster
     name, here, devices = options.device_profile, None, options.devices or job.hardware.devices
     if name is not None:
         stored = store.layer_profiles(hardware_name=name)
-        if options.is_whole_name:
-            stored = tuple(profile for profile in stored if profile.hardware.device_name == name)
+        # The whole name of one device may be part of another's: NVIDIA L4 and NVIDIA L40S.
+        whole = tuple(profile for profile in stored if profile.hardware.device_name.casefold() == name.casefold())
+        stored = whole if whole or options.is_whole_name else stored
         found = _profiles_of_model(stored, shape, f"devices called {name!r}", store)
     else:
         # A forecast may be for more devices than this machine has.

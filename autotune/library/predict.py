@@ -27,7 +27,7 @@ def predict(
     """Predict time and memory of a plan, or of the `top` best plans of the solver and of trials, without running one.
 
     `plan` is a plan, a plan file, or the id of a tried plan. `devices` and `memory_limit` of a rank, such as `80GiB`,
-    override the job. `device_profile` is a profile file or a part of a device's name.
+    override the job. `device_profile` is a profile file, or a device's name or a part of it.
 
     Raise PredictError, ProfileError, NoProfile and NoFeasiblePlan.
     """

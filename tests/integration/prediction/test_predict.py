@@ -357,6 +357,17 @@ def test_hardware_that_is_not_here_is_found_by_a_part_of_its_name(
     assert found["extrapolated"] == ["sends and reductions are assumed to take no time: only one device was profiled"]
 
 
+def test_hardware_whose_name_is_part_of_anothers_is_found_by_its_whole_name(
+    job: JobFile, costs: LayerCosts, plan_file: Callable[[Plan], Path]
+) -> None:
+    # The later profile, for as many devices as the job has, would be nearer.
+    for name, devices in (("NVIDIA L4", 1), ("NVIDIA L40S", 2)):
+        store_profile(job, costs, device_name=name, accelerator="cuda", devices=devices)
+    for asked, name in (("nvidia l4", "NVIDIA L4"), ("l40", "NVIDIA L40S"), ("L4", "NVIDIA L40S")):
+        found = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", asked)
+        assert found["devices"]["name"] == name
+
+
 def test_a_known_plan_is_named_by_the_beginning_of_its_id(job: JobFile, profile: Path) -> None:
     with open_store() as store:
         study = store.create_study(store.add_workload(WORKLOAD), {}, seed=0)
