@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from autotune.errors import JobError, PlanNotValid, PredictError
 from autotune.events import Listener, Note
@@ -13,6 +13,7 @@ from autotune.plan_file import is_plan_file, read_plan
 from autotune.results.evidence import trials_behind
 from autotune.results.known_plan import KnownPlan, counted_runs, known_text, of_tried, of_winner
 from autotune.results.rival import Rival, rival_of
+from autotune.search.study_settings import has_packs, packs_of
 from storage.errors import UnknownRecord
 from storage.nearness import fields_of
 from storage.records import BestPlan, FinishedTrial, StudyRecord, TrialRecord, TriedPlan
@@ -23,6 +24,9 @@ from trials.plan import Plan
 from trials.tasks.training.output import RECORD_FILE, read_record
 from trials.units import size_setting, speed_text
 from trials.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.workload import Prepared
 
 Keeps: TypeAlias = Callable[[Rival], bool]
 """Says whether to train with the winner although this baseline measured faster."""
@@ -109,6 +113,14 @@ def trusted(
     return of_tried(store.find_plan(rival.plan_id, lambda *_: best.workload))
 
 
+def binding(prepared: "Prepared") -> Binds | None:
+    """Return what says which trials a training of the job repeats; None for one whose ranks keep no limit of memory."""
+    # As in `trials.tasks.session`, which gives other trainings on a CPU no meter.
+    if prepared.workload.hardware.accelerator == "cpu" and prepared.job.hardware.memory_limit is None:
+        return None
+    return lambda study: has_packs(study, prepared.job.training, packs_of(prepared.index))
+
+
 def choose_plan(
     store: Store,
     now: Workload,
@@ -117,7 +129,7 @@ def choose_plan(
     output: Path | None = None,
     *,
     keeps: Keeps = unasked,
-    binds: Binds = lambda _: False,
+    binds: Binds | None = None,
 ) -> KnownPlan:
     """Return a plan, the one in a plan file, the tried one whose id begins with a text, or the last winner.
 
@@ -126,7 +138,8 @@ def choose_plan(
     The id may also be that of a plan which the training in `output` has, or had before a change. The `listener` gets
     how well the plan is known; one that was measured under other conditions has no speed. Raise PlanNotValid if there
     is no plan, or it does not hold here, or a trial that `binds` needed more memory than the limit, unless it is the
-    plan of that training, which may run already; and what `Store.find_plan` raises.
+    plan of that training, which may run already; and what `Store.find_plan` raises. `binds` is None for a training
+    that keeps no limit.
     """
     if wanted is None:
         winner = known_winner(store, now, output)
@@ -145,7 +158,8 @@ def choose_plan(
     found = validity(tried.workload, now, imported_from=tried.imported_from)
     if found.verdict is Verdict.INVALID:
         raise PlanNotValid(f"plan {tried.plan.id} does not hold here: {_reasons(found)}; run `autotune tune JOB`")
-    if found.verdict is not Verdict.VALID or not counted_runs(tried):  # those ran within this very limit
+    ran_within = found.verdict is Verdict.VALID and counted_runs(tried)  # this very limit
+    if binds is not None and not ran_within:
         _check_memory(store, now, tried, listener, is_own=_begun(output) == tried.plan.id, binds=binds)
     known = of_tried(tried)
     if found.verdict is Verdict.REMEASURE:

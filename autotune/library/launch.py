@@ -12,15 +12,13 @@ from autotune.events import Listener, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
-from autotune.plan_choice import Binds, Keeps, choose_plan, unasked
+from autotune.plan_choice import Keeps, binding, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
-from autotune.search.study_settings import has_packs, packs_of
 from autotune.training.full_training import Launched
 from autotune.training.plan_change import check_begun, plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
-from autotune.workload import Prepared
 from trials.job import Job
 from trials.plan import Plan
 
@@ -105,19 +103,9 @@ def bench_with_plan(
     with training_bench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
         now, output = bench.prepared.workload, job.training.output
         try:
-            chosen = choose_plan(
-                bench.store, now, wanted, listener, output, keeps=keeps, binds=_binding(bench.prepared)
-            )
+            chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps, binds=binding(bench.prepared))
         except PlanNotValid:
             check_begun(bench.prepared)  # where that raises, another plan would not help
             raise
         keeps_own = wanted is None and not retunes
         yield bench, plan_of_training(bench, chosen, listener) if keeps_own else chosen
-
-
-def _binding(prepared: Prepared) -> Binds:
-    """Return what says which trials a training of the job repeats within a limit that its ranks keep."""
-    training, hardware = prepared.job.training, prepared.workload.hardware
-    # As in `trials.tasks.session`, which gives other trainings on a CPU no meter.
-    is_kept = hardware.accelerator != "cpu" or prepared.job.hardware.memory_limit is not None
-    return lambda study: is_kept and has_packs(study, training, packs_of(prepared.index))

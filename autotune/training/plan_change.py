@@ -5,7 +5,7 @@ from pathlib import Path
 from autotune.errors import PlanNotValid
 from autotune.events import Listener, Note
 from autotune.plan_check import check_plan
-from autotune.plan_choice import choose_plan
+from autotune.plan_choice import binding, choose_plan
 from autotune.results.known_plan import KnownPlan
 from autotune.workbench import Workbench
 from autotune.workload import Prepared
@@ -52,7 +52,8 @@ def why_kept(record: TrainingRecord, plan: Plan) -> str | None:
 
 
 def _own_plan(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan:
-    return choose_plan(bench.store, bench.prepared.workload, plan, listener, bench.prepared.job.training.output)
+    now, output = bench.prepared.workload, bench.prepared.job.training.output
+    return choose_plan(bench.store, now, plan, listener, output, binds=binding(bench.prepared))
 
 
 def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
