@@ -1,5 +1,6 @@
 """Forecasts of plans without devices or ranks, as `autotune predict` makes them."""
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ from trials.plan import Layout, Levelled, Packing, Padded, Plan
 from trials.units import number_of
 from trials.workload import ModelShape, Workload
 
+_log = logging.getLogger(__name__)
 _DRAWS = 8
 """Random orders of packs whose mean stands for all."""
 
@@ -178,20 +180,33 @@ class Forecaster:
         """Correct all forecasts by trials of a comparable workload, in this order, each with its study.
 
         The trials may have run on another number of devices: they correct the costs of layers, links and reduction.
-        Those on as many devices also tell how far plans like theirs are from their predictions.
+        Those on as many devices also tell how far plans like theirs are from their predictions. Trials whose ranks
+        exchange what the profile has not timed are left out, with a warning.
         """
-        packs = packs_of(self.index)
+        packs, left_out = packs_of(self.index), 0
         for study, trial in trials:
             if not (is_conclusive(trial) and teaches(study, self.job.training, self._loading_workers, packs)):
                 continue
             # Reductions depend on the number of devices that the trial ran on.
-            base = self._predictor.base.with_costs(self._costs_on(trial.plan.layout.world_size))
+            costs = self._costs_on(trial.plan.layout.world_size)
+            try:
+                _check_profiled(costs, trial.plan)
+            except PredictError:
+                left_out += 1
+                continue
+            base = self._predictor.base.with_costs(costs)
             search = search_of(study.settings, self.job.search)
             self._predictor.learn(trial.plan, trial.result.outcome, search, base=base)
             if trial.plan.layout.world_size == self.cluster.devices:
                 self._surrogate.learn(trial)
             if isinstance(trial.result.outcome, Completed):
                 self._ran[trial.plan] = None
+        if left_out:
+            _log.warning(
+                "%s of the store cannot correct the predictions, since the profile has not timed what their ranks "
+                "exchange; it times more with `autotune profile JOB --fresh` on as many devices",
+                number_of(left_out, "trial"),
+            )
 
     def _is_candidate(self, plan: Plan) -> bool:
         """Return whether a search of this job might choose a plan that ran: of packs, over all devices."""
@@ -326,7 +341,7 @@ class Forecaster:
                 check_levels(self.index, plan.packing, skips=self.job.data.oversize == "skip")
         except InvalidPlan as error:
             raise PredictError(f"the plan is not one of {self.shape.name}: {error}") from error
-        self._check_profiled(plan)
+        _check_profiled(self.cluster.costs, plan)
         needed, devices = plan.layout.world_size, self.cluster.devices
         of_tensor = f" x tensor {tensor}" if tensor > 1 else ""
         if needed > devices:
@@ -347,22 +362,6 @@ class Forecaster:
                 f"{number_of(len(degrees), 'pack')}{each}; lower its data degree"
             )
 
-    def _check_profiled(self, plan: Plan) -> None:
-        """Raise PredictError for a plan whose ranks exchange what the profile has not timed."""
-        tensor, costs = plan.layout.tensor, self.cluster.costs
-        if missing := unprofiled(costs, plan.layout):
-            raise PredictError(
-                f"the profile has no times of {missing}: an older version wrote it, or its devices cannot; measure "
-                "them with `autotune profile JOB --fresh`, or give a plan without"
-            )
-        for degree in (each * tensor for each in plan.packing.degrees):
-            if not knows_sequence(costs, degree):
-                raise PredictError(
-                    f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
-                    f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "
-                    "`autotune profile JOB --fresh`"
-                )
-
     def _forecast(self, plan: Plan) -> Forecast:
         prediction, posterior = self._predictor.predict(plan), self._surrogate.posterior((plan,))
         beyond = math.exp(posterior.mean[0]) / self._predictor.epoch_seconds(plan)
@@ -376,3 +375,20 @@ class Forecaster:
             memory_limit_bytes=self.cluster.memory_limit_bytes,
             host_limit_bytes=Limits.of(self.workload, self.job.search.parallel).host_limit_bytes,
         )
+
+
+def _check_profiled(costs: LayerCosts, plan: Plan) -> None:
+    """Raise PredictError for a plan whose ranks exchange what the profile has not timed."""
+    tensor = plan.layout.tensor
+    if missing := unprofiled(costs, plan.layout):
+        raise PredictError(
+            f"the profile has no times of {missing}: an older version wrote it, or its devices cannot; measure "
+            "them with `autotune profile JOB --fresh`, or give a plan without"
+        )
+    for degree in (each * tensor for each in plan.packing.degrees):
+        if not knows_sequence(costs, degree):
+            raise PredictError(
+                f"the profile has no times of what {degree} ranks exchange that share a pack: an older version "
+                f"wrote it, or its devices cannot share one; measure them on {degree} devices or more with "
+                "`autotune profile JOB --fresh`"
+            )

@@ -20,7 +20,7 @@ from tests.values.exchanges import averages, exchanging
 from tests.values.forecast import OTHERS, PLAN, Trials, store_profile
 from tests.values.training import PACKED, plan_of, prepared_of
 from trials import wire
-from trials.costs.layer_costs import LayerCosts
+from trials.costs.layer_costs import LayerCosts, UpdateCost
 from trials.plan import Padded, Plan
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -80,6 +80,23 @@ def test_trials_with_other_software_or_a_profile_file_correct_nothing(
     assert predicted(job.path, "--plan", plan_file(PLAN))["corrected_by_trials"] == 1
     file = predicted(job.path, "--plan", plan_file(PLAN), "--device-profile", profile)
     assert (file["corrected_by_trials"], file["plans"][0]["epoch_seconds_error"] > 0) == (0, True)
+
+
+def test_trials_that_exchange_what_the_profile_has_not_timed_are_left_out_with_a_warning(
+    job: JobFile,
+    costs: LayerCosts,
+    trials: Trials,
+    plan_file: Callable[[Plan], Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    of_two = UpdateCost(zero=1, data_parallel=2, seconds_per_parameter=2e-9)
+    store_profile(job, replace(costs, updates=(*costs.updates, of_two)))
+    sharing = plan_of("12+8", data=2, packing=replace(PACKED, sequence=2))
+    trials.keep((OTHERS[0], sharing), costs)
+    done = CliRunner().invoke(main, ["predict", str(job.path), "--plan", str(plan_file(PLAN)), "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["corrected_by_trials"] == 1
+    assert "1 trial of the store cannot correct the predictions" in caplog.text
 
 
 def test_trials_on_other_nodes_and_a_later_profile_of_those_change_nothing(
