@@ -38,7 +38,8 @@ def copy_others(source: Path, target: Path) -> tuple[str, ...]:
 
 
 def _rows_into(table: str) -> str:
-    return f"INSERT INTO main.{_quoted(table)} SELECT * FROM old.{_quoted(table)}"  # noqa: S608  # quoted
+    # Without a condition SQLite would copy whole records, and check neither their columns nor constraints.
+    return f"INSERT INTO main.{_quoted(table)} SELECT * FROM old.{_quoted(table)} WHERE true"  # noqa: S608  # quoted
 
 
 def _is_done(connection: sqlite3.Connection, *statements: str) -> bool:
