@@ -61,9 +61,10 @@ def price_of(wanted: Forecast, held: HeldPlan, present: Plan | None, restricted:
     forecast = forecaster.of(held.plan)
     own = forecast.prediction.epoch_seconds
     is_alike = abilities.splits_alike(plan)
+    is_within = is_alike and len(plan.packing.degrees) == 1
     split = whole if is_alike else restricted.without_split()
-    levels = restricted.without_split() if is_alike and len(plan.packing.degrees) > 1 else split
-    switched = restricted.with_switches() if abilities.missing(plan) else levels
+    levels = split if is_within or not is_alike else restricted.without_split()
+    switched = levels if is_within and abilities.recomputes_alike(plan) else restricted.with_switches()
     balance = _balance(held.plan, restricted)
     parts = {
         "split": split / whole,

@@ -49,15 +49,16 @@ class Abilities:
 
     def missing(self, plan: Plan) -> tuple[str, ...]:
         """Return what of the plan the trainer does not have, in words; empty where it can hold the plan."""
-        counts = (stage.gathered_once for stage in plan.stages)
-        once = (f"{number_of(count, 'layer')} whose weights are gathered once" for count in counts if count)
-        of_stages = (*once, *self._of_recomputation(plan))
-        # Levels may lack the same.
-        return tuple(dict.fromkeys((*self._of_layout(plan.layout), *self._of_packing(plan), *of_stages)))
+        found = (*self._of_layout(plan.layout), *self._of_packing(plan), *self._of_stages(plan))
+        return tuple(dict.fromkeys(found))  # levels may lack the same
 
     def splits_alike(self, plan: Plan) -> bool:
         """Return whether the trainer can spread the model over the devices as the plan does."""
         return not any(self._of_layout(plan.layout)) and max(plan.packing.degrees) == 1
+
+    def recomputes_alike(self, plan: Plan) -> bool:
+        """Return whether the trainer can keep and recompute in each stage what the plan does."""
+        return not any(self._of_stages(plan))
 
     def _of_layout(self, layout: Layout) -> Iterator[str]:
         if layout.pipeline > 1:
@@ -80,7 +81,10 @@ class Abilities:
         elif self.packs == "none" and not isinstance(packing, Padded):
             yield self.no_packs
 
-    def _of_recomputation(self, plan: Plan) -> Iterator[str]:
+    def _of_stages(self, plan: Plan) -> Iterator[str]:
+        for stage in plan.stages:
+            if once := stage.gathered_once:
+                yield f"{number_of(once, 'layer')} whose weights are gathered once"
         for number, stage in enumerate(plan.stages):
             where = f" in stage {number}" if len(plan.stages) > 1 else ""
             for level in stage.recomputed:

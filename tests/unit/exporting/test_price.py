@@ -9,7 +9,7 @@ import pytest
 from autotune.exporting.closest import HeldPlan
 from autotune.exporting.price import MEANINGS, price_of
 from autotune.search.space.abilities import Abilities
-from trials.plan import Layout, Levelled, Packed, Plan
+from trials.plan import Layout, Levelled, Packed, Padded, Plan
 from trials.stage import Recomputed, Stage
 
 PACKED = Packed(qv=9, qt=4096, qv_min=9, qt_min=3968)
@@ -60,3 +60,19 @@ def test_a_part_of_the_price_is_1_where_the_plan_differs_in_nothing_of_it(plan: 
     price = price_of(wanted, HeldPlan(plan=HELD, seconds=4.0), None, restricted_of(2.0, 3.0, 4.0))
     assert price.parts == pytest.approx({name: parts.get(name, 1.0) for name in MEANINGS})
     assert price.over_wanted == 4.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "parts"),
+    [(HELD, {"packs": 4.0}), (SOME, {"recomputation": 3.0, "packs": 4 / 3})],
+    ids=["kept whole", "some layers"],
+)
+def test_a_trainer_without_packs_costs_nothing_but_them_for_layers_that_it_can_recompute(
+    plan: Plan, parts: dict[str, float]
+) -> None:
+    wanted: Any = SimpleNamespace(plan=plan, prediction=SimpleNamespace(epoch_seconds=1.0), epoch_seconds_error=0.1)
+    restricted = restricted_of(2.0, 3.0, 4.0)
+    restricted.abilities = Abilities(packs="none", zero=(0,), towers="apart")
+    padded = HeldPlan(plan=replace(HELD, packing=Padded(samples=2)), seconds=4.0)
+    price = price_of(wanted, padded, None, restricted)
+    assert price.parts == pytest.approx({name: parts.get(name, 1.0) for name in MEANINGS})
