@@ -227,6 +227,8 @@ def left_out(export: Export) -> Iterator[str]:
         )
 
 
-def notes(export: Export) -> Iterator[str]:  # noqa: ARG001 - the same for every export
-    """Yield what the model has to be."""
+def notes(export: Export) -> Iterator[str]:
+    """Yield which packs the predicted time is for, and what the model has to be."""
+    if isinstance(export.held.plan.packing, Packed):
+        yield "The predicted time of an epoch is that of the plan's packs, not of those that its own packer makes"
     yield "model_name_or_path has to be the model in InternVL's own form, not in that of transformers"

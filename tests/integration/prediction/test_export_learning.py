@@ -76,6 +76,9 @@ def test_no_sample_is_larger_than_a_pack_of_internvl_where_text_alone_counts_as_
     tight = replace(PACKED, sequence=1, qv=3, qv_min=3, qt=300, qt_min=300)
     document, out = exported("internvl", replace(ONE_LEVEL, packing=tight))
     assert document["plan"]["packing"]["qt"] == 300
+    assert any(
+        each.startswith("The predicted time of an epoch is that of the plan's packs") for each in document["notes"]
+    )
     arguments = read_arguments(out / "sft.sh").values
     records = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     assert int(arguments["max_packed_tokens"]) > max(record["length"] for record in records) > 300
