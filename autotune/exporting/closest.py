@@ -100,7 +100,8 @@ class Restricted:
         solved = [plan for section in sections for plan in self._within(section)]
         by_length = packed_plans(workload, self._solver, limits, hold_all=holds_all(workload))
         layouts = set(map(self._solver.overlapped, self._layouts))
-        return (*solved, *(each for each in by_length if each.layout in layouts and not self.abilities.missing(each)))
+        alike = (each for each in by_length if each.layout in layouts and self.abilities.recomputes_alike(each))
+        return (*solved, *alike)
 
     def _within(self, wanted: SpaceSection) -> tuple[Plan, ...]:
         try:

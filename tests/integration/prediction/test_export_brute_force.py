@@ -85,3 +85,15 @@ def test_a_further_limit_makes_no_epoch_faster_where_plans_that_are_not_solved_a
     restricted, _ = restricted_to("qwen-vl", job, profile)
     monkeypatch.setattr(restricted, "_within", lambda _: ())  # so that packs that length alone limits are left
     assert restricted.without_split() <= restricted.with_switches()
+
+
+@pytest.mark.usefixtures("in_bfloat16")
+def test_a_trainer_without_packs_differs_by_no_other_part_of_the_price(
+    job: JobFile, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packs, padded = (restricted_to(trainer, job, profile)[0] for trainer in ("qwen-vl", "llama-factory"))
+    for restricted in (packs, padded):
+        monkeypatch.setattr(restricted, "_within", lambda _: ())  # so that packs that length alone limits are left
+    assert padded.with_switches() == packs.with_switches()
+    assert padded.without_split() == packs.without_split()
+    assert padded.best().seconds > packs.best().seconds
