@@ -169,9 +169,12 @@ def test_every_answer_from_data_names_and_counts_skipped_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = job.path.parent
-    turns = [{"from": "human", "value": "<image>\nso?"}, {"from": "gpt", "value": "yes"}]
+    shown, asked = (
+        {"conversations": [{"from": "human", "value": question}, {"from": "gpt", "value": "yes"}]}
+        for question in ("<image>\nso?", "so?")
+    )
     lost = folder / "lost.jsonl"
-    lost.write_text(json.dumps({"conversations": turns, "image": "gone.png"}) + "\n")
+    lost.write_text(json.dumps({**shown, "image": "gone.png"}) + "\n" + json.dumps(asked) + "\n")
     model, *files = (*inputs, lost)
     job.spoil(data__sources=[{"path": str(each)} for each in files])
     store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda")
@@ -184,7 +187,7 @@ def test_every_answer_from_data_names_and_counts_skipped_lines(
     found = document(name, *arguments[name])
     assert found.get("variants", [found])[0]["skipped_lines"] == 1
     (warning,) = (each for each in caplog.messages if "dataset lines" in each)
-    assert warning.startswith("1 of 49 dataset lines are skipped")
+    assert warning.startswith("1 of 50 dataset lines are skipped")
     assert warning.endswith(f"{lost}:1: image {folder / 'gone.png'} does not exist")
 
 
