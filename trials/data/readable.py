@@ -1,4 +1,6 @@
-"""The check that a machine has the files that were indexed, which may have been on another node."""
+"""The check that this machine has the files that were indexed, which may have been on another node."""
+
+import os
 
 import numpy as np
 
@@ -16,8 +18,11 @@ _FILES, _OF_FILE = 8, 4
 def check_readable(index: DatasetIndex, encoder: Encoder) -> None:
     """Raise DataError where most of some samples of an annotation file cannot be read, those with images before others.
 
-    The running count of blank samples notices lost files only where most samples of a rank are in them.
+    The running count of blank samples notices lost files only where most samples of a rank are in them. One rank of
+    each node reads; on the others nothing is done.
     """
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
     for file in _spread(np.unique(index.file), _FILES):
         rows = np.flatnonzero(index.file == file)
         with_images = rows[index.vision_units[rows] > 0]

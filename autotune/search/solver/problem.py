@@ -174,18 +174,15 @@ class Problem:
     def least_seconds(self) -> float:
         """Return the epoch seconds of the best split by the closed form of `splits`, with unlimited memory.
 
-        Each step ends with the update of a mean stage. Packs that pass other stages alone are smaller than the mean.
-        Deferred weight gradients shorten that by twice their share (Qi et al. 2023). With ZeRO 3 all weights stay
-        gathered for the backward pass. No packs are arranged for it.
+        Each step ends with the update of a mean stage, which adds up no tied weight with another one. Packs that pass
+        other stages alone are smaller than the mean. Deferred weight gradients shorten that by twice their share (Qi et
+        al. 2023). With ZeRO 3 all weights stay gathered for the backward pass. No packs are arranged for it.
         """
         layout, epoch, parts = self._layout, self.sizes.epoch, self._everything
         slowest = least_slowest(self._kept(), self._limits.layers)
         shorter = 1 - 2 * self._predictor.times.deferred_share(parts, layout, self.sizes)
         alone = shorter * _OUTER_PACKS * (self._seconds.of(parts)[0] - slowest)
         update = self._predictor.times.update_parts(layout, parts, self.sizes).seconds[0] / layout.pipeline
-        if layout.pipeline > 1:
-            # All layers but the head: most splits have the word embedding on another stage.
-            update += self._predictor.times.copies_seconds(layout, parts.before_head)[0]
         if layout.shards_weights:
             slowest = sum(
                 each.row_share * least_seconds(self._predictor, layout, each, parts) for each in self.sizes.of_levels

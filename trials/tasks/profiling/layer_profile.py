@@ -1,6 +1,5 @@
 """Timing of each kind of layer alone: one layer of each is enough, however large the model."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,8 +43,7 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
 
     Raise DataError where this node lacks files of the data.
     """
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
-        check_readable(DatasetIndex.load(request.index), load_encoder(request.job.model, request.job.data))
+    check_readable(DatasetIndex.load(request.index), load_encoder(request.job.model, request.job.data))
     stage = one_of_each(request.job.model, request.job.training, device)
     profiler = Profiler(stage, _takes_gradient(stage.parameters_by_kind), device, task.repeats)
     # Before they are compiled, since a function mode does not see the calls inside compiled layers.

@@ -35,7 +35,7 @@ class Evaluator:
         self._epoch = _packed(session, DatasetIndex.load(held_out)) if held_out else None
 
     def check_files(self) -> None:
-        """Raise DataError where most of some samples of a file of `evaluation.sources` cannot be read on this rank.
+        """Raise DataError where most of some samples of a file of `evaluation.sources` cannot be read here.
 
         Samples that are held out of `data.sources` are in the files that are trained on.
         """

@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import os
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -77,7 +76,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
     last = min(total, task.max_steps or total)
     # A folder that cannot be written would otherwise show after hours, at the end.
     check_writing(session, task.output, opened.record)
-    if done < last and os.environ.get("LOCAL_RANK", "0") == "0":  # one rank for each node
+    if done < last:
         check_readable(session.index, session.encoder)
         evaluator.check_files()
     every = training.checkpoint_every

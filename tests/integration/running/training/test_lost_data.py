@@ -9,7 +9,7 @@ import pytest
 
 from autotune.errors import TrialsKeepFailing
 from autotune.search.execution.profiling import profile_layers
-from autotune.training.full_training import launch
+from autotune.training.full_training import Launched, launch
 from autotune.workload import Prepared
 from storage.spool import Spool
 from storage.store import open_store
@@ -40,6 +40,22 @@ def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepare
     picture = next(image for row in first.tolist() for image in prepared.index.sample(row).images)
     assert isinstance(picture, Path)
     return prepared, picture
+
+
+def launch_in(folder: Path, prepared: Prepared, **options: Any) -> Launched:
+    """Launch the two steps."""
+    with open_store(f"sqlite:///{folder / 'known.db'}") as store:
+        return launch(
+            prepared,
+            PIPELINE,
+            store,
+            Spool(folder / "spool"),
+            folder / "launches",
+            site=LocalSite("cpu"),
+            promised_samples_per_second=None,
+            max_steps=2,
+            **options,
+        )
 
 
 def damage(picture: Path) -> None:
@@ -73,20 +89,40 @@ def test_a_launch_warns_at_the_first_samples_that_cannot_be_read(
     def on_step(_: str, progress: Progress) -> None:
         warned_at.extend([progress.step] * any("replaced by" in record.message for record in caplog.records))
 
-    with open_store(f"sqlite:///{tmp_path / 'known.db'}") as store:
-        launch(
-            prepared,
-            PIPELINE,
-            store,
-            Spool(tmp_path / "spool"),
-            tmp_path / "launches",
-            site=LocalSite("cpu"),
-            promised_samples_per_second=None,
-            max_steps=2,
-            on_step=on_step,
-        )
+    launch_in(tmp_path, prepared, on_step=on_step)
     assert warned_at == [1, 2]
     assert "until step 1, 1 sample could not be read and was replaced by a blank one; the logs in " in caplog.text
+
+
+HIDES_FROM_RANK_1 = """
+import os
+from pathlib import Path
+
+lost, opened = Path(__file__).with_name("lost").read_text(), Path.open
+
+def open_here(self, *arguments, **options):
+    if os.environ.get("RANK") == "1" and str(self) == lost:
+        raise FileNotFoundError(2, "No such file or directory", str(self))
+    return opened(self, *arguments, **options)
+
+Path.open = open_here
+"""
+"""A `sitecustomize` for Python processes: the rank of the last stage is on a node without a picture."""
+
+
+def test_samples_that_the_last_stage_alone_cannot_read_are_counted(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(HIDES_FROM_RANK_1)
+    (tmp_path / "lost").write_text(str(picture))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "001")  # this text selects a fork server of its own
+    launched = launch_in(tmp_path, prepared)
+    showing = sum(picture in prepared.index.sample(row).images for row in range(len(prepared.index)))
+    lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
+    assert launched.blank_samples == sum(line.blank_samples for line in lines if isinstance(line, Progress)) == showing
+    assert f"{showing} sample" in caplog.text
 
 
 @pytest.mark.parametrize("lost", ["all images", "images of a file", "a file"])
