@@ -107,6 +107,8 @@ class ParameterComparison:
     rounding: float | None
     """Norm of the difference between two references, in the type of the weights and in float32. None where only one
     was computed."""
+    reading_error: float
+    """Most that the norm of the difference may be by the reading alone: gradients are read from rounded moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,16 +217,25 @@ def compare(dtype: str, reports: "Sequence[CertificationReport]", left_out: tupl
             uncompared=sum(each.inputs.uncompared for each in reports),
         ),
         saved=first.saved,
-        left_out=(*_NOT_BY[first.reference], *_empty(steps), *left_out),
+        left_out=(*_NOT_BY[first.reference], *_unseen(steps), *left_out),
     )
 
 
-def _empty(steps: Sequence[StepComparison]) -> Iterator[str]:
-    """Yield the parts whose gradients are 0 in every step, such as those behind a projector whose weights are 0."""
+def _unseen(steps: Sequence[StepComparison]) -> Iterator[str]:
+    """Yield the parts whose gradients are 0 in every step, such as those behind a projector whose weights are 0, and
+    those of a step that are mostly errors of the reading.
+    """
     compared = [{each.part: each.is_empty for each in step.parts} for step in steps if step.parts]
     for part in dict.fromkeys(part for of_step in compared for part in of_step):
         if all(of_step.get(part, True) for of_step in compared):
             yield f"the gradient of {part}, which is 0 in the compared steps, under the plan and under the reference"
+    for step in steps:
+        for each in step.parts:
+            if each.allowed_difference > _MOST_ALLOWED:
+                lost = (
+                    "which is far smaller than those of the steps before: their mean, from which it is read, is rounded"
+                )
+                yield f"the gradient of {each.part} in step {step.number + 1}, {lost}"
 
 
 def _compare_step(dtype: str, of_ranks: Sequence[StepReport]) -> StepComparison:
@@ -277,37 +286,41 @@ def _compare_part(part: Part, dtype: str, parameters: Sequence[ParameterComparis
     )
     # Products have both signs, and sums of them would lose digits where they nearly cancel.
     product = math.fsum(each.product for each in parameters)
-    worst = max(parameters, key=lambda each: _share(each, expected))
     roundings = [each.rounding for each in parameters if each.rounding is not None]
     allowed, allowed_largest = _ALLOWED * _EXPECTED[dtype], _ALLOWED * _EXPECTED_OF_PARAMETER[dtype]
     if roundings:
         error = max(_LEAST_ERROR, _ratio(math.hypot(*roundings), expected))
         allowed, allowed_largest = min(_ALLOWED * error, _MOST_ALLOWED), _MOST_ALLOWED
+    reading_error = math.hypot(*(each.reading_error for each in parameters))
+    shares = {each.name: _share(each, expected) for each in parameters}
+    worst = max(shares, key=lambda name: shares[name][0] / (allowed_largest + shares[name][1]))
+    largest, error_of_worst = shares[worst]
     return PartComparison(
         part=part,
         norm=expected,
         cosine=product / (found * expected) if found * expected else float(found == expected),
-        difference=_ratio(difference, expected),
-        allowed_difference=allowed,
-        largest_difference=_share(worst, expected),
-        largest_parameter=worst.name,
-        allowed_largest=allowed_largest,
+        difference=_ratio(difference, expected, reading_error),
+        allowed_difference=allowed + _ratio(reading_error, expected, reading_error),
+        largest_difference=largest,
+        largest_parameter=worst,
+        allowed_largest=allowed_largest + error_of_worst,
     )
 
 
-def _share(each: ParameterComparison, of_part: float) -> float:
-    """Return the difference of a parameter relative to its norm, or to what it has to be known to."""
+def _share(each: ParameterComparison, of_part: float) -> tuple[float, float]:
+    """Return (difference, error of the reading) of a parameter, over its norm or what it has to be known to."""
     rounding = each.rounding or 0.0
     size = max(each.expected, _ROUNDINGS * rounding)
     is_known = each.rounding is not None and each.expected > _KNOWN * rounding
-    return _ratio(each.difference, size if is_known else max(size, _FLOOR * of_part))
+    size = size if is_known else max(size, _FLOOR * of_part)
+    return _ratio(each.difference, size, each.reading_error), _ratio(each.reading_error, size, each.reading_error)
 
 
-def _ratio(difference: float, expected: float) -> float:
-    """Return the difference relative to the expected value: 1 where 0 is expected and something else found."""
+def _ratio(difference: float, expected: float, reading_error: float = 0.0) -> float:
+    """Return the difference relative to the expected value: 1 where 0 is expected and more than the error found."""
     if expected:
         return difference / expected
-    return float(difference != 0)
+    return float(not difference <= reading_error)  # NaN is a difference
 
 
 def faults(comparison: Comparison, mixed: Mixed, reports: "Sequence[CertificationReport]") -> tuple[str, ...]:

@@ -14,11 +14,13 @@ from autotune.certification.certificate import compare, faults, stored_certifica
 from autotune.certification.certificate_report import updates_text
 from autotune.folders import certificates_folder
 from autotune.workload import Prepared
+from tests.contracts.test_families import TINY
 from tests.machines.faulty_ranks import FAULTS, serve_with_faults
 from tests.machines.own_ranks import on_ranks
 from tests.values.parameters import parameters
 from tests.values.saved_models import saved_model
 from tests.values.training import plan_of, prepared_of
+from trials import plugins
 from trials.certification import Mixed
 from trials.channels.folder import FolderChannel, file_rendezvous
 from trials.engine.group import process_group
@@ -121,6 +123,17 @@ def test_a_plan_is_certified(case: str, shallow: Path, tmp_path: Path, monkeypat
     assert stored_certificates(certificates_folder(tmp_path), plan.id) == (certificate,)
 
 
+@pytest.mark.long
+def test_a_gradient_that_the_one_before_hides_is_no_fault(shallow: Path, tmp_path: Path) -> None:
+    plugins.load(TINY, "gemma3").make(tmp_path / "model")
+    # Drawn as zeros in front of a norm, the projector has a first gradient of some millions.
+    prepared = prepared_of(shallow, tmp_path, model={"path": str(tmp_path / "model")}, training=BATCH | LENIENT)
+    certificate = certify.certify(prepared, plan_of("3+0r1,0", "0+4"), tmp_path, LocalSite("cpu"))
+    assert (certificate.verdict, certificate.reasons) == ("holds", ())
+    assert certificate.comparison is not None
+    assert any("the gradient of projector in step 2" in text for text in certificate.comparison.left_out)
+
+
 def behind_nothing(model: PreTrainedModel, folder: Path) -> None:
     """Save the model with zeros as the last weights of its projector."""
     with torch.no_grad():
@@ -144,7 +157,7 @@ def test_two_gradients_and_one_weight_are_kept_of_a_parameter_however_many_steps
     held = {
         each.untyped_storage().data_ptr(): each.nbytes
         for step in run.steps
-        for each in (*step.gradients.values(), *step.weights.values())
+        for each in (*step.gradients.values.values(), *step.weights.values())
     }
     assert sum(held.values()) == 12 * count
 

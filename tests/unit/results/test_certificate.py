@@ -61,6 +61,7 @@ def parameter(name: str, *, difference: float, expected: float = 1.0, **changes:
         product=expected**2,
         difference=difference,
         rounding=None,
+        reading_error=0.0,
     )
     return replace(found, **changes)
 
@@ -159,6 +160,22 @@ def test_a_part_without_gradients_holds_only_without_them() -> None:
         certificate_text(certificate(compared))
     )
     assert faults_of(replace(nothing, found=1e-9, difference=1e-9))
+
+
+def test_a_gradient_is_compared_as_exactly_as_it_was_read() -> None:
+    assert faults_of(parameter("a", difference=1.19e-3, reading_error=1e-3)) == ()
+    assert faults_of(parameter("a", difference=1.21e-3, reading_error=1e-3))
+    other = parameter("b", difference=3e-2, expected=100.0)  # differs itself, beside one that is not known
+    (fault,) = faults_of(parameter("a", difference=1e-2, reading_error=2e-2), other)
+    assert "that of b by 0.0003 (0.0002)" in fault
+    nothing = parameter("a", difference=1e-9, expected=0.0, found=1e-9, reading_error=2e-9)
+    assert faults_of(nothing) == ()
+    assert faults_of(replace(nothing, difference=3e-9))
+    assert compare("float32", [report(nothing)]).steps[0].parts[0].is_empty
+    hidden = compare("float32", [report(parameter("a", difference=2.0, reading_error=3.0))])
+    assert "Not compared: the gradient of language in step 1, which is far smaller than" in (
+        certificate_text(certificate(hidden))
+    )
 
 
 def test_gradients_before_clipping_are_compared_too() -> None:

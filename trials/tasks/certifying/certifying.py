@@ -36,7 +36,14 @@ from trials.tasks.certifying.reference import (
     set_weights,
 )
 from trials.tasks.certifying.saved import compare_saved, plain_name, remove_scratch
-from trials.tasks.certifying.under_plan import GradientReader, PlanRun, PlanStep, first_unclipped, run_plan
+from trials.tasks.certifying.under_plan import (
+    GradientReader,
+    PlanRun,
+    PlanStep,
+    ReadGradients,
+    first_unclipped,
+    run_plan,
+)
 from trials.tasks.request import Certification, Request
 from trials.tasks.session import Session, open_session
 
@@ -77,7 +84,7 @@ class _Certifying:
     request: Request
     task: Certification
     run: PlanRun
-    unclipped: tuple[float, dict[str, torch.Tensor]] | None
+    unclipped: tuple[float, ReadGradients] | None
     """(loss, gradients) of the first step without clipping; None where the job has none."""
     rank: int
     device: torch.device
@@ -136,7 +143,8 @@ def _by_transformers(this: _Certifying, model: PreTrainedModel) -> Iterator[_Ref
         if place:
             set_weights(model, SharedWeights(each.weights, dict(model.named_parameters()), this.device))
         share = _share_of(this, each)
-        wanted = {this.run.tied.get(name, name) for name in each.gradients} | set(each.gradients)
+        names = each.gradients.values
+        wanted = {this.run.tied.get(name, name) for name in names} | set(names)
         rounded = None
         if model.dtype != torch.float32:
             rounded = model_results(model, share.samples, share.shares, wanted.__contains__)
@@ -165,10 +173,10 @@ def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
                 _set_stage(session, SharedWeights(each.weights, like, this.device))
             share = _share_of(this, each)
             loss = _sample_by_sample(session, each, share.total_weight)
-            gradients = reader.read()
-            norms = [norm_of(gradient) for name, gradient in gradients.items() if not _is_copy(session, name)]
+            read = reader.read()
+            norms = [norm_of(gradient) for name, gradient in read.values.items() if not _is_copy(session, name)]
             (squares,) = _summed(this.device, math.hypot(*norms) ** 2)
-            exact = Results(loss=loss, gradients=gradients, norm=math.sqrt(squares))
+            exact = Results(loss=loss, gradients=read.values, norm=math.sqrt(squares), reading_errors=read.errors)
             yield _Reference(exact=exact, rounded=None, unreadable=share.unreadable)
 
 
@@ -327,7 +335,7 @@ def _step_report(this: _Certifying, place: int, results: Mapping[int, _Reference
 def _comparison(
     run: PlanRun,
     each: PlanStep,
-    found: tuple[float, Mapping[str, torch.Tensor]],
+    found: tuple[float, ReadGradients],
     reference: _Reference,
     clip_norm: float | None,
 ) -> GradientComparison:
@@ -344,9 +352,9 @@ def _comparison(
 
 
 def _parameters(
-    run: PlanRun, gradients: Mapping[str, torch.Tensor], exact: Results, rounded: Results | None
+    run: PlanRun, gradients: ReadGradients, exact: Results, rounded: Results | None
 ) -> Iterator[ParameterComparison]:
-    for name, gradient in gradients.items():
+    for name, gradient in gradients.values.items():
         if name not in exact.gradients and run.tied.get(name) not in exact.gradients:
             continue  # one that the job does not train, whose change is reported
         # The whole model has a tied weight once, under the name of the original.
@@ -359,6 +367,7 @@ def _parameters(
             product=product(gradient, expected),
             difference=distance(gradient, expected),
             rounding=None if rounded is None else distance(_named(rounded, name, run.tied), expected),
+            reading_error=gradients.errors[name] + exact.reading_errors.get(name, 0.0),
         )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -34,11 +34,17 @@ class Results:
     """Before clipping, float32 on the CPU, by the name of the parameter."""
     norm: float
     """Of the gradient of the whole model, before clipping."""
+    reading_errors: Mapping[str, float] = field(default_factory=dict)
+    """Most that the reading of gradients may have changed them, as norms; none where they were not read."""
 
     def clipped(self, clip_norm: float | None) -> "Results":
         """Return the results with clipped gradients."""
         share = clip_share(self.norm, clip_norm)
-        return replace(self, gradients={name: share * each for name, each in self.gradients.items()})
+        return replace(
+            self,
+            gradients={name: share * each for name, each in self.gradients.items()},
+            reading_errors={name: share * each for name, each in self.reading_errors.items()},
+        )
 
 
 def build_model(settings: ModelSection, training: TrainingSection, device: torch.device) -> PreTrainedModel:

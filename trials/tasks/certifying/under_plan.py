@@ -1,7 +1,7 @@
 """Steps of the training itself under the plan, each next to torch's own update of the weights."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -34,11 +34,23 @@ _MOST_FACTORS = 1_000
 """Steps of a long training of which the factor is compared."""
 _FEW = 2.0**-26
 """A quarter of a rounding of each float32 number: few are rounded otherwise than in torch's own update."""
+_ROUNDED = 2.0**-24
+"""Most that a float32 number is rounded, relative to it."""
 _SOME = 4 * 2.0**-23
 """Four numbers of a small parameter that are rounded otherwise by one unit in the last place."""
 # A choice far above float64's rounding, and far below any difference between two schedules.
 _RATE_ERROR = 1e-9
 """Relative: both are computed in float64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadGradients:
+    """Gradients of a stage on the first of its ranks, on others none, by the name of the parameter."""
+
+    values: dict[str, torch.Tensor]
+    """After clipping, float32 on the CPU."""
+    errors: dict[str, float]
+    """Most that the reading may have changed them, as norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,9 +64,8 @@ class PlanStep:
     loss: float
     step: Step
     index: DatasetIndex
-    gradients: dict[str, torch.Tensor]
-    """After clipping, float32 on the CPU: of the stage on the first of its ranks, on others none. Only of steps in
-    `PlanRun.compared`: those of all take more memory."""
+    gradients: ReadGradients
+    """Only of steps in `PlanRun.compared`: those of all take more memory."""
     weights: dict[str, torch.Tensor]
     """Weights of the reference before the step, float32 on the CPU: of the same ranks and steps, but none of the first
     step, which has those of the model."""
@@ -85,17 +96,15 @@ class GradientReader:
     """The gradients of a stage's steps, as AdamW got them: from its first moment.
 
     The moment is `beta1` times the one before plus `1 - beta1` times the gradient, whichever engine and ZeRO stage have
-    averaged and split it.
+    averaged and split it. Each moment is rounded to float32, so a gradient far smaller than the ones before, such as
+    that of a weight that began as zeros in front of a norm, is known to few digits.
     """
 
     def __init__(self, session: Session) -> None:
         self._session, self._before = session, dict[str, torch.Tensor]()
 
-    def read(self) -> dict[str, torch.Tensor]:
-        """Return the gradients of the last step, float32 on the CPU; every rank must call it after each step.
-
-        The first of the ranks with the same parameters gets them.
-        """
+    def read(self) -> ReadGradients:
+        """Return the gradients of the last step; every rank must call it after each step."""
         session, beta = self._session, self._session.request.job.training.betas[0]
         moments = kept(
             (
@@ -106,7 +115,12 @@ class GradientReader:
             keeps=session.coordinates.leads_stage,
         )
         before, self._before = self._before, moments
-        return {name: newest(moment, before.get(name), beta) for name, moment in moments.items()}
+        errors = {
+            name: _ROUNDED * (norm_of(moment) + norm_of(before[name])) / (1 - beta) if before else 0.0
+            for name, moment in moments.items()
+        }
+        values = {name: newest(moment, before.get(name), beta) for name, moment in moments.items()}
+        return ReadGradients(values=values, errors=errors)
 
 
 def run_plan(request: Request, task: Certification, rank: int, device: torch.device) -> PlanRun:
@@ -139,8 +153,9 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
             with closing(run_steps(session, course, range(number, number + 1), schedule)) as run:
                 ((progress, _, _),) = run
             gradients = reader.read()
-            before = dict(plain.weights) if number and number in compared else {}
-            plain.update(gradients, factor)
+            is_compared = number in compared
+            before = dict(plain.weights) if number and is_compared else {}
+            plain.update(gradients.values, factor)
             faults += _rate_faults(state, plain, factor, number, training.learning_rate)
             found = kept(_master_weights(stage.model, state), keeps=leads)
             faults += _stale(stage.model, state, number)
@@ -151,7 +166,7 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
                     loss=progress.loss,
                     step=_step(session, course, number),
                     index=session.index,
-                    gradients={name: gradients[name] for name in plain.weights} if number in compared else {},
+                    gradients=_of(plain.weights, gradients) if is_compared else ReadGradients(values={}, errors={}),
                     weights=before,
                     updates=tuple(_updates(found, begun, plain, parts)),
                 )
@@ -174,7 +189,7 @@ def run_plan(request: Request, task: Certification, rank: int, device: torch.dev
         )
 
 
-def first_unclipped(request: Request, rank: int, device: torch.device) -> tuple[float, dict[str, torch.Tensor]]:
+def first_unclipped(request: Request, rank: int, device: torch.device) -> tuple[float, ReadGradients]:
     """Return (loss, gradients) of the first step without clipping, as `PlanStep` has them. Every rank must call it."""
     training = request.job.training.model_copy(update={"clip_norm": None})
     request = replace(request, job=request.job.model_copy(update={"training": training}))
@@ -216,6 +231,11 @@ def parts_of(stage: StageModule) -> dict[str, Part]:
     chain = stage.chain
     parts = {path: part for part in PARTS for path in chain.paths_of(part)}
     return {name: parts[path] for path in stage.paths for name, _ in parameters_at(stage.model, path)}
+
+
+def _of(names: Iterable[str], gradients: ReadGradients) -> ReadGradients:
+    """Return the gradients of these parameters."""
+    return replace(gradients, values={name: gradients.values[name] for name in names})
 
 
 def _weights(model: nn.Module, state: OptimizerState) -> Iterator[tuple[str, torch.Tensor]]:
