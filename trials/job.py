@@ -107,7 +107,7 @@ class LearningRatesSection(Section):
     """Learning rates of parts of the model; a part that is not given has `training.learning_rate`."""
 
     vision: LearningRate | None = None
-    """Vision embedding and layers."""
+    """The vision tower."""
     projector: LearningRate | None = None
     language: LearningRate | None = None
     """Word embedding, language layers, final norm and output projection."""

@@ -105,8 +105,11 @@ class MeasuredTime:
         )
 
     def _basis(self, name: str) -> Basis:
-        # With several ranks of a stage, some waiting for the others may be left in the measured update.
-        return "predicted" if name == "optimizer" and self._plan.layout.grid.of_stage > 1 else _BASES[name]
+        # Waiting for ranks of this stage, or for a weight of another one, may be left in the measured update.
+        layout = self._plan.layout
+        update = self._predictor.base.times.update_parts(layout, self._parts, self._sizes)
+        waits = layout.grid.of_stage > 1 or update.together.any()
+        return "predicted" if name == "optimizer" and waits else _BASES[name]
 
     @cached_property
     def _measured(self) -> _Ranks:

@@ -47,7 +47,7 @@ class Mixtures:
     ) -> None:
         """`seconds` are those of the mean pack of each level."""
         self._predictor, self._usable, self._layout = predictor, usable_bytes, layout
-        self._sizes, self._seconds = sizes, seconds
+        self._sizes, self._seconds = sizes.in_chunks(predictor.costs["head"]), seconds
         self._shares = [of_level.row_share for of_level in sizes.of_levels]
         self._layers = [predictor.memory.of_layers(degree, layout) for degree in sizes.epoch.packing.degrees]
         self._windows: dict[int, Windows] = {}

@@ -1,22 +1,29 @@
 """Averages and updates of a model whose output projection is its word embedding."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.timeline import timeline
+from autotune.search.roles import Role
 from benchmarks.machines.analytic import A100, LanguageShape, VisionShape, analytic_costs
+from storage.explanation import BEST
+from tests.machines.simulated import SimulatedLauncher
+from tests.unit.search.test_explanation import QUIET, explained, times
 from tests.values.exchanges import exchanging, of_weights
-from tests.values.search import COSTS, predictor_of
+from tests.values.search import COSTS, finished, predictor_of, runner_of
 from tests.values.training import plan_of
 from trials.costs.layer import LayerCost
 from trials.costs.layer_costs import LayerCosts, LinkCost
 from trials.model.cut import cut
+from trials.outcome import Completed
 from trials.plan import Plan, ZeroStage
 
 TIED = 30_000
+APART, LAST = plan_of("5+2", "0+2"), plan_of("4+0", "1+4")
 
 
 def with_head(costs: LayerCosts, head: LayerCost) -> LayerCosts:
@@ -57,10 +64,9 @@ def test_of_two_stages_with_an_end_each_both_have_the_tied_weight() -> None:
 def test_two_stages_with_an_end_each_add_up_the_gradients_of_a_tied_weight_over_their_link() -> None:
     link = LinkCost(latency_seconds=0.25, seconds_per_byte=1e-6)
     linked, alone = (replace(costs, link=link) for costs in (PROFILED, GATHERED))
-    apart, last, single = plan_of("5+2", "0+2"), plan_of("4+0", "1+4"), plan_of("5+4")
-    (tied, *_), (once, *_) = (after_passes(predictor_of(costs), apart) for costs in (linked, alone))
+    (tied, *_), (once, *_) = (after_passes(predictor_of(costs), APART) for costs in (linked, alone))
     assert tied == pytest.approx([each + 4e-6 * TIED for each in once])
-    for plan, tied_seconds in ((apart, 4e-6 * TIED), (last, 0.0), (single, 0.0)):
+    for plan, tied_seconds in ((APART, 4e-6 * TIED), (LAST, 0.0), (plan_of("5+4"), 0.0)):
         predictor, usual = predictor_of(linked), predictor_of(alone)
         prediction = predictor.predict(plan)
         # What the head's stage updates less of the weight that it has once takes less than a thousandth of that.
@@ -73,7 +79,7 @@ def test_two_stages_with_an_end_each_add_up_the_gradients_of_a_tied_weight_over_
         shown = timeline(predictor, plan, prediction)
         assert shown.seconds == pytest.approx(prediction.step_seconds[shown.step])
     frozen = with_head(linked, replace(linked["head"], frozen_parameters=linked["head"].parameters))
-    assert after_passes(predictor_of(frozen), apart)[0] == [0.0, 0.0]
+    assert after_passes(predictor_of(frozen), APART)[0] == [0.0, 0.0]
 
 
 def test_a_frozen_tied_weight_is_neither_averaged_nor_updated() -> None:
@@ -97,3 +103,14 @@ def test_analytic_costs_of_a_tied_model_have_its_words_once() -> None:
     plan = plan_of("2+2")
     twice, once = (after_passes(predictor_of(costs), plan)[-1][0] for costs in (untied, tied))
     assert twice - once == 16 * 96 * 1000  # weights, gradients and moments in float32
+
+
+@pytest.mark.parametrize(("plan", "basis"), [(APART, "predicted"), (LAST, "measured")])
+def test_an_update_that_waits_for_the_tied_weight_of_another_stage_is_no_measured_one(
+    plan: Plan, basis: str, tmp_path: Path
+) -> None:
+    predictor = predictor_of(replace(PROFILED, link=LinkCost(latency_seconds=1e-4, seconds_per_byte=1e-8)))
+    result = runner_of(tmp_path, SimulatedLauncher(predictor, QUIET), predictor=predictor).run(plan)
+    assert isinstance(result.outcome, Completed)
+    trial = finished(plan, result.outcome, epoch_seconds=result.epoch_seconds or 0.0, epoch_seconds_error=0.01)
+    assert times(explained((Role.SAMPLED, trial), predictor=predictor))[BEST].part("optimizer").basis == basis

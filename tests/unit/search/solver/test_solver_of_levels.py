@@ -7,6 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from autotune.prediction.columns import TARGETS
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.search.solver.limits import Limits
@@ -15,6 +16,7 @@ from autotune.search.solver.splits import WantedSplits
 from tests.unit.prediction.test_levels_memory import PLAIN, live_bytes
 from tests.unit.prediction.test_predictor import PACKED
 from tests.unit.prediction.test_shared_packs import levelled
+from tests.unit.prediction.test_tied_ends import with_head
 from tests.unit.search.solver.test_solver import HEADROOM, Ends, splits, stage_of
 from tests.values.data import index_of
 from tests.values.search import limits_of, predictor_of, random_rows
@@ -230,6 +232,17 @@ def test_long_packs_that_are_recomputed_leave_room_for_short_ones_that_are_kept(
     assert len(found) > 25
     for limits, plan in found:
         assert max(stage.expected for stage in predictor.plans_memory((plan,))[0]) <= limits.usable_bytes
+
+
+def test_packs_of_levels_hold_one_chunk_of_logits_as_those_of_one_do() -> None:
+    packing, layout = packing_of(1, 2), Layout(pipeline=1, data=4, zero=0)
+    chunked = replace(PLAIN["head"], kept_bytes=(0.0, 4e5, 0.0, 0.0), chunk_targets=10, further_share=0.01)
+    predictor = predictor_of(with_head(PLAIN, chunked), index_of(random_rows(16, seed=1)), batch=8)
+    assert predictor.sizes(packing, layout).table[:, TARGETS].max() > 20 * 10
+    ample = Solver(predictor, limits_of(1 << 40, *LAYERS)).solve(packing, layout)
+    assert ample is not None
+    need = max(stage.expected for stage in predictor.plans_memory((ample,))[0])
+    assert Solver(predictor, limits_of(round(1.01 * need / HEADROOM), *LAYERS)).solve(packing, layout) == ample
 
 
 def test_levels_that_no_split_fits_have_no_plan() -> None:
