@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -56,13 +55,6 @@ class Grid:
     def stage_ranks(self, stage: int) -> range:
         """Return the ranks that hold `stage`, in order of `data_rank`, then of `tensor_rank`."""
         return range(stage * self.of_stage, (stage + 1) * self.of_stage)
-
-    def counted_once(self, counts: Sequence[int]) -> int:
-        """Return how many samples ranks have counted, from the count of each, [world_size].
-
-        All stages see the samples of a data rank, but perhaps on different nodes: the highest of their counts counts.
-        """
-        return sum(max(counts[place :: self.of_stage]) for place in range(self.of_stage))
 
     def leaves_node(self, stage: int, of_node: int) -> bool:
         """Return whether messages of `stage` to the next one pass between nodes of `of_node` neighbours each."""

@@ -156,7 +156,7 @@ def launch(
             best = best_evaluation(_evaluations(output))
             listener(PhaseBegan(phase=Phase.TRAINING, text=text, last_step=max_steps, best_evaluation=best))
             try:
-                report, blanks, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
+                report, disturbed_by = _train(request, hardware, site, logs, watch=watch, ending=ending)
             except LaunchFailed as error:
                 last = last_checkpoint(output)
                 if isinstance(error, PlanFailed) and last <= opened.steps:
@@ -170,7 +170,7 @@ def launch(
         tokens_per_sample=reader.tokens_per_sample,
         steps=reader.count,
         data_wait_share=reader.data_wait_share,
-        blank_samples=blanks,
+        blank_samples=report.blank_samples,
         evaluations=_evaluations(output),
         disturbance=disturbed_by,
     )
@@ -239,8 +239,8 @@ class _Watch:
 
 def _train(
     request: Request, hardware: Hardware, site: Site, logs: Path, *, watch: _Watch, ending: "_Ending"
-) -> tuple[TrainingReport, int, str | None]:
-    """Return (report of rank 0, number of samples that could not be read, what slowed it down)."""
+) -> tuple[TrainingReport, str | None]:
+    """Return (report of rank 0, what slowed it down)."""
     layout, reader = request.plan.layout, watch.reader
     try:
         launcher = site.launcher(logs, layout.world_size)
@@ -263,11 +263,9 @@ def _train(
         raise PlanFailed(message, str(answer))
     report = answer.reports[0]
     ending.record(_status(report), report.steps)
-    reports = (each for each in answer.reports if isinstance(each, TrainingReport))
-    blanks = layout.grid.counted_once([each.blank_samples for each in reports])
-    if (lost := BlankSamples()).add(blanks):
+    if (lost := BlankSamples()).add(report.blank_samples):
         _log.warning("%s; the logs in %s name them", str(lost), logs)
-    return report, blanks, disturbance(machine.conditions, hardware)
+    return report, disturbance(machine.conditions, hardware)
 
 
 def _status(report: TrainingReport) -> LaunchStatus:

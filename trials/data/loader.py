@@ -29,6 +29,20 @@ from trials.sharing.share import ALONE, Share
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a sample of a pack is blank on one rank."""
+
+    pack: int
+    """Place of the pack among those of its data rank."""
+    sample: int
+    """Place of the sample in the pack."""
+    sharer: int
+    """Place of the rank among those that share the pack."""
+    reason: str
+    """With file and line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicroBatch:
     """One pack as tensors."""
@@ -42,8 +56,8 @@ class MicroBatch:
     rank, which are all T unless ranks share the pack."""
     weights: torch.Tensor | None = None
     """float32 [t], the weight of each label in the loss of a step; None where it is 1 for all."""
-    faults: tuple[str, ...] = ()
-    """Why samples of the pack are blank, each with file and line. The first of the ranks that share a pack has them."""
+    faults: tuple[Fault, ...] = ()
+    """Of the samples that this rank could not read, also where other ranks share the pack."""
 
     def share_memory(self) -> None:
         """Move it to shared memory. Raise SharedMemoryFull."""
@@ -118,9 +132,9 @@ def micro_batches(
             # Not itself: this frame holds it, so that it would hold the frame, and with that the workers.
             raise type(batch)(*batch.args)
         if batch.faults and on_error == "fail":
-            raise DataError(batch.faults[0])
+            raise DataError(batch.faults[0].reason)
         for fault in batch.faults:
-            logger.warning("%s; a blank sample is used instead", fault)
+            logger.warning("%s; a blank sample is used instead", fault.reason)
         yield batch
 
 
@@ -174,9 +188,14 @@ class PackDataset(Dataset[MicroBatch]):
         return len(self._packs)
 
     def __getitem__(self, number: int) -> MicroBatch:
-        faults: list[str] = []
         part = self._packs[number]
-        samples = [self._encoded(int(row), faults) for row in part.rows]
+        samples, faults = list[Encoded](), list[Fault]()
+        for place, row in enumerate(part.rows.tolist()):
+            try:
+                samples.append(encode(self._index, row, self._encoder, pixels=self._pixels))
+            except DataError as error:
+                samples.append(self._encoder.blank(self._index.lengths(row), pixels=self._pixels))
+                faults.append(Fault(pack=number, sample=place, sharer=part.share.index, reason=str(error)))
         batch = collate(
             samples,
             self._encoder,
@@ -186,14 +205,7 @@ class PackDataset(Dataset[MicroBatch]):
             weighting=self._weighting,
         )
         tokens = replace(batch.tokens, level=part.level)
-        return replace(batch, tokens=tokens, faults=() if part.share.index else tuple(faults))
-
-    def _encoded(self, row: int, faults: list[str]) -> Encoded:
-        try:
-            return encode(self._index, row, self._encoder, pixels=self._pixels)
-        except DataError as error:
-            faults.append(str(error))
-            return self._encoder.blank(self._index.lengths(row), pixels=self._pixels)
+        return replace(batch, tokens=tokens, faults=tuple(faults))
 
 
 class _InSharedMemory(Dataset[MicroBatch | TrialsError]):

@@ -31,7 +31,7 @@ class TrialReport:
     vision_units: int
     stage: StageMeasurement
     blank_samples: int = 0
-    """Samples of this rank that could not be read, also in warm-up steps."""
+    """Samples of all ranks that could not be read, also in warm-up steps."""
     kind: Literal["trial"] = "trial"
 
 
@@ -182,7 +182,7 @@ class TrainingReport:
     """Whether every epoch is done and the final model is written."""
     model: Path | None
     blank_samples: int
-    """Samples of this rank, in this launch, that could not be read and were replaced by blank ones."""
+    """Samples of all ranks, in this launch, that could not be read and were replaced by blank ones."""
     stopped: Stop | None = None
     """How the ranks were asked to stop; None where they did all that was left, the last evaluation included."""
     kind: Literal["training"] = "training"

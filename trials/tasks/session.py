@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
+from deepspeed import comm
 
 from trials.arrays import Ints
 from trials.data.epoch import Epoch, EpochSettings, Step, build_epoch
@@ -54,10 +55,12 @@ class Session:
     meter: MemoryMeter
     index: DatasetIndex
     encoder: Encoder
-    blank_samples: int = 0
-    """Samples of this rank so far that could not be read, counted each time they were shown."""
     latest: LatestSamples = field(default_factory=lambda: LatestSamples("run the same command again"))
     """Those of this rank."""
+    blank: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """Samples that this rank could not read since they were counted: the reading, the first rank of the stage that has
+    their pack, the pack, and their place in it. They are the same for all ranks that have the pack."""
+    _readings: int = 0
 
     def epoch(self, number: int) -> Epoch:
         """Build the packs and steps of epoch `number`: the same on every rank."""
@@ -89,6 +92,8 @@ class Session:
         `workers` and `on_error` replace those of `data` in the job.
         """
         data = self.request.job.data
+        self._readings += 1
+        place = self.coordinates.rank % self.request.plan.layout.grid.of_stage
         for batch in micro_batches(
             epoch.index,
             epoch,
@@ -102,9 +107,19 @@ class Session:
             weighting=self.request.job.training.loss_weighting,
             within=self.engine.stage.tensor.share,
         ):
-            self.blank_samples += len(batch.faults)
-            self.latest.add(len(batch.tokens.lengths), batch.faults)
+            self.blank.update((self._readings, place - each.sharer, each.pack, each.sample) for each in batch.faults)
+            self.latest.add(len(batch.tokens.lengths), [each.reason for each in batch.faults])
             yield batch
+
+    def count_blank(self) -> int:
+        """Return how many samples any rank could not read since the last count; every rank must call it.
+
+        Ranks of other nodes may lack other files, so that stages, or ranks that share a pack, differ.
+        """
+        of_ranks: list[set[tuple[int, int, int, int]]] = [set()] * comm.get_world_size()
+        comm.all_gather_object(of_ranks, self.blank)
+        self.blank = set()
+        return len(set().union(*of_ranks))
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.

@@ -138,8 +138,8 @@ class Runner:
     def _tell_of_blanks(self, plan: Plan, answer: Answers | Cause) -> None:
         if not isinstance(answer, Answers):
             return
-        reports = (each for each in answer.reports if isinstance(each, TrialReport))
-        if self._blanks.add(plan.layout.grid.counted_once([each.blank_samples for each in reports])):
+        report = answer.reports[0]
+        if isinstance(report, TrialReport) and self._blanks.add(report.blank_samples):
             _log.warning(
                 "in trials until that of plan %s, %s, which load faster than others; the logs of the ranks name them",
                 plan.id,

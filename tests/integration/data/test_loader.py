@@ -200,7 +200,7 @@ def test_a_pack_without_images_can_be_shared(name: str, pixels: bool, tmp_path: 
         assert (len(batch.labels), batch.tokens.stands_in) == (3, pixels)
 
 
-def test_the_first_rank_of_a_shared_pack_alone_tells_of_its_faults(
+def test_each_rank_of_a_shared_pack_tells_of_the_faults_that_it_finds(
     changing: Path, encoder: Encoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     index = index_of(changing, encoder, "a.jsonl")
@@ -210,7 +210,8 @@ def test_the_first_rank_of_a_shared_pack_alone_tells_of_its_faults(
         next(micro_batches(index, epoch, [0], rank, encoder, pixels=True, workers=0, on_error="skip"))
         for rank in (0, 1)
     )
-    assert (len(one.faults), len(other.faults), len(caplog.messages)) == (1, 0, 1)
+    assert (len(one.faults), len(other.faults), len(caplog.messages)) == (1, 1, 2)
+    assert replace(other.faults[0], sharer=0) == one.faults[0]
     assert torch.equal(one.tokens.input_ids, other.tokens.input_ids)
 
 

@@ -153,9 +153,3 @@ def test_a_layout_has_the_grid_of_its_degrees() -> None:
 )
 def test_the_stages_that_send_to_another_node(grid: Grid, of_node: int, leaving: list[bool]) -> None:
     assert [grid.leaves_node(stage, of_node) for stage in range(grid.pipeline)] == leaving
-
-
-def test_samples_that_stages_count_alike_or_not_are_counted_once() -> None:
-    grid = Grid(pipeline=2, data=2)
-    assert grid.counted_once([3, 1, 3, 1]) == 4
-    assert grid.counted_once([0, 1, 5, 0]) == 6

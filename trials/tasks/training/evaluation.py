@@ -103,7 +103,7 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
     Those do not count in the mean. Return None when `stops` is True before the end. Raise DataError where no sample
     can be read.
     """
-    total, targets, blank_before = 0.0, 0, session.blank_samples
+    total, targets = 0.0, 0
     steps = range(epoch.steps)
     with _set_aside(session), closing(session.batches(epoch, steps)) as batches:
         for step in steps:
@@ -112,24 +112,21 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
             unweighted = (replace(batch, weights=None) for batch in batches)
             found = session.engine.evaluate(unweighted, len(epoch.rows(step)))
             total, targets = total + found[0], targets + found[1]
-        grid = session.request.plan.layout.grid
-        blank = torch.zeros(grid.world_size, dtype=torch.int64, device=session.device)
-        blank[session.coordinates.rank] = session.blank_samples - blank_before
-        comm.all_reduce(blank)
+        blank = session.count_blank()
     if not targets:
         raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
     if not math.isfinite(total):
         raise not_finite("the evaluation loss", total / targets)
-    return total / targets, grid.counted_once(blank.tolist())
+    return total / targets, blank
 
 
 @contextmanager
 def _set_aside(session: Session) -> Iterator[None]:
-    """Restore the number of blank samples, the latest ones, and the stopwatch."""
-    blank_samples, latest = session.blank_samples, session.latest
-    session.latest = latest.anew()
+    """Restore the blank samples, the latest ones, and the stopwatch."""
+    blank, latest = session.blank, session.latest
+    session.blank, session.latest = set(), latest.anew()
     yield
-    session.blank_samples, session.latest = blank_samples, latest
+    session.blank, session.latest = blank, latest
     session.engine.stopwatch.read()
 
 

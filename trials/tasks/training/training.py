@@ -81,11 +81,11 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         evaluator.check_files()
     every = training.checkpoint_every
     _finish(session, task.output, opened, done, total)
-    stopped = None if evaluator.catch_up(done, stops) else Stop.NOW
+    stopped, blank = None if evaluator.catch_up(done, stops) else Stop.NOW, 0
     clock = RankClock(session.request.plan.layout, task.window_steps)
     with closing(run_steps(session, course, range(done, done if stopped else last), schedule)) as steps:
         for record, times, ends_epoch in steps:
-            done = record.step
+            done, blank = record.step, blank + record.blank_samples
             asked = _agreed(session, asked_to_stop) if done < last else None
             is_due = done % every == 0 if every else ends_epoch
             is_saved = is_due or done == last or asked is Stop.NOW
@@ -108,7 +108,7 @@ def run_training(session: Session, task: Training, asked_to_stop: Callable[[], S
         steps=done,
         finished=done == total,
         model=task.output / MODEL_FOLDER if done == total else None,
-        blank_samples=session.blank_samples,
+        blank_samples=blank,
         stopped=stopped,
     )
 
@@ -209,7 +209,7 @@ def run_steps(
 
     Yield each, the times of the ranks in it as `RankClock.add` takes them, and whether it ends its epoch.
     """
-    training, grid = session.request.job.training, session.request.plan.layout.grid
+    training = session.request.job.training
     total = min(course.steps, training.max_steps or course.steps)
     learning_rate = highest_learning_rate(training, session.engine.stage.chain)
     for stretch in course.stretches:
@@ -225,7 +225,7 @@ def run_steps(
                 factor = schedule.factor(before + index + 1)
                 session.engine.scale_learning_rates(factor)
                 torch.manual_seed(random_seed(session.request.job.training.seed, before + index, session.coordinates))
-                start, blank_before = time.perf_counter(), session.blank_samples
+                start = time.perf_counter()
                 with explained(session, schedule, before + index + 1):
                     loss = session.step(batches, step)
                     norm = session.engine.gradient_norm
@@ -234,8 +234,7 @@ def run_steps(
                 seconds = time.perf_counter() - start
                 parts = session.engine.stopwatch.read()
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
-                blank = session.blank_samples - blank_before
-                found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(blank)))
+                found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(len(session.blank))))
                 times = found[:, :2]
                 progress = Progress(
                     step=before + index + 1,
@@ -246,7 +245,7 @@ def run_steps(
                     learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
-                    blank_samples=grid.counted_once(found[:, 2].int().tolist()),
+                    blank_samples=session.count_blank() if found[:, 2].any() else 0,
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps

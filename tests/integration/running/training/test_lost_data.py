@@ -1,7 +1,9 @@
 """Samples that can no longer be read when ranks come to them, on this machine or on another node."""
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from autotune.training.full_training import Launched, launch
 from autotune.workload import Prepared
 from storage.spool import Spool
 from storage.store import open_store
-from tests.values.training import plan_of, prepared_of, train
+from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials.outcome import Crash
+from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
 from trials.sites.local import LocalSite
 from trials.tasks.answer import TrainingReport, TrialReport
@@ -42,12 +45,12 @@ def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepare
     return prepared, picture
 
 
-def launch_in(folder: Path, prepared: Prepared, **options: Any) -> Launched:
+def launch_in(folder: Path, prepared: Prepared, plan: Plan = PIPELINE, **options: Any) -> Launched:
     """Launch the two steps."""
     with open_store(f"sqlite:///{folder / 'known.db'}") as store:
         return launch(
             prepared,
-            PIPELINE,
+            plan,
             store,
             Spool(folder / "spool"),
             folder / "launches",
@@ -94,32 +97,37 @@ def test_a_launch_warns_at_the_first_samples_that_cannot_be_read(
     assert "until step 1, 1 sample could not be read and was replaced by a blank one; the logs in " in caplog.text
 
 
-HIDES_FROM_RANK_1 = """
+HIDES_FROM_RANKS = """
+import json
 import os
 from pathlib import Path
 
-lost, opened = Path(__file__).with_name("lost").read_text(), Path.open
+lost, opened = json.loads(Path(__file__).with_name("lost.json").read_text()), Path.open
 
 def open_here(self, *arguments, **options):
-    if os.environ.get("RANK") == "1" and str(self) == lost:
+    if str(self) in lost.get(os.environ.get("RANK"), ()):
         raise FileNotFoundError(2, "No such file or directory", str(self))
     return opened(self, *arguments, **options)
 
 Path.open = open_here
 """
-"""A `sitecustomize` for Python processes: the rank of the last stage is on a node without a picture."""
+"""A `sitecustomize` for Python processes: ranks are on nodes that lack pictures."""
 
 
-def test_samples_that_the_last_stage_alone_cannot_read_are_counted(
-    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("plan", [PIPELINE, plan_of("4+2", data=2, packing=replace(PACKED, sequence=2))])
+def test_samples_that_some_ranks_alone_cannot_read_are_counted(
+    plan: Plan, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared, picture = job_with_pictures(shallow, tmp_path)
-    (tmp_path / "sitecustomize.py").write_text(HIDES_FROM_RANK_1)
-    (tmp_path / "lost").write_text(str(picture))
+    shown = [prepared.index.sample(row).images for row in range(len(prepared.index))]
+    other = next(image for images in reversed(shown) for image in images if picture not in images)
+    assert isinstance(other, Path)
+    (tmp_path / "sitecustomize.py").write_text(HIDES_FROM_RANKS)
+    (tmp_path / "lost.json").write_text(json.dumps({"0": [str(picture)], "1": [str(other)]}))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "001")  # this text selects a fork server of its own
-    launched = launch_in(tmp_path, prepared)
-    showing = sum(picture in prepared.index.sample(row).images for row in range(len(prepared.index)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "0" * plan.layout.data + "01")  # a text selects a fork server of its own
+    launched = launch_in(tmp_path, prepared, plan)
+    showing = sum(picture in images or other in images for images in shown)
     lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
     assert launched.blank_samples == sum(line.blank_samples for line in lines if isinstance(line, Progress)) == showing
     assert f"{showing} sample" in caplog.text
