@@ -28,7 +28,9 @@ def copy_others(source: Path, target: Path) -> tuple[str, ...]:
         virtual = {name for name, sql in tables.items() if sql.startswith("CREATE VIRTUAL")}
         virtual |= {name for name in tables if name.startswith(tuple(f"{each}_" for each in virtual))}
         plain = tables.keys() - virtual
-        left_out = virtual | {name for name in plain if not _is_done(connection, tables[name], _rows_into(name))}
+        left_out = virtual | {
+            name for name in plain if not _is_done(connection, tables[name], _rows_into(connection, name))
+        }
         left_out = _with_related(connection, tables, left_out)
         for name in left_out:
             connection.execute(f"DROP TABLE IF EXISTS main.{_quoted(name)}")
@@ -37,9 +39,13 @@ def copy_others(source: Path, target: Path) -> tuple[str, ...]:
         return (*sorted(left_out), *(name for name, sql in more if not _is_done(connection, sql)))
 
 
-def _rows_into(table: str) -> str:
+def _rows_into(connection: sqlite3.Connection, table: str) -> str:
+    # Others are computed, and cannot be written.
+    stored = connection.execute("SELECT name FROM pragma_table_xinfo(?, ?) WHERE hidden = 0", (table, "old"))
+    columns = ", ".join(_quoted(name) for (name,) in stored)
     # Without a condition SQLite would copy whole records, and check neither their columns nor constraints.
-    return f"INSERT INTO main.{_quoted(table)} SELECT * FROM old.{_quoted(table)} WHERE true"  # noqa: S608  # quoted
+    copied = f"SELECT {columns} FROM old.{_quoted(table)} WHERE true"  # noqa: S608  # quoted
+    return f"INSERT INTO main.{_quoted(table)} ({columns}) {copied}"
 
 
 def _is_done(connection: sqlite3.Connection, *statements: str) -> bool:

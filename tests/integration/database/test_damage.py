@@ -74,8 +74,9 @@ def test_a_repair_keeps_tables_of_other_programs_and_names_those_it_cannot_read(
     optuna.create_study(storage=url, study_name="other").optimize(lambda trial: trial.suggest_float("x", 0, 1), 2)
     with closing(sqlite3.connect(path)) as file:
         file.executescript(
-            "CREATE TABLE \"my notes\" (text UNIQUE); INSERT INTO \"my notes\" VALUES ('milk'), (x'ff');"
-            'CREATE VIEW shown AS SELECT text FROM "my notes"; CREATE VIRTUAL TABLE words USING fts5(word);'
+            'CREATE TABLE "my notes" (text UNIQUE, size AS (length(text)));'
+            "INSERT INTO \"my notes\" VALUES ('milk'), (x'ff');"
+            'CREATE VIEW shown AS SELECT * FROM "my notes"; CREATE VIRTUAL TABLE words USING fts5(word);'
         )
         file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (page,) = file.execute("SELECT rootpage FROM sqlite_master WHERE name = 'trial_params'").fetchone()
@@ -84,7 +85,7 @@ def test_a_repair_keeps_tables_of_other_programs_and_names_those_it_cannot_read(
     answer = CliRunner().invoke(main, ["db", "repair", "--db", url])
     assert answer.exit_code == 0, answer.output
     with closing(sqlite3.connect(path)) as file:
-        assert file.execute("SELECT * FROM shown").fetchall() == [("milk",), (b"\xff",)]
+        assert file.execute("SELECT * FROM shown").fetchall() == [("milk", 4), (b"\xff", 1)]
         assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     named = answer.output.partition("Left out of other programs: ")[2]
     assert "words, words_config" in named
