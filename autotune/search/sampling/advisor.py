@@ -18,6 +18,7 @@ from autotune.search.execution.ledger import MOST_TRANSIENT_FAILURES, duration_s
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.learning.surrogate import Surrogate
 from autotune.search.sampling.kept import asks_for_more, recomputes_more
+from autotune.search.sampling.neutral import NeutralPlans, at_most_of_packs
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
 from autotune.search.solver.splits import WantedSplits
@@ -37,6 +38,8 @@ _COMPARED = 32
 # trials from 1.3 to 0.2 % (median of 20 held-out machines of benchmarks/search.py).
 _COMPARED_OF_PACKS = 3
 """Most of them with the same packing and layout: their variants are alike, but other packs may be predicted wrongly."""
+_LOOKS = 4
+"""Most times that candidates are looked for while packs of all of them change what is learned."""
 _SOLVED = 24
 """Packings and layouts, predicted fastest, for which splits are solved with corrected costs."""
 _SOLVED_OF_LAYOUT = 6
@@ -94,6 +97,7 @@ class Advisor:
         """Plans that need not be tried again."""
         self._transient_failures: Counter[Plan] = Counter()
         self._failed: set[Plan] = set()
+        self._neutral = NeutralPlans(predictor.learning_faults)
         self._measured: tuple[Plan, ...] = ()
         """Plans that completed and may win."""
         self._exceeded: list[tuple[Plan, int]] = []
@@ -234,8 +238,10 @@ class Advisor:
             elif may_climb and at.packing not in climbed[degree]:
                 climbed[degree].add(at.packing)
                 seen = [each for each in self._climbed(at) if each not in self._failed] if degree not in without else []
-                if seen:
-                    found = seen[int(np.argmax(self._chance_over_time(seen)))]
+                found = self._neutral.best(seen, self._chance_over_time(seen))
+                if seen and not found:  # another start may lead elsewhere
+                    climbed[degree].remove(at.packing)
+                if found:
                     takes = self._seconds([found])[0]
                     least = min(least, takes)
                     cost = self._cost(found) - math.log(max(self._chances([found])[0], _LEAST_CHANCE))
@@ -265,14 +271,17 @@ class Advisor:
         if waiting in self._proposed:
             return self._proposed[waiting]
         found: Proposal | None = None
-        candidates = [plan for plan in self._candidates() if plan not in waiting]
         able = (*self._measured, *filter(self._may_win, waiting))
-        if candidates and able:
-            gains = self._gains(candidates, able, waiting) * self._chances(candidates)
-            chosen = int(np.argmax(gains / self.trial_seconds(candidates)))
-            found = Proposal(plan=candidates[chosen], gain=float(gains[chosen]))
-        elif candidates:
-            found = Proposal(plan=candidates[int(np.argmax(self._chance_over_time(candidates)))], gain=math.inf)
+        for _ in range(_LOOKS):
+            if found or not (candidates := [plan for plan in self._candidates() if plan not in waiting]):
+                break
+            if able:
+                gains = self._gains(candidates, able, waiting) * self._chances(candidates)
+                worth = gains / self.trial_seconds(candidates)
+            else:
+                gains, worth = np.full(len(candidates), math.inf), self._chance_over_time(candidates)
+            if plan := self._neutral.best(candidates, worth):
+                found = Proposal(plan=plan, gain=float(gains[candidates.index(plan)]))
         self._proposed[waiting] = found
         return found
 
@@ -280,7 +289,7 @@ class Advisor:
 
     def _candidates(self) -> list[Plan]:
         """Return plans that were not tried and may fit, the one predicted best first."""
-        starts = self._ordered(self.space.starts)
+        starts = self._ordered([plan for plan in self.space.starts if not self._neutral.excludes(plan)])
         found = dict.fromkeys((*self._measured, *starts[: 2 * _COMPARED]))
         for start in self._leading(starts):
             found |= dict.fromkeys(self._resolved(start))
@@ -289,9 +298,10 @@ class Advisor:
             best.setdefault((plan.packing, plan.layout), plan)
         for plan in list(best.values())[:_AROUND]:
             found |= dict.fromkeys(self._climbed(plan))
-        fitting = (p for p in found if p not in self.tried and self.may_fit(p) and not self._is_no_faster(p))
+        fresh = (plan for plan in found if plan not in self.tried and not self._neutral.excludes(plan))
+        fitting = (plan for plan in fresh if self.may_fit(plan) and not self._is_no_faster(plan))
         pointed = (plan for plan in self._ordered(tuple(fitting)) if self.space.holds(plan))
-        return list(islice(_at_most_of_packs(pointed, _COMPARED_OF_PACKS), _COMPARED))
+        return list(islice(at_most_of_packs(pointed, _COMPARED_OF_PACKS), _COMPARED))
 
     def _is_no_faster(self, plan: Plan) -> bool:
         """Return whether a plan that ran does the same with less recomputation, where memory is no objective."""
@@ -378,13 +388,3 @@ class Advisor:
 
     def _seconds(self, candidates: Sequence[Plan]) -> Floats:
         return np.array([self._predictor.epoch_seconds(plan) for plan in candidates])
-
-
-def _at_most_of_packs(plans: Iterable[Plan], count: int) -> Iterator[Plan]:
-    """Yield the first `count` plans of each packing and layout."""
-    found: Counter[tuple[Packing, Layout]] = Counter()
-    for plan in plans:
-        packs = plan.packing, plan.layout
-        found[packs] += 1
-        if found[packs] <= count:
-            yield plan
