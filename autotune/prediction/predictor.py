@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from trials.plan import Layout, Packing, Plan
 
 EpochOf = Callable[[Packing, int], Epoch]
 """Function from a packing and a data-parallel degree to the first epoch."""
+_Bytes = TypeVar("_Bytes")
+_OfStages: TypeAlias = Callable[[Sequence[Parts], Layout, Ints, EpochSizes], tuple[_Bytes, ...]]
+"""Function of stages as `StageMemory.intervals`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,19 +192,28 @@ class Predictor:
         return self.memory.intervals(Parts.of_levels(plan), plan.layout, np.arange(plan.layout.pipeline), sizes)
 
     def plans_memory(self, plans: Sequence[Plan]) -> list[tuple[StageBytes, ...]]:
-        """Return the intervals of the stages of each plan; most stages of similar plans are alike."""
-        found: dict[Plan, tuple[StageBytes, ...]] = {}
+        """Return the intervals of the stages of each plan."""
+        return self._of_stages(plans, self.memory.intervals)
+
+    def plans_bytes(self, plans: Sequence[Plan]) -> list[tuple[float, ...]]:
+        """Return the expected bytes of the stages of each plan, in less time than intervals."""
+        return self._of_stages(plans, self.memory.expected_of_levels)
+
+    def _of_stages(self, plans: Sequence[Plan], function: _OfStages[_Bytes]) -> list[tuple[_Bytes, ...]]:
+        """Return what a function returns of the stages of each plan; most stages of similar plans are alike."""
+        found: dict[Plan, tuple[_Bytes, ...]] = {}
         for group in _sharing_packs(plans):
-            layout = group[0].layout
-            if len(group[0].packing.degrees) > 1:
-                found |= {plan: self.stage_memory(plan, self.sizes(plan.packing, layout)) for plan in group}
+            packing, layout = group[0].packing, group[0].layout
+            sizes = self.sizes(packing, layout)
+            if len(packing.degrees) > 1:
+                numbers = np.arange(layout.pipeline)
+                found |= {plan: function(Parts.of_levels(plan), layout, numbers, sizes) for plan in group}
                 continue
             parts, stages = Parts.of_plans(group)
             parts, stages, numbers = numbered(parts, stages)
-            sizes = self.sizes(group[0].packing, layout)
-            intervals = self.memory.intervals((parts,), layout, numbers, sizes)
+            of_parts = function((parts,), layout, numbers, sizes)
             for plan, of_plan in zip(group, stages.tolist(), strict=True):
-                found[plan] = tuple(intervals[row] for row in of_plan)
+                found[plan] = tuple(of_parts[row] for row in of_plan)
         return [found[plan] for plan in plans]
 
     def peak_parts(self, plan: Plan) -> tuple[PeakParts, ...]:

@@ -244,8 +244,7 @@ class Solver:
 
     def fullest(self, plan: Plan) -> tuple[float, int]:
         """Return (expected bytes, number) of the stage that needs most."""
-        sizes = self._predictor.sizes(plan.packing, plan.layout)
-        needed = [stage.expected for stage in self._predictor.stage_memory(plan, sizes)]
+        (needed,) = self._predictor.plans_bytes([plan])
         return max(needed), int(np.argmax(needed))
 
     def _min_max(

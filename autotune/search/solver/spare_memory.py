@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from autotune.prediction.memory import StageBytes
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from trials.model.cut import Cut, cut
@@ -38,7 +37,7 @@ class SpareMemory:
         With them the fullest stage can defer all weight gradients, or keep all weights or some. Empty where it can.
         """
         whole = plan if plan.layout.zero_bubble else _gathering_once(plan, _layers(plan))
-        more = max(stage.expected for stage in self._predictor.plans_memory([whole])[0]) - self._usable
+        more = max(self._predictor.plans_bytes([whole])[0]) - self._usable
         if more <= 0:
             return []
         return [more] if plan.layout.zero_bubble else [share * more for share in _SHARES]
@@ -49,19 +48,19 @@ class SpareMemory:
         With ZeRO 3 let it gather weights once for both passes, of as many layers as fit, where that takes less time.
         """
         given = [plan for plan in plans if plan is not None]
-        memory = dict(zip(given, self._predictor.plans_memory(given), strict=True))
+        needed = dict(zip(given, self._predictor.plans_bytes(given), strict=True))
         # Most stages of similar plans are alike.
         most_deferred = cache(self._most_deferred)
-        return [plan and self._using(plan, memory[plan], most_deferred) for plan in plans]
+        return [plan and self._using(plan, needed[plan], most_deferred) for plan in plans]
 
-    def _using(self, plan: Plan, memory: Sequence[StageBytes], most_deferred: _MostDeferred) -> Plan | None:
+    def _using(self, plan: Plan, needed: Sequence[float], most_deferred: _MostDeferred) -> Plan | None:
         if plan.layout.zero_bubble:
-            return self._deferring(plan, memory, most_deferred)
+            return self._deferring(plan, needed, most_deferred)
         return self._gathering(plan) if plan.layout.shards_weights else plan
 
     def _gathering(self, plan: Plan) -> Plan:
         options = [_gathering_once(plan, layers) for layers in range(_layers(plan) + 1)]
-        needed = [max(stage.expected for stage in stages) for stages in self._predictor.plans_memory(options)]
+        needed = [*map(max, self._predictor.plans_bytes(options))]
         most = options[max(0, bisect_right(needed, self._usable) - 1)]
         return most if self._exchange_seconds(most) < self._exchange_seconds(plan) else plan
 
@@ -75,10 +74,10 @@ class SpareMemory:
             for sizes, part in of_levels
         )
 
-    def _deferring(self, plan: Plan, memory: Sequence[StageBytes], most_deferred: _MostDeferred) -> Plan | None:
+    def _deferring(self, plan: Plan, needed: Sequence[float], most_deferred: _MostDeferred) -> Plan | None:
         stages = list(plan.stages)
-        for number, (needed, part) in enumerate(zip(memory, cut(plan), strict=True)):
-            if needed.expected > self._usable:
+        for number, (of_stage, part) in enumerate(zip(needed, cut(plan), strict=True)):
+            if of_stage > self._usable:
                 # Which layers they are does not matter, so that stages of as many are the same one.
                 alike = replace(part, vision=range(len(part.vision)), language=range(len(part.language)))
                 most = most_deferred(plan.packing, plan.layout, number, alike)
@@ -96,8 +95,8 @@ class SpareMemory:
 
         def lacks_memory(most_deferred: int) -> bool:
             deferring = [replace(each, most_deferred=np.array([most_deferred])) for each in levels]
-            (needed,) = self._predictor.memory.intervals(deferring, layout, np.array([number]), sizes)
-            return needed.expected > self._usable
+            (needed,) = self._predictor.memory.expected_of_levels(deferring, layout, np.array([number]), sizes)
+            return needed > self._usable
 
         if lacks_memory(0):
             return None

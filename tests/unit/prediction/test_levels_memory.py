@@ -104,7 +104,9 @@ def test_peaks_of_plans_with_levels_are_exact_and_the_same_everywhere(plan: Plan
     for number, (stage, parts) in enumerate(zip(memory, predictor.peak_parts(plan), strict=True)):
         assert stage.expected == pytest.approx(brute_force(SELECTIVE, predictor, plan, number))
         assert parts.total == pytest.approx(stage.expected)
-    assert predictor.predict(plan).stage_memory == memory
+    prediction = predictor.predict(plan)
+    assert prediction.stage_memory == memory
+    assert predictor.plans_bytes((plan,)) == [prediction.stage_bytes]
 
 
 @given(plans())

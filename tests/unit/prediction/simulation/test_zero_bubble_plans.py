@@ -94,4 +94,6 @@ def test_a_stage_that_defers_fewer_packs_needs_fewer_bytes_and_one_that_defers_n
 
 def test_plans_together_need_what_each_needs_alone() -> None:
     plans = [deferred(plan_of(*stages, packing=PACKS)) for stages in (("2+0", "3+1", "0+3"), ("3+0", "2+1", "0+3"))]
-    assert PREDICTOR.plans_memory(plans) == [PREDICTOR.predict(plan).stage_memory for plan in plans]
+    predictions = [*map(PREDICTOR.predict, plans)]
+    assert PREDICTOR.plans_memory(plans) == [prediction.stage_memory for prediction in predictions]
+    assert PREDICTOR.plans_bytes(plans) == [prediction.stage_bytes for prediction in predictions]
