@@ -1,5 +1,6 @@
 """A small workload to predict and search: layer costs, data of random lengths, and runs on a simulated machine."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -141,23 +142,23 @@ def random_rows(count: int, seed: int = 0) -> list[tuple[int, int]]:
 
 INDEX = index_of(random_rows(240))
 
-layer_costs = st.builds(
-    lambda scales: costs_of(
-        *(
-            replace(
-                cost,
-                forward_seconds=tuple(scale * value for value in cost.forward_seconds),
-                backward_seconds=tuple(scale * value for value in cost.backward_seconds),
-                recompute_seconds=tuple(scale * value for value in cost.recompute_seconds),
-                kept_bytes=tuple(scale * value for value in cost.kept_bytes),
-            )
-            for (_, cost), scale in zip(COSTS.layers, scales, strict=True)
-        ),
-        loading=COSTS.loading,
-    ),
-    st.lists(st.floats(1, 4), min_size=len(KINDS), max_size=len(KINDS)),
-)
-"""Layers in other proportions; each keeps at least what it outputs."""
+
+def scaled(scales: Sequence[float]) -> LayerCosts:
+    """Return costs of layers in other proportions; with at least 1 each keeps at least what it outputs."""
+    layers = (
+        replace(
+            cost,
+            forward_seconds=times(cost.forward_seconds, scale),
+            backward_seconds=times(cost.backward_seconds, scale),
+            recompute_seconds=times(cost.recompute_seconds, scale),
+            kept_bytes=times(cost.kept_bytes, scale),
+        )
+        for (_, cost), scale in zip(COSTS.layers, scales, strict=True)
+    )
+    return costs_of(*layers, loading=COSTS.loading)
+
+
+layer_costs = st.builds(scaled, st.lists(st.floats(1, 4), min_size=len(KINDS), max_size=len(KINDS)))
 
 
 def epoch_of(index: DatasetIndex = INDEX, batch: int = BATCH) -> EpochOf:

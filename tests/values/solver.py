@@ -1,5 +1,6 @@
 """Random problems for the solver."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -15,8 +16,10 @@ from trials.costs.layer_costs import LayerCosts
 from trials.plan import Layout, Offload, Packed, Packing, Padded
 from trials.stage import TOWERS
 
-packings: st.SearchStrategy[Packing] = st.sampled_from(
-    [Padded(samples=2), Padded(samples=4), Packed(qv=12, qt=600, qv_min=12, qt_min=500)]
+PACKINGS: tuple[Packing, ...] = (
+    Padded(samples=2),
+    Padded(samples=4),
+    Packed(qv=12, qt=600, qv_min=12, qt_min=500),
 )
 shapes = st.tuples(st.integers(0, 4), st.integers(1, 3)).filter(lambda layers: sum(layers) <= 6)
 
@@ -31,18 +34,18 @@ def problems(draw: st.DrawFn, most_stages: int = 3) -> tuple[Predictor, Limits, 
         zero=draw(st.sampled_from([0, 1])),
         offload=draw(st.sampled_from(get_args(Offload))),
     )
-    packing = draw(packings)
+    packing = draw(st.sampled_from(PACKINGS))
     factors = draw(st.lists(st.tuples(st.floats(0.2, 3), st.floats(0, 2), st.floats(0, 1)), min_size=5, max_size=5))
     selective = draw(st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=5, max_size=5))
     out, back = draw(st.tuples(st.floats(0, 1e-8), st.floats(0, 1e-8)))
-    costs = exchanging(selecting(_uneven(draw(layer_costs), factors), selective), copies(out, back))
+    costs = exchanging(selecting(uneven(draw(layer_costs), factors), selective), copies(out, back))
     predictor = predictor_of(costs, batch=draw(st.sampled_from([1, 8, 32])))
     least = Solver(predictor, limits_of(1, vision, language)).least_bytes(packing, layout)
     limit = round(least * draw(st.floats(0.5, 3)))
     return predictor, limits_of(limit, vision, language), packing, layout
 
 
-def selecting(costs: LayerCosts, shares: list[tuple[float, float, float]]) -> LayerCosts:
+def selecting(costs: LayerCosts, shares: Sequence[Sequence[float]]) -> LayerCosts:
     """Return costs whose layers can be recomputed selectively, in shares of the seconds and bytes of what others take.
 
     The shares are those of the seconds of recomputation, of the kept bytes, and of the rest of them at the peak.
@@ -64,7 +67,7 @@ def selecting(costs: LayerCosts, shares: list[tuple[float, float, float]]) -> La
     return replace(costs, layers=layers)
 
 
-def _uneven(costs: LayerCosts, factors: list[tuple[float, float, float]]) -> LayerCosts:
+def uneven(costs: LayerCosts, factors: Sequence[Sequence[float]]) -> LayerCosts:
     """Return costs whose recompute, transient and once-kept shares differ between kinds of layers."""
     layers = tuple(
         (
