@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.events import Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
+from autotune.search import search
 from autotune.search.baselines import baselines
 from autotune.search.best_so_far import best_so_far
 from autotune.search.execution.ledger import is_shortened
@@ -101,9 +102,12 @@ def test_a_search_says_what_it_will_cost_before_its_first_trial(
     assert not any("search.trial_timeout" in message for message in caplog.messages)
 
 
-def test_what_a_search_will_cost_leaves_out_baselines_that_ran_before(bench: Bench) -> None:
+def test_what_a_search_will_cost_leaves_out_baselines_that_ran_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "_IDLE_SUGGESTIONS", 1)
     pool = SimulatedLauncher(PREDICTOR)
-    bench.explore(bench.study(), pool, trials=8, time_limit="10h")
+    bench.explore(bench.study(), pool, trials=4, time_limit="10h")
     bench.explore(bench.study(), pool, trials=8, time_limit="10h", sampler="tpe")
     first, second = (e.text for e in bench.events if isinstance(e, Note) and e.text.startswith("A trial of the plan"))
     assert ", 3 baselines " in first

@@ -80,7 +80,7 @@ def test_plans_that_may_not_win_are_left_out_and_beat_no_other() -> None:
 def test_plans_that_need_less_memory_are_measured_whole_however_slow_they_are(bench: Bench) -> None:
     machine = SimulatedLauncher(PREDICTOR, Behaviour(noise=0.005))
     settings: dict[str, Any] = {"timed_steps": 5, "time_limit": "1h", "objectives": ["time", "memory"]}
-    trials = bench.search(bench.study(), machine, trials=16, **settings).trials
+    trials = bench.search(bench.study(), machine, trials=10, **settings).trials
     assert not any(map(is_shortened, trials))
     first, *_, last = pareto(bench.standings, trials, SAMPLES, settings["objectives"])
     assert last.peak_bytes < 0.8 * first.peak_bytes
