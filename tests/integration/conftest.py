@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.machine.devices import locked
 from autotune.model_shape import model_shape
 from autotune.search.execution import profiling
 from autotune.search.execution.profiling import layer_costs
@@ -121,6 +122,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home" / "state"))
     monkeypatch.delenv("AUTOTUNE_DB_URL", raising=False)
     return tmp_path / "home"
+
+
+@pytest.fixture
+def devices_in_use(home: Path) -> Iterator[None]:
+    """Use the devices, so that `doctor` tries no layers on them: for that it starts a process that imports torch."""
+    with locked(("cpu",)):
+        yield
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from autotune.cli import main
 from autotune.cli.assistants.provenance import ORIGINS
 from autotune.forecast.profile_file import ProfiledCosts
+from autotune.machine.devices import locked
 from autotune.machine.hardware import software
 from autotune.model_shape import model_shape
 from tests.integration.assistants.conftest import Assistant, connected, told_by
@@ -111,6 +112,15 @@ def test_stored_plans_and_studies_have_the_origin_of_each_number(reader: Assista
     assert origins(reader.answered("studies", study=study["name"]))[".trials[].result.epoch_seconds"] == "measured"
 
 
+@pytest.fixture
+def devices_in_use(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use the devices, so that `doctor` tries no layers on them: for that it starts a process that imports torch."""
+    monkeypatch.setenv("XDG_STATE_HOME", environment["XDG_STATE_HOME"])
+    with locked(("cpu",)):
+        yield
+
+
+@pytest.mark.usefixtures("devices_in_use")
 def test_a_forecast_says_that_it_was_fitted_and_packs_that_they_were_counted(
     runner: Assistant, job: Path, profile: Path, folder: Path
 ) -> None:
@@ -202,7 +212,7 @@ def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path
     assert runner.answered("plans")["result"]["plans"]
 
 
-def test_each_call_warns_of_a_mixture_s_ignored_keys(reader: Assistant, job: Path, example: Path) -> None:
+def test_each_call_warns_of_a_mixture_s_ignored_keys(runner: Assistant, job: Path, example: Path) -> None:
     document = yaml.safe_load(job.read_text())
     (source,) = document["data"]["sources"]
     entry = {"annotation": source["path"], "root": str(example), "data_augment": True}
@@ -212,7 +222,7 @@ def test_each_call_warns_of_a_mixture_s_ignored_keys(reader: Assistant, job: Pat
     mixed = job.with_name("mixed.yaml")
     mixed.write_text(yaml.safe_dump(document))
     for _ in range(2):
-        (note,) = reader.answered("pack", job=str(mixed))["notes"]
+        (note,) = runner.answered("pack", job=str(mixed))["notes"]
         assert "data_augment is ignored" in note
 
 

@@ -17,7 +17,9 @@ def said(*arguments: str | Path) -> str:
     return answer.stdout
 
 
-@pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("devices_in_use")
+
+
 def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, example: Path, tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     answers = ["yes", "no and " * 200, "maybe"]
@@ -37,7 +39,6 @@ def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, examp
     assert f"half of the samples at most {lengths['half_have_at_most']}, the longest " in shown
 
 
-@pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
     ("frozen", "bytes_of_parameter"), [pytest.param((), 16, marks=pytest.mark.long), (("language",), 4)]
 )

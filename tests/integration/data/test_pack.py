@@ -217,6 +217,7 @@ def test_images_of_another_size_than_recorded_are_reported(job: JobFile, example
     assert "1 image has another size than recorded; the size in the file is used" in output
 
 
+@pytest.mark.usefixtures("devices_in_use")
 def test_pack_and_doctor_name_what_a_training_does_not_use(job: JobFile, example: Path, tmp_path: Path) -> None:
     plain, other = map(json.loads, (example / "data" / "train.jsonl").read_text().splitlines()[:2])
     path = write_records(tmp_path / "data.jsonl", {**plain, "source": "shapes"}, {**other, "source": "shapes"})

@@ -169,6 +169,7 @@ def test_a_history_names_the_plan_of_each_trial_and_any_of_them_can_be_shown(sto
     assert document("show", PLAN)["won"]
 
 
+@pytest.mark.usefixtures("devices_in_use")
 def test_the_doctor_reports_problems_and_the_data_of_a_job(store: Store, job: JobFile) -> None:
     assert document("doctor")["findings"] == []
     assert document("doctor")["database"]["name"] == str(default_url())
@@ -226,8 +227,9 @@ def test_the_doctor_counts_what_is_stored(home: Path) -> None:
     assert ": 2 studies (1 unfinished, 0 imported, 1 archived), 1 best plan" in text("doctor")
 
 
+@pytest.mark.usefixtures("devices_in_use")
 def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_shown(
-    home: Path, job: JobFile, tmp_path: Path
+    job: JobFile, tmp_path: Path
 ) -> None:
     Image.new("RGB", (28, 28)).save(tmp_path / "here.png")
     shown = record("What?", "A box.", image="here.png")
@@ -235,14 +237,15 @@ def test_the_doctor_names_lines_that_cannot_be_used_even_where_only_results_are_
     job.spoil(data__sources=[{"path": str(path)}], training__global_batch_samples=1)
     found = document("doctor", job.path, "-q")
     assert (found["data"]["samples"], found["data"]["skipped_lines"]) == (1, 1)
-    (finding,) = found["findings"]
+    finding, _ = found["findings"]
     gone = f"{path}:2: image {tmp_path / 'gone.jpg'} does not exist"
     assert finding["what"] == f"1 of 2 dataset lines cannot be used, the first is {gone}"
     assert "`images`" in finding["remedy"]
 
 
+@pytest.mark.usefixtures("devices_in_use")
 def test_the_doctor_warns_once_of_a_job_with_more_ranks_than_cores(
-    home: Path, job: JobFile, caplog: pytest.LogCaptureFixture
+    job: JobFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     cores = len(os.sched_getaffinity(0))
     job.spoil(hardware={"devices": cores + 1})
