@@ -129,6 +129,16 @@ def test_a_report_imports_no_training_library(environment: Mapping[str, str], tm
     assert not imported & {"torch", "transformers", "deepspeed", "datasets", "alembic"}
 
 
+def test_a_report_among_optuna_s_artifacts_imports_no_training_library(
+    environment: Mapping[str, str], tmp_path: Path
+) -> None:
+    asked = ("report", "--out", str(tmp_path / "report.html"), "--artifacts", str(tmp_path / "artifacts"))
+    imported, written = modules_of(environment, tmp_path, *asked, exit_code=2)
+    assert "Optuna has no study" in written
+    assert "optuna" in imported
+    assert not imported & {"torch", "transformers", "deepspeed", "datasets"}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -1,10 +1,14 @@
-"""The result of running a plan, before it is recorded as a trial."""
+"""The result of running a plan, before it is recorded as a trial, and what is called while it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import datetime
 
 from storage.records import DisturbedRun, TrialResult
 from trials.outcome import Outcome
+
+StepCallback = Callable[[float], bool]
+"""Called with the estimate of the epoch's seconds by each timed step; returns whether the trial shall go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

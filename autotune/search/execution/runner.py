@@ -12,7 +12,7 @@ import numpy as np
 from autotune.machine.conditions import MachineWatch, Watch, disturbance
 from autotune.prediction.predictor import Prediction
 from autotune.prediction.trial_steps import spread_steps, trial_steps
-from autotune.search.execution.run_result import RunResult
+from autotune.search.execution.run_result import RunResult, StepCallback
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.roles import BASELINES, REPEATS, Role
 from autotune.search.solver.limits import Limits
@@ -29,9 +29,6 @@ from trials.tasks.request import Trial
 from trials.workload import Hardware
 
 _log = logging.getLogger(__name__)
-
-StepCallback = Callable[[float], bool]
-"""Called with the estimate of the epoch's seconds by each timed step; returns whether the trial shall go on."""
 # A choice: with three steps the error of their mean has two degrees of freedom.
 _LEAST_STEPS = 3
 """Timed steps that a trial runs at least, since fewer may agree by chance."""

@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from autotune.errors import JobError
 from autotune.plan_text import plan_text
-from autotune.search.execution.runner import StepCallback
+from autotune.search.execution.run_result import StepCallback
 from autotune.search.roles import Role
 from autotune.search.sampling.attributes import AGENT_ID, ROLE, TRIAL_ID, trial_attributes
 from autotune.search.sampling.context import SamplerContext, SamplerModule
