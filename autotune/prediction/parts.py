@@ -102,11 +102,11 @@ def _counts(stage: Cut, level: int = 0) -> tuple[int, ...]:
     )
 
 
-def numbered(parts: Parts, stages: Ints) -> tuple[Parts, Ints, Ints]:
-    """Tell stages apart that are alike in layers but not in their number in the pipeline.
+def told_apart(parts: Parts, stages: Ints, places: Ints) -> tuple[Parts, Ints, Ints]:
+    """Tell stages apart that are alike in layers but not in their places, numbers from 0 [plans or 1, stages].
 
-    Return the different ones, which each of `stages` [plans, stages] is, and their numbers.
+    Return the different ones, which each of `stages` [plans, stages] is, and their places.
     """
-    pipeline = stages.shape[1]
-    different, rows = np.unique(stages * pipeline + np.arange(pipeline), return_inverse=True)
-    return parts[different // pipeline], rows.reshape(stages.shape), different % pipeline
+    count = int(places.max()) + 1
+    different, rows = np.unique(stages * count + places, return_inverse=True)
+    return parts[different // count], rows.reshape(stages.shape), different % count

@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.memory import PeakParts, StageBytes, StageMemory
-from autotune.prediction.parts import Parts, numbered
+from autotune.prediction.parts import Parts, told_apart
 from autotune.prediction.simulation.attribution import Breakdown, attribute_all, begun_together, whole_seconds
 from autotune.prediction.simulation.schedule import simulate_plans
 from autotune.prediction.sizes import EpochSizes
@@ -158,11 +158,14 @@ class Predictor:
             return np.stack([self._whole_step_seconds(plan, sizes) for plan in plans])
         # Most stages of the plans are alike.
         parts, stages = Parts.of_plans(plans)
-        numbers = None
-        # Where a stage sends its states, and when it computes deferred weight gradients, depends on its number.
-        if layout.zero_bubble or any(between_nodes(self.costs, layout)):
-            parts, stages, numbers = numbered(parts, stages)
-        packs = self.times.pack_seconds(parts, layout, sizes, numbers)
+        # Where a stage sends its states, and when it computes deferred weight gradients, depends on its number; which
+        # states it sends, on the layers before it.
+        counts = layout.zero_bubble or any(between_nodes(self.costs, layout))
+        numbers = np.arange(layout.pipeline) * counts
+        further = self.times.further_states(parts.layers[stages])
+        most = int(further.max()) + 1
+        parts, stages, places = told_apart(parts, stages, numbers * most + further)
+        packs = self.times.pack_seconds(parts, layout, sizes, *divmod(places, most))
         passes = (packs.shared_forward, packs.shared_backward, packs.sends, packs.returns)
         of_packs = [np.ascontiguousarray(side.T) for side in passes]  # [stages, packs]; each block gathers from rows
         deferred = packs.deferred
@@ -210,7 +213,7 @@ class Predictor:
                 found |= {plan: function(Parts.of_levels(plan), layout, numbers, sizes) for plan in group}
                 continue
             parts, stages = Parts.of_plans(group)
-            parts, stages, numbers = numbered(parts, stages)
+            parts, stages, numbers = told_apart(parts, stages, np.arange(layout.pipeline))
             of_parts = function((parts,), layout, numbers, sizes)
             for plan, of_plan in zip(group, stages.tolist(), strict=True):
                 found[plan] = tuple(of_parts[row] for row in of_plan)

@@ -7,10 +7,10 @@ import numpy as np
 from autotune.dimensions.folds import exchanges
 from autotune.dimensions.overlap import hidden_share
 from autotune.prediction.charges import Charges, PassesOfLayers, ShardExchanges
-from autotune.prediction.columns import WITHOUT_TARGETS, in_columns
+from autotune.prediction.columns import UNITS, WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
 from autotune.prediction.parameters import Parameters
-from autotune.prediction.parts import LANGUAGE, PROJECTOR, Parts
+from autotune.prediction.parts import LANGUAGE, PROJECTOR, VISION, Parts
 from autotune.prediction.recompute_times import RecomputeTimes
 from autotune.prediction.simulation.attribution import PackSeconds, UpdateSeconds
 from autotune.prediction.simulation.synchronization import Sharing
@@ -42,6 +42,10 @@ class StageTimes:
         self._weights = in_columns(layer.weight_seconds for layer in layers)
         self._deferral = in_columns(layer.deferral_seconds for layer in layers)
         self._outputs = in_columns(layer.output_bytes for layer in layers)
+        self._further = np.zeros_like(self._outputs)
+        self._further[VISION] = self._outputs[VISION]
+        # The projector gives the features of units beside the states of all tokens.
+        self._further[LANGUAGE, UNITS] = self._outputs[PROJECTOR, UNITS] / max(costs.added_features, 1)
         self._parameters = Parameters(costs)
         self._has_backward = has_backward = np.array([layer.has_backward for layer in layers])
         # Without `self`, so that predictors, of which a search makes thousands, are freed at once.
@@ -72,14 +76,21 @@ class StageTimes:
         several = [self.pack_seconds(parts, plan.layout, sizes) for parts in Parts.of_levels(plan)]
         return several[0] if len(several) == 1 else PackSeconds.by_level(several, sizes.levels)
 
-    def pack_seconds(self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None) -> PackSeconds:
-        """Return the seconds of all packs on stages with these `numbers`, by default those of one plan in order."""
+    def pack_seconds(
+        self, parts: Parts, layout: Layout, sizes: EpochSizes, numbers: Ints | None = None, further: Ints | None = None
+    ) -> PackSeconds:
+        """Return the seconds of all packs on stages with these `numbers` that send so many `further_states`.
+
+        By default they are those of one plan in order.
+        """
         forward, backward = self.pass_seconds(parts, layout, sizes.table)
         numbers = np.arange(len(parts)) if numbers is None else numbers
+        further = self.further_states(parts.layers) if further is None else further
         latency, per_byte = link_times(self._costs, layout, numbers)
-        # A stage sends what its last layer outputs; the last stage sends nothing.
+        # A stage sends what its last layer outputs, and the further states; the last stage sends nothing.
         last = len(KINDS) - 1 - np.argmax(parts.layers[:-1, ::-1] > 0, axis=1)
-        sends = latency + per_byte * (sizes.table @ self._outputs[last].T)
+        sent = self._outputs[last] + further[:-1, None] * self._further[last]
+        sends = latency + per_byte * (sizes.table @ sent.T)
         curves = self._curves.at(sizes.table)
         alone, equal = (each @ (self._forward + self._backward).T for each in (sizes.samples_alone, sizes.equal_parts))
         weights, deferral = (parts.most_deferred > 0) * self._deferred_seconds(parts, layout, sizes.table, curves)
@@ -99,6 +110,18 @@ class StageTimes:
             exchange=exchange,
             exchange_back=exchange_back,
         )
+
+    def further_states(self, layers: Floats) -> Ints:
+        """Return how many states stages send beside the output of their last layer, [plans, stages] or [stages].
+
+        They are those of earlier vision layers for the projector, and behind it features for later language layers.
+        `layers` are those of the stages of plans in order, [..., stages, kinds].
+        """
+        vision, projector, language = (np.cumsum(layers[..., kind], axis=-1) for kind in (VISION, PROJECTOR, LANGUAGE))
+        kept = np.searchsorted(self._costs.kept_states, vision)
+        features = np.maximum(self._costs.added_features - language.astype(np.int64), 0)
+        further: Ints = np.where(projector > 0, features, kept)
+        return further
 
     def exchange_seconds(self, parts: Parts, layout: Layout, sizes: Floats, degrees: Ints) -> tuple[Floats, Floats]:
         """Return the seconds of what ranks exchange in the passes of packs (forward, backward with recomputation).

@@ -80,6 +80,10 @@ class LayerCosts:
     compile_seconds: Measured | None = None
     """Seconds in which a rank compiles layers of all kinds; None where layers were not compiled."""
     slow_calls: tuple[SlowCall, ...] = ()
+    kept_states: tuple[int, ...] = ()
+    """Numbers of the vision layers whose states the projector takes too, ascending; stages before it pass them on."""
+    added_features: int = 0
+    """Number of the first language layers behind which features are added; stages before these pass them on."""
     shortened: tuple[tuple[str, float], ...] = ()
     """`ProfileReport.shortened`."""
     disturbance: str | None = None

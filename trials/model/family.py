@@ -43,6 +43,8 @@ class VisionModules:
     """The layers that a plan distributes over the stages. States keep their shape from layer to layer."""
     kept: tuple[int, ...] = ()
     """Numbers of the layers whose states `image_features` takes too, in ascending order."""
+    added: int = 0
+    """Number of the first language layers behind each of which one of the features of `image_features` is added."""
     behind: tuple[nn.Module, ...] = ()
     """What belongs to the tower behind its layers, such as the last norm. The stage of the projector holds it, so that
     a stage may end with any layer.

@@ -48,6 +48,8 @@ class Chain:
     vision_layers: tuple[str, ...]
     kept: tuple[int, ...]
     """Numbers of the vision layers whose states the projector takes too."""
+    added: int
+    """Number of the first language layers behind which features of the projector are added."""
     behind: tuple[str, ...]
     """The first of `projector`, which belong to the vision tower: what it has behind its layers."""
     projector: tuple[str, ...]
@@ -217,6 +219,7 @@ def _find_chain(model: PreTrainedModel, family: Family) -> Chain:
         vision_embedding=tuple(path_of[module] for module in vision.embedding),
         vision_layers=tuple(path_of[module] for module in vision.layers),
         kept=vision.kept,
+        added=vision.added,
         behind=behind,
         projector=(*behind, *(path_of[module] for module in vision.projector), embedding),
         language_layers=_layer_list(model, language_root, text.num_hidden_layers),

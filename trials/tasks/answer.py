@@ -162,6 +162,9 @@ class ProfileReport:
     """Parameters of the head that are the word embedding's too."""
     chunk_targets: int = 0
     """Most targets whose logits the head holds at once; 0 where that is not known."""
+    kept_states: tuple[int, ...] = ()
+    """As in `LayerCosts`, like the next one."""
+    added_features: int = 0
     shortened: tuple[tuple[str, float], ...] = ()
     """(exchange, largest share of its usual size that was timed): those that slow links would have made too long. The
     share is 0 where nothing was timed and the time was computed from others."""

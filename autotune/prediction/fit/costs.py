@@ -86,6 +86,8 @@ def fit_costs(reports: Sequence[ProfileReport], nodes: int = 1) -> LayerCosts:
         of_node=of_node,
         compile_seconds=_slowest_compile(reports),
         slow_calls=tuple(_slowest_calls(reports).values()),
+        kept_states=reports[0].kept_states,
+        added_features=reports[0].added_features,
     )
 
 

@@ -77,6 +77,7 @@ def vision_modules(model: PreTrainedModel) -> VisionModules:
         parts,
         embedding=(*parts.embedding, tower.pos_embed),
         kept=tuple(tower.deepstack_visual_indexes),
+        added=len(tower.deepstack_visual_indexes),
         projector=(*parts.projector, *tower.deepstack_merger_list),
     )
 

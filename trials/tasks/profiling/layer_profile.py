@@ -102,6 +102,8 @@ def _report(stage: OneOfEach, timings: Sequence[LayerTiming]) -> ProfileReport:
         # The layers are timed apart, so their stage is not tied.
         tied_parameters=sum(stage.model.get_parameter(name).numel() for name in stage.tied),
         chunk_targets=chunk_targets(stage.model.config.get_text_config().vocab_size),
+        kept_states=stage.kept_states,
+        added_features=stage.chain.added,
     )
 
 

@@ -47,6 +47,8 @@ class OneOfEach(StageModule):
                 levels=(Recomputed(vision=0, language=0),),
             ),
         )
+        self.kept_states = chain.kept
+        """`Chain.kept` of the whole model."""
         # The projector may take the states of several layers; those of one stand for all.
         self.chain = replace(chain, kept=vision[:1] * len(chain.kept))
         self.shares: dict[Tower, dict[int, float]] = {
