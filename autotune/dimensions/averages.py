@@ -19,8 +19,9 @@ def extrapolates(costs: LayerCosts, layout: Layout) -> bool:
 def average_seconds(costs: LayerCosts, layout: Layout) -> float:
     """Return the seconds per byte of averaging gradients: those of all ranks, in proportion, where none were alike.
 
-    The link of a node carries 2 (n - 1) / n of the gradients of n ranks (Patarasuk and Yuan 2009), for all groups
-    of data ranks on the node at once. Raise ValueError for groups of data ranks that were not timed.
+    In a ring each of n ranks sends 2 (n - 1) / n of the gradients (Patarasuk and Yuan 2009), and the link of a node
+    carries that of all groups of data ranks on the node at once. Raise ValueError for groups of data ranks that were
+    not timed.
     """
     if not knows_average(costs, layout):
         raise ValueError(
@@ -28,17 +29,22 @@ def average_seconds(costs: LayerCosts, layout: Layout) -> float:
         )
     if found := _alike(costs, layout) if layout.reduce_within == 1 else _in_groups(costs, layout):
         return found.seconds_per_byte[1]
-    of_all = average_of_all(costs)
-    if not extrapolates(costs, layout):
-        return of_all
-    carried = (1 - 1 / layout.data) / (1 - 1 / layout.world_size)
-    return of_all * carried * costs.of_node / layout.grid.data_place(costs.of_node)[1]
+    if (of_all := _of_all(costs)) is None:
+        return 0.0
+    carried = (1 - 1 / layout.data) / (1 - 1 / of_all.ranks)
+    nodes, of_node = layout.grid.data_place(costs.of_node)
+    groups = costs.of_node / of_node if nodes > 1 else 1.0
+    return of_all.seconds_per_byte[1] * carried * groups
 
 
 def average_of_all(costs: LayerCosts) -> float:
     """Return the seconds per byte of averaging gradients over all ranks; 0 for one rank."""
-    found = [each for each in costs.exchanges if each.name == "average" and each.pipeline == each.within == 1]
-    return max(found, key=lambda each: each.ranks).seconds_per_byte[1] if found else 0.0
+    return found.seconds_per_byte[1] if (found := _of_all(costs)) else 0.0
+
+
+def _of_all(costs: LayerCosts) -> Exchange | None:
+    found = (each for each in costs.exchanges if each.name == "average" and each.pipeline == each.within == 1)
+    return max(found, key=lambda each: each.ranks, default=None)
 
 
 def _alike(costs: LayerCosts, layout: Layout) -> Exchange | None:

@@ -123,7 +123,7 @@ def analytic_costs(
     the first products of the feed-forward part. Unless language layers are `fused`, their norms keep float32 states and
     normed ones too, and their gates the activation, as modules of transformers do.
     """
-    share = _Share(device, tensor_degree)
+    share, ranks = _Share(device, tensor_degree), max(2, shares)
     layer, head = _language_layer(language, share, fused=fused), _head(language, share)
     layers: list[tuple[LayerKind, LayerCost]] = [
         ("vision_embedding", _vision_embedding(vision, share)),
@@ -145,8 +145,8 @@ def analytic_costs(
         ),
         residual=0.0,
         exchanges=(
-            # In a ring each rank sends nearly every byte twice (Patarasuk and Yuan 2009).
-            Exchange.of_bytes("average", max(2, shares), 0.0, 2 / device.link_bytes_per_second),
+            # Each rank of a ring sends 2 (n - 1) / n of the bytes (Patarasuk and Yuan 2009).
+            Exchange.of_bytes("average", ranks, 0.0, 2 * (1 - 1 / ranks) / device.link_bytes_per_second),
             *(each for degree in sequence_degrees for each in _shared(vision, language, device, degree, layer)),
             *(_cut(language, device, degree) for degree in tensor_degrees),
             *(_gathered([cost for _, cost in layers], device, shares) if shares > 1 else ()),

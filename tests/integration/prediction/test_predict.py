@@ -20,7 +20,7 @@ from autotune.machine.devices import lock_file
 from storage.store import open_store
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, document, refusal
-from tests.values.exchanges import around_layers, copies, exchanging, of_weights, without
+from tests.values.exchanges import around_layers, averages, copies, exchanging, of_weights, without
 from tests.values.forecast import PLAN, store_profile
 from tests.values.storage import WORKLOAD, best_of, concluded
 from tests.values.training import PACKED, offloading, plan_of
@@ -293,7 +293,9 @@ def test_reductions_over_more_devices_are_those_of_a_ring(
     file, seconds = plan_file(plan_of("12+8", data=8, packing=PACKED)), []
     for devices in (2, 8):
         path = tmp_path / f"{devices}.json"
-        path.write_text(wire.encode(replace(profiled, hardware=replace(profiled.hardware, devices=devices))))
+        hardware, timed = replace(profiled.hardware, devices=devices), averages(1e-9, devices)
+        costs = replace(profiled.costs, exchanges=(timed,))
+        path.write_text(wire.encode(replace(profiled, hardware=hardware, costs=costs)))
         found = predicted(job.path, "--plan", file, "--devices", "8", "--device-profile", path)
         seconds.append(found["plans"][0]["parts"]["communication"])
     assert seconds[0] == pytest.approx(seconds[1] * (7 / 8) / (1 / 2))

@@ -36,10 +36,17 @@ def test_the_gather_of_an_update_takes_longer_on_more_devices_as_averages_do(
 ) -> None:
     costs = cluster_of(2, devices).costs
     pipeline, data = layout
-    longer = (1 - 1 / devices) / (1 - 1 / 2)
+    longer = (1 - 1 / data) / (1 - 1 / 2)
     sharded = Layout(pipeline=pipeline, data=data, zero=1)
     assert average_seconds(costs, sharded) == pytest.approx(longer * AVERAGE)
     assert update_seconds_per_parameter(costs, sharded) == pytest.approx(ALONE / data + longer * GATHER)
+
+
+@pytest.mark.parametrize("of_node", [0, 8])
+def test_fewer_data_ranks_than_were_timed_send_less_on_a_ring(of_node: int) -> None:
+    costs = replace(COSTS, exchanges=(averages(AVERAGE, 8),), of_node=of_node)
+    for layout in (Layout(pipeline=4, data=2, zero=1), Layout(pipeline=1, data=2, zero=1)):
+        assert average_seconds(costs, layout) == pytest.approx(AVERAGE * (1 / 2) / (7 / 8))
 
 
 def test_fewer_devices_average_in_less_time_where_as_many_were_not_timed() -> None:
