@@ -54,8 +54,8 @@ class LayerCost:
     tied_parameters: int = 0
     """Parameters of the head that are the word embedding's too; a stage with both ends holds them once."""
     chunk_targets: int = 0
-    """Most targets whose logits the head holds at once, of more it computes them again; 0 where sizes on both sides of
-    it were not profiled."""
+    """Most targets whose logits the head holds at once, of more it computes them again; 0 where no more of them were
+    profiled."""
     further_share: Measured = 0.0
     """Bytes of each target beyond `chunk_targets`, as a share of those of each up to there."""
     curve_sizes: tuple[Measured, ...] = ()

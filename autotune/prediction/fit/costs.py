@@ -167,14 +167,17 @@ def _held_at_once(timing: LayerTiming) -> LayerTiming:
 
 
 def _in_chunks(head: LayerCost, timings: Sequence[LayerTiming], most: int) -> LayerCost:
-    """Return the cost with one line for the bytes of up to `most` targets, and one for those of more."""
+    """Return the cost with one line for the bytes of up to `most` targets, and one for those of more.
+
+    Of more targets alone, no line shows which bytes do not depend on targets: none.
+    """
     targets = np.array([timing.tokens for timing in timings], dtype=np.float64)
-    if not targets.min(initial=most) < most < targets.max(initial=most):
+    if not 0 < most < targets.max(initial=most):
         return head
     held = np.array([timing.kept_bytes for timing in timings], dtype=np.float64)
     ones = np.ones(len(targets))
     sizes = np.column_stack((np.minimum(targets, most), np.maximum(targets - most, 0), 0 * ones, ones))
-    found = fit_not_negative(sizes, held, (0, 1, 3))
+    found = fit_not_negative(sizes, held, (0, 1, 3) if targets.min() < most else (0, 1))
     of_first, of_further, _, constant = found
     if not of_first:
         return head

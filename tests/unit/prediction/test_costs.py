@@ -73,12 +73,28 @@ def test_a_head_that_computes_the_logits_of_more_targets_again_has_bytes_of_both
     reports = [replace(report, chunk_targets=most) for report in reports_of(COSTS, noise=0.0)]
     head = fit_costs([with_timings(report, stepped) for report in reports])["head"]
     assert head.bytes_error < 1e-6
-    assert head.chunk_targets == (most if most in (100, 500) else 0)
+    assert head.chunk_targets == (most if most in (60, 100, 500) else 0)
     for tokens in (64, 256, 1024):
         held = 100 * tokens + 8000 * (min(tokens, most) if most else tokens) + 50_000
         counted = holding_all(np.array(float(tokens)), head)
         assert head.kept_bytes[1] * counted + head.kept_bytes[3] == pytest.approx(held)
     assert not any(head.transient_bytes)
+
+
+def test_a_head_whose_sizes_all_have_more_targets_than_a_chunk_holds_less_for_fewer() -> None:
+    most = 40
+
+    def stepped(timing: LayerTiming) -> LayerTiming:
+        if timing.layer != "head":
+            return timing
+        return replace(timing, kept_bytes=100 * timing.tokens, transient_bytes=8000 * most)
+
+    reports = [replace(report, chunk_targets=most) for report in reports_of(COSTS, noise=0.0)]
+    head = fit_costs([with_timings(report, stepped) for report in reports])["head"]
+    for tokens in (10, most, 256):
+        counted = holding_all(np.array(float(tokens)), head)
+        held = 100 * tokens + 8000 * min(tokens, most)
+        assert head.kept_bytes[1] * counted + head.kept_bytes[3] == pytest.approx(held)
 
 
 def test_noisy_timings_are_predicted_within_their_noise() -> None:
