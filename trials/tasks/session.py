@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 from deepspeed import comm
@@ -83,13 +83,13 @@ class Session:
         epoch: Epoch,
         steps: Sequence[int],
         workers: int | None = None,
-        on_error: Literal["skip", "fail"] | None = None,
+        *,
+        must_read: bool = True,
     ) -> Generator[MicroBatch, None, None]:
         """Yield this rank's packs of these steps in order; close it when done.
 
-        Raise DataError for `on_error: fail`, and where most of the latest samples cannot be read.
-
-        `workers` and `on_error` replace those of `data` in the job.
+        Raise DataError for `on_error: fail`, and where most of the latest samples cannot be read, unless they need not
+        be read: then any number of them may be blank. `workers` replace those of `data` in the job.
         """
         data = self.request.job.data
         self._readings += 1
@@ -103,12 +103,13 @@ class Session:
             pixels=self.engine.stage.cut.embeds,
             workers=(data.workers or 0) if workers is None else workers,
             pin=self.device.type == "cuda",
-            on_error=on_error or data.on_error,
+            on_error=data.on_error if must_read else "skip",
             weighting=self.request.job.training.loss_weighting,
             within=self.engine.stage.tensor.share,
         ):
             self.blank.update((self._readings, place - each.sharer, each.pack, each.sample) for each in batch.faults)
-            self.latest.add(len(batch.tokens.lengths), [each.reason for each in batch.faults])
+            if must_read:
+                self.latest.add(len(batch.tokens.lengths), [each.reason for each in batch.faults])
             yield batch
 
     def count_blank(self) -> int:

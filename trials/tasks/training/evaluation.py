@@ -137,7 +137,7 @@ def check_weights(session: Session, epoch: Epoch) -> None:
     prevent a checkpoint.
     """
     # Without workers, whose start takes longer than loading one pack.
-    with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, on_error="skip")) as batches:
+    with _set_aside(session), closing(session.batches(epoch, (0,), workers=0, must_read=False)) as batches:
         loss, _ = session.engine.evaluate(batches, 1)
     if not math.isfinite(loss):
         raise not_finite("the loss after this step", loss)

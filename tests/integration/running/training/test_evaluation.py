@@ -23,6 +23,7 @@ from autotune.workload import Prepared
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, variant_of
 from trials.channels.folder import file_rendezvous
+from trials.data import latest
 from trials.data.loader import encode
 from trials.engine.group import process_group
 from trials.errors import DataError
@@ -36,7 +37,7 @@ from trials.tasks.answer import TrainingReport
 from trials.tasks.request import Training
 from trials.tasks.session import Session, open_session
 from trials.tasks.stop import Stop
-from trials.tasks.training.evaluation import Evaluator
+from trials.tasks.training.evaluation import Evaluator, check_weights
 from trials.tasks.training.progress import PROGRESS_FILE
 from trials.tasks.training.schedule import Schedule
 from trials.tasks.training.training import run_training
@@ -256,6 +257,21 @@ def test_samples_of_an_evaluation_are_not_among_the_latest_of_the_training(
         with pytest.raises(DataError, match="17 of the last 32 samples cannot be read"):
             session.latest.add(1, ["lost"] * 5)
     assert '"blank_samples":5' in progress.read_text()
+
+
+@pytest.mark.parametrize("on_error", ["skip", "fail"])
+def test_a_first_pack_that_is_lost_prevents_no_checkpoint(
+    on_error: str, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(shallow / "data", tmp_path / "data")
+    file = tmp_path / "data" / "train.jsonl"
+    data = {"sources": [{"path": str(file)}], "on_error": on_error}
+    prepared = prepared_of(shallow, tmp_path, data=data, training=TRAINING)
+    lose(file)
+    monkeypatch.setattr(latest, "_LATEST", 1)  # a pack of the test's data has fewer samples
+    with session_alone(prepared, monkeypatch) as session:
+        check_weights(session, session.epoch(0))
+        assert session.blank_samples == 0
 
 
 @pytest.mark.parametrize("plan", parameters(PLANS, short=("pipeline",)))
