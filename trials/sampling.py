@@ -22,8 +22,8 @@ def rounded_up(share: float, rows: int) -> int:
 def taken(sampling: str, rows: int) -> tuple[slice, float]:
     """Return the range of a file's `rows` samples that can be shown, and the share of it that an epoch shows.
 
-    A percentage is rounded up to whole samples. Of a larger count than `rows`, `exactly` shows samples several times,
-    as LLaMA-Factory and ms-swift do it, and the others take all of them, as LLaVA does it.
+    `rows` is at least 1. A percentage is rounded up to whole samples. Of a larger count than `rows`, `exactly` shows
+    samples several times, as LLaMA-Factory and ms-swift do it, and the others take all of them, as LLaVA does it.
     """
     strategy, _, amount = sampling.partition(":")
     if strategy == "all":
@@ -32,5 +32,5 @@ def taken(sampling: str, rows: int) -> tuple[slice, float]:
     count = min(wanted, rows)
     if strategy in ("random", "exactly"):
         shown = wanted if strategy == "exactly" else count
-        return slice(0, rows), shown / rows if rows else 1.0
+        return slice(0, rows), shown / rows
     return (slice(0, count) if strategy == "first" else slice(rows - count, rows)), 1.0

@@ -390,4 +390,3 @@ def test_a_sampling_that_means_nothing_is_refused(sampling: str) -> None:
 def test_a_sampling_takes_a_part(sampling: str, shown: str, share: float) -> None:
     part, found = taken(sampling, 10)
     assert ("0123456789"[part], found) == (shown, share)
-    assert taken(sampling, 0) == (slice(0, 0), 1.0)
