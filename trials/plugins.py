@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 from trials.errors import UnknownName
@@ -46,5 +47,10 @@ def each(plugins: Plugins[Contract]) -> Iterator[tuple[str, Contract]]:
 def _paths(plugins: Plugins[Any]) -> dict[str, str]:
     """Return name -> path of each module, those in folders of the package included."""
     package = importlib.import_module(plugins.package)
-    modules = pkgutil.walk_packages(package.__path__, f"{plugins.package}.")
+    return _paths_in(tuple(package.__path__), f"{plugins.package}.")
+
+
+@cache  # predictions load packers and dimensions ten thousands of times
+def _paths_in(folders: tuple[str, ...], prefix: str) -> dict[str, str]:
+    modules = pkgutil.walk_packages(folders, prefix)
     return {each.name.rpartition(".")[2].replace("_", "-"): each.name for each in modules if not each.ispkg}
