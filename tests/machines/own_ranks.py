@@ -10,7 +10,7 @@ import torch
 
 _MOST_SECONDS = 240.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["trials.run.serving"])
+_context.set_forkserver_preload(["tests.machines.imported_once"])
 
 
 def on_ranks(function: Callable[..., Any], *arguments: object, world_size: int = 2) -> list[Any]:
