@@ -3,6 +3,8 @@
 It reads `QuickCalls` from stdin and writes a tuple of `SlowCall` to stdout.
 """
 
+import atexit
+import gc
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ class QuickCalls:
 
 
 def _main() -> None:
+    # Collections during the imports, and the last one before the exit, find nothing: a fifth of the CPU time.
+    gc.disable()
+    atexit.register(gc.freeze)
     with redirect_stdout(sys.stderr):  # DeepSpeed logs to stdout, which is for the answer
         import torch  # noqa: PLC0415
 
