@@ -3,6 +3,7 @@
 Run as a module with a valid model folder, it prints how some of CASES, or random damages, ended.
 """
 
+import gc
 import json
 import os
 import random
@@ -261,5 +262,6 @@ if __name__ == "__main__":
         else {name: CASES[name][0] for name in which}
     )
     _uses(Path(sys.argv[1]))  # imports here, once, what each of the processes would import
+    gc.freeze()  # else each of them would search all of it for garbage
     found = {name: asdict(_ending(Path(sys.argv[1]), spoil)) for name, spoil in spoils.items()}
     sys.stdout.write(json.dumps(found) + "\n")

@@ -128,27 +128,29 @@ def expected(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[flo
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("script", "ranks"),
     [
-        ("plain_loop.py",),
-        pytest.param(("trainer.py",), marks=pytest.mark.long),
-        pytest.param((*TORCHRUN, "pipeline.py"), marks=pytest.mark.long),
+        ("plain_loop.py", 1),
+        pytest.param("trainer.py", 1, marks=pytest.mark.long),
+        pytest.param("pipeline.py", 2, marks=pytest.mark.long),
     ],
-    ids=" ".join,
 )
 def test_an_example_refuses_what_its_loop_does_not_follow(
-    command: tuple[str, ...], example: Path, tmp_path: Path
+    script: str, ranks: int, example: Path, tmp_path: Path
 ) -> None:
-    training = {"freeze": ["vision"], "max_steps": 2}
     file = tmp_path / "job.yaml"
-    job = job_of(example, tmp_path / "output", training=training)
+    job = job_of(example, tmp_path / "output", training={"freeze": ["vision"], "max_steps": 2})
     file.write_text(yaml.safe_dump(job.model_dump(mode="json", exclude_none=True)))
-    *program, script = command
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    arguments = (sys.executable, *program, str(EXAMPLES / script), str(file))
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "training.freeze, training.max_steps: this loop does not follow it; remove it, or use" in done.stderr
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    said, *_ = on_ranks(refusal_of, str(EXAMPLES / script), [str(file)], environment, world_size=ranks)
+    assert "training.freeze, training.max_steps: this loop does not follow it; remove it, or use" in said
+
+
+def refusal_of(script: str, arguments: list[str], environment: Mapping[str, str]) -> str:
+    """Return the text with which a script ends."""
+    with pytest.raises(SystemExit) as ended:
+        output_of(script, arguments, environment)
+    return str(ended.value)
 
 
 @pytest.mark.long
