@@ -18,7 +18,7 @@ from trials.model.inputs.chat_template import template_file
 from trials.plan import Packing
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.units import number_of
-from trials.workload import ModelShape
+from trials.workload import DataProfile, ModelShape
 
 _log = logging.getLogger(__name__)
 _SHOWN_LINES = 5
@@ -137,13 +137,20 @@ def warn_of_bad_data(report: IndexReport) -> None:
         _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
 
 
-def warn_of_few_samples(samples: int, training: TrainingSection) -> None:
-    """Log a warning where an epoch has fewer samples than the global batch."""
-    if samples < training.global_batch_samples:
+def warn_of_little_data(data: DataProfile, shape: ModelShape, training: TrainingSection) -> None:
+    """Log a warning where an epoch has fewer samples than the global batch, or trained parts of a model see nothing."""
+    idle = [part for part in ("vision", "projector") if training.mode_of(part) != "frozen"]
+    if shape.vision_layers and not data.vision_units and idle and training.weight_decay:
+        _log.warning(
+            "no sample has an image, so the weights of %s have no gradient, and weight decay alone changes them; set "
+            "training.freeze: [vision, projector]",
+            " and ".join(idle),
+        )
+    if data.samples < training.global_batch_samples:
         _log.warning(
             "an epoch has %s, fewer than training.global_batch_samples: %d, so each of its steps is smaller; lower "
             "the setting or add data",
-            number_of(samples, "sample"),
+            number_of(data.samples, "sample"),
             training.global_batch_samples,
         )
 

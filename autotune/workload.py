@@ -13,7 +13,7 @@ from autotune.data_problems import (
     check_sources,
     model_findings,
     warn_of_bad_data,
-    warn_of_few_samples,
+    warn_of_little_data,
 )
 from autotune.errors import JobError
 from autotune.events import Listener, unheard
@@ -166,7 +166,7 @@ def _read(
     data = profile(index)
     _check_lengths_in_steps(job.training, data.samples)
     _check_curriculum_of_data(job.training, index)
-    warn_of_few_samples(data.samples, job.training)
+    warn_of_little_data(data, shape, job.training)
     folder.mkdir(parents=True, exist_ok=True)
     index_file = _saved(index, folder)
     workload = Workload(

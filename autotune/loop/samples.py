@@ -14,7 +14,7 @@ from autotune.data_problems import (
     check_sources,
     model_findings,
     warn_of_bad_data,
-    warn_of_few_samples,
+    warn_of_little_data,
 )
 from autotune.folders import lengths_folder
 from autotune.held_out import hold_out
@@ -69,7 +69,7 @@ class SampleDataset(Dataset[Encoded]):
         warn_of(model_findings(self.encoder, self.job.model))
         check_inputs(self.job, index, self.encoder)
         self.index, _ = hold_out(index, self.job.evaluation)
-        warn_of_few_samples(profile(self.index).samples, self.job.training)
+        warn_of_little_data(profile(self.index), shape, self.job.training)
         self.records = report.records
         self._latest = LatestSamples("go on from the last checkpoint of your loop")
         """Those of this process: each worker of a `DataLoader` counts its own."""

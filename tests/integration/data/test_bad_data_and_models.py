@@ -91,6 +91,19 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
 
 
+@pytest.mark.parametrize(
+    ("training", "named"),
+    [({}, "vision and projector"), ({"freeze": ("vision",)}, "projector"), ({"weight_decay": 0.0}, None)],
+)
+def test_data_without_images_for_a_model_with_vision_are_warned_of(
+    training: dict[str, Any], named: str | None, example: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_records(tmp_path / "train.jsonl", *[record("Who?", "Ada.")] * 8)
+    prepare(job_of(example, tmp_path / "output", data={"sources": [{"path": str(path)}]}, training=training), tmp_path)
+    warned = f"no sample has an image, so the weights of {named} have no gradient, and weight decay alone changes them"
+    assert [message.partition(";")[0] for message in caplog.messages] == ([warned] if named else [])
+
+
 def test_a_search_on_text_alone_is_refused_where_every_image_is_lost(job: JobFile, tmp_path: Path) -> None:
     """Also where the lengths are known from the search before."""
     lines = (record("What?", "A box."), *BAD_LINES, record("<image>Where?", "Here.", image="lost.png"))
