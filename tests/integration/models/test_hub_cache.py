@@ -66,7 +66,7 @@ def test_a_cached_model_is_the_one_of_its_folder(saved: Path, cache: Path, shall
     assert published_name(hub.path) == ID
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("devices_in_use")
 def test_the_commands_take_the_id_of_a_cached_model(
     saved: Path, cache: Path, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_the_commands_take_the_id_of_a_cached_model(
     assert "Tiny-VLM-1B" in answer.stdout
 
 
-@pytest.mark.usefixtures("home")
+@pytest.mark.usefixtures("devices_in_use")
 def test_that_the_hub_does_not_answer_is_said_once(
     saved: Path, cache: Path, job: JobFile, caplog: pytest.LogCaptureFixture
 ) -> None:
