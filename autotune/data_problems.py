@@ -9,9 +9,9 @@ import numpy as np
 from autotune.machine.device_problems import Finding
 from trials.data import formats
 from trials.data.index import DatasetIndex
-from trials.data.indexing import LISTED, IndexReport
+from trials.data.indexing import LISTED, IndexReport, set_images
 from trials.data.packs import Oversize, samples_above
-from trials.data.records.sample import Encoder
+from trials.data.records.sample import Encoder, Measurer
 from trials.errors import DataError
 from trials.job import Job, ModelSection, TrainingSection
 from trials.model.inputs.chat_template import template_file
@@ -79,32 +79,38 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
         )
 
 
-def _lost_media(report: IndexReport, shape: ModelShape) -> Finding | None:
-    """Return a finding where a model with vision would be trained on text alone, because every image is lost."""
-    if not (shape.vision_layers and report.first_bad_media) or report.has_media:
+def _lost_media(report: IndexReport, measurer: Measurer) -> Finding | None:
+    """Return a finding where a model with vision is left text alone, because every image is lost."""
+    if not (measurer.takes_images and report.first_bad_media) or report.has_media:
         return None
+    use = "train" if report.section == "data" else "evaluate"
     return Finding(
-        what=f"no image or video is left to train on: {report.bad_media} of {number_of(report.bad_media, 'record')} "
+        what=f"no image or video is left to {use} on: {report.bad_media} of {number_of(report.bad_media, 'record')} "
         f"with some cannot be used, the first is {report.first_bad_media}",
-        remedy="correct `images` of the source or the records, or take these records out to train on text alone",
+        remedy=f"correct `images` of the source, as by {set_images(report.section)}, or the records, or take these "
+        f"records out to {use} on text alone",
     )
 
 
-def check_media(report: IndexReport, shape: ModelShape) -> None:
-    """Raise DataError where a model with vision would be trained on text alone, because every image is lost."""
-    if lost := _lost_media(report, shape):
+def check_media(report: IndexReport, measurer: Measurer) -> None:
+    """Raise DataError where a model with vision is left text alone, because every image is lost.
+
+    Whatever derives figures from data calls it: those of the text that is left are of another training.
+    """
+    if lost := _lost_media(report, measurer):
         raise DataError(f"{lost.what}; {lost.remedy}")
 
 
-def data_findings(report: IndexReport, shape: ModelShape) -> Iterator[Finding]:
+def data_findings(report: IndexReport, measurer: Measurer) -> Iterator[Finding]:
     """Yield lines that cannot be used, and keys of records that a training does not use."""
-    if lost := _lost_media(report, shape):
+    if lost := _lost_media(report, measurer):
         yield lost
     elif report.bad:
         yield Finding(
             what=f"{report.bad} of {number_of(report.records, 'dataset line')} cannot be used, the first is "
             f"{report.bad_lines[0]}",
-            remedy="correct the lines, or `images` and `format` of the source; otherwise they are skipped",
+            remedy="correct the lines, or `images` and `format` of the source, as by "
+            f"{set_images(report.section)}; otherwise they are skipped",
         )
     for each in report.surprises[:_SHOWN_KINDS]:
         yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
@@ -119,8 +125,9 @@ def warn_of_bad_data(report: IndexReport) -> None:
         hidden = report.bad - _SHOWN_LINES
         more = f"\n  and {hidden} more; `autotune pack JOB --json` has the first {LISTED}" if hidden > 0 else ""
         _log.warning(
-            "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source:\n%s%s",
-            *(report.bad, report.records, shown, more),
+            "%d of %d dataset lines are skipped; correct them, or `images` and `format` of their source, as by "
+            "%s:\n%s%s",
+            *(report.bad, report.records, set_images(report.section), shown, more),
         )
     if report.cut:
         _log.warning(

@@ -143,7 +143,7 @@ def read_data(
     logged as warnings.
     """
     prepared, report = _read(job, outline, folder, listener, cache)
-    check_media(report, outline.shape)
+    check_media(report, outline.encoder)
     return prepared
 
 
@@ -201,15 +201,20 @@ class Survey:
 
 
 def survey(job: Job, outline: Outline, listener: Listener = unheard) -> Survey:
-    """Read the data of the job, without taking its devices or opening a database. Raise what `read_data` raises."""
+    """Read the data of the job, without taking its devices or opening a database.
+
+    Raise what `read_data` raises, except that lost images are left to the report.
+    """
     with tempfile.TemporaryDirectory() as folder:
         prepared, report = _read(job, outline, Path(folder), listener, lengths_folder())
     return Survey(workload=prepared.workload, report=report, median_text_tokens=median_text_tokens(prepared.index))
 
 
-def workload_of(job: Job, outline: Outline) -> Workload:
-    """Return the workload of the job. Raise what `survey` raises."""
-    return survey(job, outline).workload
+def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:
+    """Return the workload of the job as `survey` reads it. Raise what `read_data` raises."""
+    found = survey(job, outline, listener)
+    check_media(found.report, outline.encoder)
+    return found.workload
 
 
 def _read_held_out(
@@ -217,8 +222,9 @@ def _read_held_out(
 ) -> DatasetIndex:
     """Return the index of `evaluation.sources`; log bad lines, and samples that are also trained on, as warnings."""
     data = job.data.model_copy(update={"sources": job.evaluation.sources})
-    held_out, report = build_index(data, encoder, Path(), listener, cache=cache)
+    held_out, report = build_index(data, encoder, Path(), listener, cache=cache, section="evaluation")
     warn_of_bad_data(report)
+    check_media(report, encoder)
     check_inputs(job, held_out, encoder)
     shown = shown_by(held_out, job.evaluation.seed)
     if len(rows := trained_on(training, job.training.seed, shown)):

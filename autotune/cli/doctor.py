@@ -88,7 +88,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         data, model = _data(found), counts.parts
         least = counts.least_bytes(work.model, hardware.devices)
         findings += [
-            *data_findings(found.report, work.model),
+            *data_findings(found.report, outline.encoder),
             *outline.findings,
             *least_memory(least, memory["limit_bytes"] if memory else None, hardware.devices),
             *tried_traps(job, work, costs, runs=not any(each.prevents for each in findings)),

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from autotune.data_problems import warn_of_bad_data
 from autotune.draft.present import Present
 from autotune.events import Listener
 from autotune.packing.material import PackOptions, job_material
@@ -40,11 +41,13 @@ def plan_of(present: Present, model: str, dtype: str, devices: int) -> tuple[Pla
 def samples_of_pack(job: Job, packing: Packed, listener: Listener) -> tuple[float, int]:
     """Return (mean samples of a pack, samples that were packed), for a trainer whose batch counts packs.
 
-    The lengths are kept for later commands.
+    The lengths are kept for later commands. What of the data is skipped or unused is logged as warnings.
 
     Raise what `job_material` raises, and DataError where no sample is left.
     """
-    index = job_material(job, job.data.sources[0].path, PackOptions(), listener).index
+    material = job_material(job, job.data.sources[0].path, PackOptions(), listener)
+    warn_of_bad_data(material.found)
+    index = material.index
     order = np.arange(len(index), dtype=np.int64)
     packs = build_packs(index, order, packing, job.training.seed, job.data.oversize)
     if not len(packs):

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from autotune.data_problems import warn_of_bad_data
+from autotune.data_problems import check_media, warn_of_bad_data
 from autotune.draft.arguments import Arguments
 from autotune.draft.present import Present
 from autotune.draft.present_plan import plan_of
@@ -28,7 +28,7 @@ from autotune.held_out import hold_out
 from autotune.plan_file import read_plan
 from trials import plugins
 from trials.data.index import DatasetIndex
-from trials.data.indexing import build_index
+from trials.data.indexing import Section, build_index
 from trials.data.order import epoch_order
 from trials.job import Job
 from trials.model.inputs.encoders import load_measurer, token_limit
@@ -149,10 +149,13 @@ def _held_out(job: Job) -> DatasetIndex | None:
     if evaluation.samples is None and evaluation.sources is None:
         return None
     data = job.data.model_copy(update={"sources": evaluation.sources or job.data.sources})
-    index, report = build_index(data, load_measurer(job.model, data), Path(), cache=lengths_folder())
+    measurer = load_measurer(job.model, data)
+    section: Section = "data" if evaluation.sources is None else "evaluation"
+    index, report = build_index(data, measurer, Path(), cache=lengths_folder(), section=section)
     if evaluation.sources is None:  # the data of the training, of which its reading warns
         return hold_out(index, evaluation)[1]
     warn_of_bad_data(report)
+    check_media(report, measurer)
     return index.keep(np.sort(epoch_order(index, evaluation.seed, 0))).each_once
 
 

@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from autotune.data_problems import warn_of_bad_data
+from autotune.data_problems import check_media, warn_of_bad_data
 from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.sequence import knows_sequence
 from autotune.epoch_balance import step_sums
@@ -117,10 +117,14 @@ class ForecastData:
 
     @classmethod
     def of(cls, job: Job, listener: Listener = unheard) -> Self:
-        """Read the job's data, and log what is skipped or unused as warnings. Raise what `build_index` raises."""
+        """Read the job's data, and log what is skipped or unused as warnings.
+
+        Raise what `build_index` and `check_media` raise.
+        """
         measurer = load_measurer(job.model, job.data)
         index, report = build_index(job.data, measurer, Path(), listener, cache=lengths_folder())
         warn_of_bad_data(report)
+        check_media(report, measurer)
         return cls(index=hold_out(index, job.evaluation)[0], report=report)
 
 

@@ -65,7 +65,7 @@ class SampleDataset(Dataset[Encoded]):
         self.weights = cost_weights(shape)
         index, report = build_index(self.job.data, self.encoder, Path(), cache=lengths_folder())
         warn_of_bad_data(report)
-        check_media(report, shape)
+        check_media(report, self.encoder)
         warn_of(model_findings(self.encoder, self.job.model))
         check_inputs(self.job, index, self.encoder)
         self.index, _ = hold_out(index, self.job.evaluation)

@@ -76,7 +76,7 @@ def read_material(file: JobFile, wanted: PackOptions, listener: Listener = unhea
     """Read the data of a job (YAML), or lengths (JSON), without using devices or a database.
 
     Raise PackError for other files, JobError for a job that cannot be used,
-    ModelError for its model, and what `build_index` raises.
+    ModelError for its model, and what `build_index` and `check_media` raise.
     """
     path = file.path
     if not path.is_file():
@@ -111,6 +111,7 @@ def job_material(
     `held_out` are the records to hold out in place of those that the job draws.
     """
     # These import torch, which packing a file of lengths does not need.
+    from autotune.data_problems import check_media  # noqa: PLC0415
     from autotune.folders import lengths_folder  # noqa: PLC0415
     from trials.model.inputs.encoders import load_measurer  # noqa: PLC0415
 
@@ -119,7 +120,9 @@ def job_material(
         raise PackError(f"--model applies only to a file of lengths; {path} is a job, which names its own model")
     data = job.data.model_copy(update={"oversize": wanted.oversize or job.data.oversize})
     weights, forward, name = _model_weights(job.model, job.training)
-    index, found = build_index(data, load_measurer(job.model, data), Path(), listener, cache=lengths_folder())
+    measurer = load_measurer(job.model, data)
+    index, found = build_index(data, measurer, Path(), listener, cache=lengths_folder())
+    check_media(found, measurer)
     trained = hold_out(index, job.evaluation)[0] if held_out is None else without_records(index, held_out)
     return Material(
         path=path,

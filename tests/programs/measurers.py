@@ -16,6 +16,7 @@ class Words:
 
     digest: str = "words"
     max_tokens: int | None = None
+    takes_images: bool = True
     no_videos: str | None = "words are not filmed"
 
     def measure(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,18 @@ from trials.job import DataSection
 from trials.sampling import MOST_REPEATS, taken
 from trials.units import number_of
 
+Section: TypeAlias = Literal["data", "evaluation"]
+"""Section of a job that has sources."""
+
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
 # A choice: names of a warning, which stays a few lines.
 _SHOWN_KEYS = 10
+
+
+def set_images(section: Section) -> str:
+    """Return the option that gives a source its folder of images, which a source that no job file names needs."""
+    return f"`--set {section}.sources.0.images=FOLDER` (0 is the first source)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +58,7 @@ class Unused:
 class IndexReport:
     """Findings of indexing besides the usable samples."""
 
+    section: Section
     records: int
     """Lines that are not blank."""
     bad: int
@@ -111,12 +120,14 @@ def build_index(
     *,
     cache: Path | None = None,
     workers: int | None = None,
+    section: Section = "data",
 ) -> tuple[DatasetIndex, IndexReport]:
     """Build the index of every usable sample of the sources, whose paths are relative to `base`.
 
     Without a `measurer`, only files of lengths can be indexed. `cache` is a folder that keeps what was measured;
-    `workers` is the number of processes to measure with, all cores when None. Raise DataError for a missing file, an
-    unknown format, the first bad line under `on_error: fail`, or a file of which no record can be used.
+    `workers` is the number of processes to measure with, all cores when None; `section` is that of the sources. Raise
+    DataError for a missing file, an unknown format, the first bad line under `on_error: fail`, or a file of which no
+    record can be used.
     """
     files = tuple(file for source in data.sources for file in formats.resolve(source, base))
     store = LengthsCache(cache)
@@ -124,7 +135,7 @@ def build_index(
     show = progress or (lambda _: None)
     parts = tuple(_scanned(files, store, measurer, max_tokens, show))
     missing = [(part.file, part.chunk) for part in parts if part.known is None]
-    tally = _Tally(is_strict=data.on_error == "fail", records=0)
+    tally = _Tally(section=section, is_strict=data.on_error == "fail", records=0)
     known_records = sum(part.known.records for part in parts if part.known)
     # Closed on errors as well, which ends the processes that measure.
     with closing(measured(missing, measurer, max_tokens, workers or cores())) as fresh:
@@ -163,6 +174,7 @@ def _scanned(
 class _Tally:
     """Columns and counts of the chunks so far."""
 
+    section: Section
     is_strict: bool
     columns: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
     records: int = 0
@@ -235,7 +247,7 @@ class _Tally:
                 raise DataError(
                     f"no sample of {file.path} can be used, of {number_of(self.records_of[number], 'record')}; the "
                     f"first fault is {self.first_bad_of[number]}; correct the lines, or `images` and `format` of the "
-                    "source, or leave the file out"
+                    f"source, as by {set_images(self.section)}, or leave the file out"
                 )
 
     def index(self, files: tuple[AnnotationFile, ...]) -> DatasetIndex:
@@ -249,6 +261,7 @@ class _Tally:
 
     def report(self, max_tokens: int | None, cut: int) -> IndexReport:
         return IndexReport(
+            section=self.section,
             records=self.records,
             bad=self.bad,
             bad_lines=tuple(self.bad_lines),

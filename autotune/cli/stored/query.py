@@ -88,10 +88,10 @@ def list_plans(options: Options, wanted: PlanFilter) -> None:
 
 
 def _job_to_compare(options: Options, file: "JobFile") -> "tuple[Job, Workload]":
-    from autotune.workload import look_at, survey
+    from autotune.workload import look_at, workload_of
 
     job = file.job
-    return job, survey(job, look_at(job), options.display).workload
+    return job, workload_of(job, look_at(job), options.display)
 
 
 def _none_text(stored: int) -> str:

@@ -86,7 +86,10 @@ def test_bad_lines_are_skipped_with_a_warning_and_a_small_dataset_is_warned_of(
     SampleDataset(job)
     assert caplog.messages == [skipped, small] * 2
     first, *named = skipped.splitlines()
-    assert first == "3 of 5 dataset lines are skipped; correct them, or `images` and `format` of their source:"
+    assert first == (
+        "3 of 5 dataset lines are skipped; correct them, or `images` and `format` of their source, as by "
+        "`--set data.sources.0.images=FOLDER` (0 is the first source):"
+    )
     assert [line.split(": ")[0].strip() for line in named] == [f"{path}:{number}" for number in (2, 3, 4)]
     assert small.startswith("an epoch has 2 samples, fewer than training.global_batch_samples: 8")
 
@@ -143,11 +146,18 @@ UNUSABLE_EVALUATIONS: tuple[tuple[dict[str, Any], str], ...] = (
         {"sources": [{"path": "{folder}/lengths.jsonl"}]},
         "evaluation.sources: {folder}/lengths.jsonl holds only lengths",
     ),
+    (
+        {"sources": [{"path": "{folder}/lost.jsonl"}]},
+        "no image or video is left to evaluate on: 1 of 1 record with some cannot be used, the first is "
+        "{folder}/lost.jsonl:2: image {folder}/gone.png does not exist; correct `images` of the source, as by "
+        "`--set evaluation.sources.0.images=FOLDER`",
+    ),
 )
 
 
 def test_unusable_samples_to_evaluate_on_are_refused_before_anything_runs(job: JobFile, tmp_path: Path) -> None:
     write_records(tmp_path / "lengths.jsonl", {"vit_num": 1, "token_num": 70, "image_flags": 1})
+    write_records(tmp_path / "lost.jsonl", record("Who?", "Ada."), BAD_LINES[2])
     for evaluation, message in UNUSABLE_EVALUATIONS:
         given = json.loads(json.dumps(evaluation).replace("{folder}", str(tmp_path)))
         code, reported = refusal("run", job.spoil(evaluation=given))

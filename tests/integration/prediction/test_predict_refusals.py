@@ -1,4 +1,4 @@
-"""Plans, profiles and options that `autotune predict` refuses."""
+"""Plans, profiles, options and data that `autotune predict` refuses, data as other commands do."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.users import JobFile, refusal
+from tests.programs.users import JobFile, document, refusal
 from tests.tiny_models import qwen2_5_vl
 from tests.values.forecast import PLAN, store_profile
 from tests.values.training import PACKED, plan_of
@@ -174,3 +174,29 @@ def test_no_plan_fits_too_little_memory(job: JobFile, profile: Path) -> None:
 def test_wrong_options_are_refused_before_anything_is_read(tmp_path: Path, arguments: tuple[str, str]) -> None:
     code, message = refusal("predict", tmp_path / "none.yaml", *arguments)
     assert (code, "Invalid value" in message) == (2, True)
+
+
+def test_no_answer_is_about_the_text_that_is_left_where_every_image_is_lost(
+    job: JobFile, example: Path, costs: LayerCosts
+) -> None:
+    folder, whole = job.path.parent, example / "data" / "train.jsonl"
+    moved = folder / "moved.jsonl"  # away from its images; some records have none
+    moved.write_text(whole.read_text())
+    job.spoil(data__sources=[{"path": str(moved)}])
+    store_profile(job, costs, device_name="NVIDIA H100 80GB HBM3", accelerator="cuda")
+    recommended = ("recommend", example / "model", moved, "--device", "h100", "--devices", "1")
+    commands: tuple[tuple[str | Path, ...], ...] = (
+        recommended,
+        ("predict", job.path, "--device-profile", "H100", "--top", "1"),
+        ("export", job.path, "--device-profile", "H100", "--to", "ms-swift", "--out", folder / "exported"),
+        ("pack", job.path),
+        ("pack", job.path, "--what-if", "cutoff=512"),
+        ("plans", "--like", job.path),
+    )
+    for command in commands:
+        code, text = refusal(*command)
+        assert (code, text.partition(": ")[0]) == (1, "no image or video is left to train on"), command
+    # What the message says can be typed.
+    option = "--set data.sources.0.images="
+    assert f"correct `images` of the source, as by `{option}FOLDER`" in text
+    assert document(*recommended, *f"{option}{whole.parent}".split())["skipped_lines"] == 0

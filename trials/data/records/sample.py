@@ -184,6 +184,10 @@ class Measurer(Protocol):
         """Number of tokens that longer samples are cut to; None leaves them whole."""
 
     @property
+    def takes_images(self) -> bool:
+        """Whether the model has a vision side; one without it takes text alone."""
+
+    @property
     def no_videos(self) -> str | None:
         """Why samples with videos are refused; None where they are taken."""
 

@@ -175,6 +175,10 @@ class ChatMeasurer:
         return None if isinstance(self._videos, str) else self._videos
 
     @property
+    def takes_images(self) -> bool:
+        return bool(self._placeholders)
+
+    @property
     def no_videos(self) -> str | None:
         return self._videos if isinstance(self._videos, str) else None
 
@@ -201,7 +205,7 @@ class ChatMeasurer:
 
         `kept` is that of `Encoder.encode`.
         """
-        if image_sizes and not self._placeholders:
+        if image_sizes and not self.takes_images:
             raise DataError(
                 "the conversation shows images, but the model takes text alone; take the record out, or train a model "
                 "that takes images"

@@ -137,6 +137,10 @@ class ChatEncoder:
         return self._inputs.unit_shape
 
     @property
+    def takes_images(self) -> bool:
+        return self.measurer.takes_images
+
+    @property
     def no_videos(self) -> str | None:
         return self.measurer.no_videos
 
