@@ -89,6 +89,8 @@ _IMAGES = {
     *(f"{kind}{end}_pixels" for kind in ("", "image_", "video_") for end in ("max", "min")),
     *(f"{kind}_resized_{side}" for kind in ("image", "video") for side in ("height", "width")),
     "video_total_pixels",
+    *("num_frames", "max_num_frames", "image_factor", "frame_factor", "spatial_merge_size", "max_ratio"),
+    *("video_max_num", "video_max_slice_nums", "max_partition", "hd_num", "num_crops", "qwenvl_bbox_format"),
     *(f"{kind}_{end}_token_num" for kind in ("image", "video") for end in ("max", "min")),
 }
 """Arguments about what the files of the model folder say: its images and its prompts."""

@@ -43,6 +43,8 @@ EVERY = {"save_steps": "training.checkpoint_every", "eval_steps": "evaluation.ev
 """Key of the job by an argument that is a number of steps, or below 1 a share of all."""
 _BATCH = {"per_device_train_batch_size", "gradient_accumulation_steps", *DEGREES}
 """Arguments that decide on the samples of a step."""
+_VARIABLES = re.compile(r"ACCELERATE_\w+|USE_(MODELSCOPE|OPENMIND)_HUB|MODEL_SEQ_LEN|FORCE_QWENVL_VIDEO_READER")
+"""Variables that libraries of several trainers read: accelerate, LLaMA-Factory and qwen-vl-utils."""
 _OTHER_LEARNING = re.compile(r"(?<![a-z])(dpo|kto|ppo|grpo|orpo|mpo|rloo|rlhf|gkd|simpo|reward)(?![a-z])")
 _OTHER_TASKS = {"infer", "export", "deploy", "eval", "merge-lora", "app", "web-ui", "chat", "webchat", "api", "sample"}
 """Subcommands of ms-swift and LLaMA-Factory that do not train."""
@@ -56,7 +58,8 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     trainer = _trainer_of(arguments)
     draft = Draft(notes=[f"Taken from a configuration of {trainer.TITLE}", *_other_trainings(arguments)])
     draft.notes += arguments.remarks
-    given = Given(trainer.settings(arguments))
+    variables = {name: value for name, value in arguments.environment.items() if _VARIABLES.fullmatch(name)}
+    given = Given(trainer.settings(arguments) | variables)
     draft.notes += given.take("remarks", texts) or []
     for name, (key, read) in PLAIN.items():
         if (value := given.take(name, read)) is not None:
@@ -129,7 +132,8 @@ def _data(given: Given, draft: Draft) -> None:
         ("data", "data_path", "dataset_names", None),
         ("evaluation", "evaluation_path", "evaluation_names", given.take("evaluation_images", text)),
     ):
-        images = own or shared
+        named = own or shared
+        images = named and _local(named)
         sources = [_source(path, images) for path in given.take(files, texts) or ()]
         sources += given.take(f"{prefix}_sources", _sources) or []
         if listed := given.take(names, texts):

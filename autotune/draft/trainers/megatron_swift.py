@@ -49,7 +49,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     """Return the arguments by common names. Raise JobError for a task other than fine-tuning."""
     if {"rlhf", "pt"} & arguments.words:
         raise JobError("only supervised fine-tuning (`megatron sft`) can be trained here")
-    found = _DEFAULTS | ms_swift.image_limits(arguments) | renamed(arguments, ms_swift.NAMES | _NAMES)
+    found = _DEFAULTS | renamed(arguments, ms_swift.NAMES | _NAMES)
+    ms_swift.take_environment(found, arguments.environment)
     ms_swift.check_whole(arguments)
     ms_swift.take_pattern(found)
     if not {"dtype", "fp16", "bf16"} & found.keys():

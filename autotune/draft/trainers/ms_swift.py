@@ -1,5 +1,6 @@
 """ms-swift: `swift sft` and its YAML files. Source: swift.readthedocs.io, "Command Line Parameters"."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.draft.arguments import Arguments
@@ -48,12 +49,16 @@ NAMES = {
     "aligner_lr": "projector_lr",
     "target_modules": "lora_target",
 }
-_ENVIRONMENT = (
+_OF_MODELS = (
     *(f"{kind}{end}_PIXELS" for kind in ("", "VIDEO_") for end in ("MAX", "MIN")),
     *(f"{kind}_{end}_TOKEN_NUM" for kind in ("IMAGE", "VIDEO") for end in ("MAX", "MIN")),
-    *("VIDEO_TOTAL_PIXELS", "FPS", "NFRAMES", "FPS_MAX_FRAMES", "FPS_MIN_FRAMES"),
-    *("MAX_NUM", "INPUT_SIZE", "VIDEO_SEGMENTS", "MAX_SLICE_NUMS"),
+    *("VIDEO_TOTAL_PIXELS", "FPS", "NFRAMES", "FPS_MAX_FRAMES", "FPS_MIN_FRAMES", "NUM_FRAMES", "MAX_NUM_FRAMES"),
+    *("IMAGE_FACTOR", "FRAME_FACTOR", "SPATIAL_MERGE_SIZE", "MAX_RATIO", "QWENVL_BBOX_FORMAT"),
+    *("MAX_NUM", "VIDEO_MAX_NUM", "INPUT_SIZE", "VIDEO_SEGMENTS", "MAX_SLICE_NUMS", "VIDEO_MAX_SLICE_NUMS"),
+    *("MAX_PARTITION", "HD_NUM", "NUM_CROPS", "SAMPLING_RATE", "USE_AUDIO_IN_VIDEO", "ENABLE_AUDIO_OUTPUT"),
 )
+"""Variables in place of `model_kwargs`, from "Specific Model Arguments" of the list named above."""
+_IMAGES = "ROOT_IMAGE_DIR"
 
 
 def recognises(arguments: Arguments) -> bool:
@@ -71,7 +76,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         if (kind := arguments.values.get(name, "full")) not in ("full", "lora"):
             raise JobError(f"{name}: {kind} is not supported; give full or lora")
     check_whole(arguments)
-    found = transformers_trainer.DEFAULTS | _DEFAULTS | image_limits(arguments) | renamed(arguments, NAMES)
+    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
+    take_environment(found, arguments.environment)
     take_pattern(found)
     if found["finetuning_type"] == "lora" and not {"all-linear", "auto"} & set(
         Given(found).look("lora_target", texts) or ["auto"]
@@ -111,9 +117,16 @@ def present(settings: dict[str, Any]) -> dict[str, Any]:
     return checkpointed | ({"pack_tokens": tokens} if given.look("packing", flag) else {})
 
 
-def image_limits(arguments: Arguments) -> dict[str, Any]:
-    """Return the variables with which a user limits images and videos."""
-    return {name.lower(): arguments.environment[name] for name in _ENVIRONMENT if name in arguments.environment}
+def take_environment(settings: dict[str, Any], variables: Mapping[str, Any]) -> None:
+    """Add what variables of a script or of a configuration's `ENV` set: the folder of images, and their limits."""
+    for name in (name for name in _OF_MODELS if name in variables):
+        settings.setdefault(name.lower(), variables[name])
+    own = dict(settings.pop("ENV")) if isinstance(settings.get("ENV"), dict) else {}
+    folders = {_IMAGES: variables[_IMAGES]} if _IMAGES in variables else {}
+    if folder := (folders | own).get(_IMAGES):
+        settings["images"] = folder
+    if rest := {name: value for name, value in own.items() if name != _IMAGES}:
+        settings["ENV"] = rest
 
 
 def learning_rate(settings: dict[str, Any]) -> float:

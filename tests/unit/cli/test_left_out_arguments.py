@@ -132,3 +132,39 @@ def test_ms_swift_evaluates_when_it_saves() -> None:
     script = f"{SWIFT} --val_dataset train.jsonl --save_steps 40"
     assert converted(script)[0].evaluation.every == 40
     assert converted(f"{script} --eval_strategy epoch")[0].evaluation.every is None
+
+
+@pytest.mark.parametrize("script", [SWIFT, MEGATRON], ids=["ms-swift", "Megatron-SWIFT"])
+@pytest.mark.parametrize("line", ["export ROOT_IMAGE_DIR=pictures\n", "ROOT_IMAGE_DIR=pictures "])
+def test_the_folder_of_images_that_ms_swift_reads_from_the_environment_is_that_of_the_sources(
+    script: str, line: str
+) -> None:
+    Path("pictures").mkdir()
+    job, notes = converted(line + script.replace("--dataset", "--val_dataset train.jsonl --dataset"))
+    folder = Path("pictures").absolute()
+    assert [source.images for source in (*job.data.sources, *(job.evaluation.sources or ()))] == [folder, folder]
+    assert "pictures" not in notes
+    assert (
+        "Not known, since the script does not set them: images"
+        in converted(line.replace("pictures", "$PICTURES") + script)[1]
+    )
+
+
+def test_a_configuration_of_ms_swift_names_the_folder_of_images_among_its_variables() -> None:
+    Path("sft.yaml").write_text(
+        "model: MODEL\ndataset: train.jsonl\ntrain_type: full\nENV: {ROOT_IMAGE_DIR: pictures, MAX_PIXELS: 3136}\n"
+    )
+    answer = CliRunner().invoke(main, ["init", "--json", "--from", "sft.yaml"])
+    assert answer.exit_code == 0, answer.output
+    assert [source.images for source in load_job(Path("job.yaml")).data.sources] == [Path("pictures").absolute()]
+    assert "such a setting: ENV: {'MAX_PIXELS': 3136}" in answer.stdout
+
+
+def test_variables_that_a_trainer_reads_and_a_job_does_not_have_are_named() -> None:
+    variables = "export VIDEO_MAX_NUM=2 MAX_RATIO=100\nSAMPLING_RATE=8000 "
+    assert "such a setting: max_pixels: 1003520, max_ratio: 100, video_max_num: 2" in (
+        notes := converted(variables + SWIFT.replace("swift", "MAX_PIXELS=1003520 swift", 1))[1]
+    )
+    assert "Not taken over: sampling_rate" in notes
+    notes = converted("export ACCELERATE_MIXED_PRECISION=bf16 MODEL_SEQ_LEN=4096 WANDB_MODE=offline\n" + TRAINER)[1]
+    assert "Not taken over: ACCELERATE_MIXED_PRECISION, MODEL_SEQ_LEN" in notes
