@@ -29,6 +29,7 @@ from trials import streams
 from trials.errors import AutotuneError
 
 if TYPE_CHECKING:
+    from autotune.events import Phase
     from autotune.job_file import JobFile
     from trials.job import Job
 
@@ -49,10 +50,12 @@ _STOP_SECONDS = 600.0
 class Terminated(KeyboardInterrupt):
     """A request to end, by Ctrl-C or a scheduler; measurements are kept."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, ending: str | None = None) -> None:
         super().__init__()
         self.exit_code = 128 + number
         """128 and the number of the signal, as shells report it."""
+        self.ending = ending
+        """What was reached, and what goes on with it; None where the command is to say what is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,13 +191,16 @@ def guarded(command: Callable[..., None], *, starts_ranks: bool) -> Callable[...
             sys.exit(os_errors.exit_code(error))
         except Terminated as request:
             measures = starts_ranks and not arguments.get("dry_run")
-            click.echo(_interrupted(arguments) if measures else "Interrupted.", err=True)
+            kept = _kept_text(arguments, options.display.phase) if measures else "Interrupted."
+            click.echo(request.ending or kept, err=True)
             sys.exit(request.exit_code)
 
     return run
 
 
-def _interrupted(arguments: Mapping[str, Any]) -> str:
+def _kept_text(arguments: Mapping[str, Any], phase: "Phase | None") -> str:
+    if phase == "profile":
+        return "Interrupted in the profile, of which no part is kept; all else is, and the same command goes on."
     again = "the same command without --fresh" if arguments.get("fresh") else "the same command"
     return f"Interrupted; what was measured is kept, and {again} goes on."
 

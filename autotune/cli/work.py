@@ -263,6 +263,6 @@ def _launch(
     )
     launched = training.run()
     if launched.report.stopped:
-        options.display.show(stopped_text(launched.report, how.max_steps))
-        raise Terminated(noted[-1].number or signal.SIGTERM)  # a rank alone may have got a SIGTERM
+        ending = stopped_text(launched.report, how.max_steps)
+        raise Terminated(noted[-1].number or signal.SIGTERM, ending)  # a rank alone may have got a SIGTERM
     return training.chosen, launched

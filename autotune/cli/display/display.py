@@ -6,7 +6,7 @@ from threading import RLock, Timer
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from autotune.events import Event
+    from autotune.events import Event, Phase
 
 _LATE_SECONDS = 2.0
 """Work that takes longer is displayed at a terminal even without an event, such as a connection to a database."""
@@ -39,6 +39,8 @@ class Display:
         """`name` is shown until the first phase begins."""
         self._name = name
         self._quiet = quiet
+        self.phase: Phase | None = None
+        """Phase that began last; None before the first."""
         self._lock = RLock()
         self._view: View | None = None
         self._timer: Timer | None = None
@@ -51,6 +53,7 @@ class Display:
             self._timer.start()
 
     def __call__(self, event: "Event", /) -> None:
+        self.phase = getattr(event, "phase", self.phase)
         if not self._quiet:
             self._open().hear(event)
 

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.cli import context
 from autotune.cli.context import NotedSignal, Options, Terminated, first_signal_noted, guarded
+from autotune.events import Note, Phase, PhaseBegan
 from trials.channels.folder import FolderChannel
 from trials.tasks.stop import Stop, stop_requests
 
@@ -158,3 +159,40 @@ def test_an_interrupted_command_says_whether_anything_was_measured(
         guarded(command, starts_ranks=starts_ranks)(as_json=False, db=None, verbose=0, quiet=True, **arguments)
     assert end.value.code == 130
     assert capsys.readouterr().err == f"{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        (
+            (Phase.LENGTHS, Phase.PROFILE),
+            "Interrupted in the profile, of which no part is kept; all else is, and the same command goes on.",
+        ),
+        (
+            (Phase.PROFILE, Phase.SEARCH),
+            "Interrupted; what was measured is kept, and the same command without --fresh goes on.",
+        ),
+    ],
+    ids=["in the profile", "after it"],
+)
+def test_an_interrupted_profile_is_not_said_to_be_kept(
+    phases: tuple[Phase, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(options: Options, **_: bool) -> None:
+        for phase in phases:
+            options.display(PhaseBegan(phase=phase, text="..."))
+            options.display(Note(text="..."))
+        raise Terminated(signal.SIGINT)
+
+    with pytest.raises(SystemExit):
+        guarded(command, starts_ranks=True)(as_json=False, db=None, verbose=0, quiet=True, fresh=True)
+    assert capsys.readouterr().err == f"{said}\n"
+
+
+def test_a_command_that_tells_how_it_ended_says_no_more(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(options: Options) -> None:
+        raise Terminated(signal.SIGINT, "Stopped after step 9 with a checkpoint")
+
+    with pytest.raises(SystemExit):
+        guarded(command, starts_ranks=True)(as_json=False, db=None, verbose=0, quiet=True)
+    assert capsys.readouterr().err == "Stopped after step 9 with a checkpoint\n"
