@@ -152,6 +152,7 @@ def test_no_plan_is_offered_for_a_training_that_has_other_fixed_settings(
     code, reported = refusal(command, job.path)
     assert code == 2
     assert reported == (
-        f"training.output {job.output} belongs to a training with data {'0' * 16}, not {settings.data}; name "
-        "another folder, or go back to those settings"
+        f"training.output {job.output} belongs to a training with data {'0' * 16}, not {settings.data} "
+        "(digests of the lengths, repeats and files of its samples); name another folder, or go back to those files "
+        "and settings"
     )

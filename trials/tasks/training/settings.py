@@ -82,6 +82,14 @@ MAY_CHANGE = (
 """Settings that a resumed training takes from its job: they change neither the samples of a step nor their order."""
 
 
+_DIGESTS = {
+    "data": " (digests of the lengths, repeats and files of its samples)",
+    "model": " (digests of its configuration)",
+    "weights": " (digests of its weights before the training)",
+}
+"""What the settings are that only a digest is kept of."""
+
+
 def training_settings(request: Request, index: DatasetIndex) -> Settings:
     """Return the settings of the requested training on the samples of an index."""
     job, model = request.job, request.job.model
@@ -128,14 +136,18 @@ def check_fixed(folder: Path, then: Settings, now: Settings) -> None:
     """Raise OutputTaken where the settings of the training in `folder` were others that may not change."""
     changed = _changed(then, now)
     others = changed.pop("evaluation_data", None)
-    fixed = [f"{name} {old}, not {new}" for name, (old, new) in changed.items() if name not in MAY_CHANGE]
+    fixed = [
+        f"{name} {old}, not {new}{_DIGESTS.get(name, '')}"
+        for name, (old, new) in changed.items()
+        if name not in MAY_CHANGE
+    ]
     if fixed:
         other = ""
         if then.plan != now.plan:
             other = f", as by `--plan {then.plan}`, or change its plan with `--resume-with {now.plan}`"
         raise OutputTaken(
             f"training.output {folder} belongs to a training with {'; '.join(fixed)}; "
-            f"name another folder, or go back to those settings{other}"
+            f"name another folder, or go back to those {'files and ' * bool(_DIGESTS.keys() & changed)}settings{other}"
         )
     if others:
         raise OutputTaken(
