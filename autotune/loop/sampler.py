@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NoReturn
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from autotune.data_problems import warn_of_skipped
@@ -66,7 +67,8 @@ class PackSampler(_OneRank):
     ) -> None:
         """Take the packing of `plan` alone; `ranks` data ranks share the packs of each step.
 
-        `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data.
+        `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data, those
+        that are not trained on included, and packs have the numbers of these.
         Raise PackError for a dataset of another length, a rank that does not exist, shared packs, a curriculum and, as
         `set_epoch` does too, where another rank of torch.distributed has read other data.
         Rank 0 logs a warning where steps are not as near to the global batch as `launch` keeps them, and where samples
@@ -88,9 +90,10 @@ class PackSampler(_OneRank):
                 f"the packs of the plan are shared by {degree} ranks, which only `launch` can do; set its sequence to "
                 "1 for a loop of your own"
             )
-        if dataset is not None and len(dataset) != samples.records:
+        own = None if dataset is samples else dataset
+        if own is not None and len(own) != samples.records:
             raise PackError(
-                f"the dataset has {len(dataset)} items but the data of the job {samples.records} records; make both of "
+                f"the dataset has {len(own)} items but the data of the job {samples.records} records; make both of "
                 "the same files"
             )
         if samples.job.training.curriculum.steps:
@@ -98,6 +101,8 @@ class PackSampler(_OneRank):
                 "training.curriculum is followed by `launch` alone; remove it from the job for a loop of your own"
             )
         self._samples = samples
+        self._numbers = np.arange(len(samples), dtype=np.int64) if own is None else samples.index.record
+        """Number of each row of the index in the dataset that is drawn from."""
         self._packing = packing
         self._rank, self._ranks = rank, ranks
         self._first_step = 0
@@ -214,7 +219,7 @@ class PackSampler(_OneRank):
     def _packs(self, epoch: Epoch, number: int) -> Iterator[list[int]]:
         """Yield the packs of this rank in one step, as numbers of samples."""
         for rows in epoch.step(number).packs[self._rank]:
-            yield self._samples.index.record[rows].tolist()
+            yield self._numbers[rows].tolist()
 
 
 class EvenPackSampler(_OneRank):

@@ -1,6 +1,7 @@
 """The samples of a job as a PyTorch dataset."""
 
 import logging
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +43,8 @@ class _VideoShown(DataError):
 class SampleDataset(Dataset[Encoded]):
     """The samples on which a job trains, encoded for its model. Reads the data, but uses no device and no database.
 
-    A sample's number is its position in the data: counted from 0 over the records of all `data.sources`, those that
-    cannot be used included. So the numbers are those of any other dataset with the same records in the same order, and
-    of the file that `autotune pack --out` writes. Numbers of records that are not trained on raise IndexError.
+    Samples are counted from 0 in the order of their records, without those that are not trained on. `index.record` has
+    the position of each among all records of `data.sources`, as in the file that `autotune pack --out` writes.
     """
 
     job: Job
@@ -79,16 +79,17 @@ class SampleDataset(Dataset[Encoded]):
 
     def __iter__(self) -> Iterator[Encoded]:
         """Yield each sample once, in the order of the records."""
-        # Without it Python would count from 0 to the first record that is not trained on.
-        return map(self.__getitem__, self.index.record.tolist())
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, number: int) -> Encoded:
         """Encode a sample. One that can no longer be read is blank, with a warning, as in a launch.
 
-        Raise DataError instead under `data.on_error: fail`, for a sample with a video, and where more than half of the
-        latest samples are blank.
+        Raise IndexError for a number that no sample has. Raise DataError under `data.on_error: fail` instead of a blank
+        sample, for a sample with a video, and where more than half of the latest samples are blank.
         """
-        row = self.row(number)
+        row = operator.index(number)
+        if not 0 <= row < len(self):
+            raise IndexError(f"sample {number} is not one of the {len(self)} that are trained on, counted from 0")
         try:
             if self.index.sample(row).videos:
                 raise _VideoShown(
@@ -107,11 +108,3 @@ class SampleDataset(Dataset[Encoded]):
             return replace(blank, pixel_values=None if blank.pixel_values is None else np.ones_like(blank.pixel_values))
         self._latest.add(1)
         return sample
-
-    def row(self, number: int) -> int:
-        """Return the row of a sample in the index. Raise IndexError for a record that is not trained on."""
-        # Rows keep the order of the records, so that their numbers ascend.
-        row = int(np.searchsorted(self.index.record, number))
-        if row == len(self.index) or self.index.record[row] != number:
-            raise IndexError(f"record {number} is not one of the {len(self.index)} samples that are trained on")
-        return row

@@ -279,7 +279,7 @@ def _packs(case: _Case) -> Path:
     freed = [(level.vision, level.language) for level in stage.recomputed]
 
     def of(pack: int) -> tuple[list[int], tuple[int, int]]:
-        return samples.index.record[epoch.packs.pack(pack)].tolist(), freed[epoch.packs.level_of_pack[pack]]
+        return epoch.packs.pack(pack).tolist(), freed[epoch.packs.level_of_pack[pack]]
 
     steps = [[[*map(of, packs)] for packs in epoch.rows(step).T.tolist()] for step in range(epoch.steps)]
     file = case.folder / "packs.json"

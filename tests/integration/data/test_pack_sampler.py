@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from torch.utils.data import DataLoader
@@ -14,7 +15,7 @@ from autotune import EvenPackSampler, PackSampler, SampleDataset
 from autotune.errors import PackError
 from autotune.workload import Prepared, prepare
 from tests.values.training import PACKED, job_of, plan_of
-from trials.data.records.sample import IGNORED
+from trials.data.records.sample import IGNORED, Encoded
 from trials.errors import DataError
 from trials.plan import Padded, Plan
 
@@ -64,7 +65,7 @@ def test_the_packs_of_all_ranks_are_those_of_a_launch(
     for rank in range(2):
         sampler = PackSampler(samples, plan, rank=rank, ranks=2)
         sampler.set_epoch(epoch)
-        packs = [prepared.index.record[rows].tolist() for step in steps for rows in step.packs[rank]]
+        packs = [rows.tolist() for step in steps for rows in step.packs[rank]]
         assert list(sampler) == list(sampler) == packs
         assert len(sampler) == len(packs)
         assert [(each.number, each.packs, each.samples, each.target_tokens) for each in sampler.steps] == [
@@ -72,22 +73,20 @@ def test_the_packs_of_all_ranks_are_those_of_a_launch(
         ]
 
 
-def test_numbers_count_the_records_of_the_data_as_packs_in_a_file_do(samples: SampleDataset, folder: Path) -> None:
-    numbers = sorted(number for pack in PackSampler(samples, PACKED) for number in pack)
-    assert numbers == [0, 1, *range(4, 50)]
+def test_a_loader_without_packs_shows_each_sample_once_where_some_records_are_not_trained_on(
+    samples: SampleDataset, folder: Path
+) -> None:
     assert (len(samples), samples.records) == (48, 50)
+    assert samples.index.record.tolist() == [0, 1, *range(4, 50)]
     records = (folder / "data" / "train.jsonl").read_text().splitlines()
-    images = [len(json.loads(record).get("image", "")) > 0 for record in (records[number] for number in numbers)]
-    assert [samples[number].pixel_values is not None for number in numbers] == images
-    for number in (2, 50, -1):
-        with pytest.raises(IndexError, match=f"record {number} is not one of the 48 samples that are trained on"):
+    images = [len(json.loads(records[number]).get("image", "")) > 0 for number in samples.index.record]
+    assert [sample.pixel_values is not None for sample in samples] == images
+    loader: DataLoader[Encoded] = DataLoader(samples, shuffle=True, batch_size=None, collate_fn=lambda sample: sample)
+    shown = sorted(sample.input_ids.tolist() for sample in loader)
+    assert shown == sorted(sample.input_ids.tolist() for sample in samples)
+    for number in (48, -1):
+        with pytest.raises(IndexError, match=f"sample {number} is not one of the 48 that are trained on"):
             samples[number]
-
-
-def test_all_samples_are_iterated_over_where_some_records_are_not_trained_on(samples: SampleDataset) -> None:
-    found = [sample.input_ids.tolist() for sample in samples]
-    assert found == [samples[int(number)].input_ids.tolist() for number in samples.index.record]
-    assert len(found) == len(samples) == samples.records - 2
 
 
 def test_held_out_samples_are_in_no_pack(folder: Path, prepared: Prepared) -> None:
@@ -291,11 +290,13 @@ def test_arguments_of_a_sampler_are_checked(arguments: dict[str, object], messag
         PackSampler(**given)  # type: ignore[arg-type]
 
 
-def test_a_dataset_of_ones_own_is_drawn_from_by_the_same_numbers(samples: SampleDataset) -> None:
+def test_a_dataset_of_ones_own_is_drawn_from_by_the_numbers_of_records(samples: SampleDataset) -> None:
     own = [f"record {number}" for number in range(50)]
     sampler = PackSampler(samples, PLAN, ranks=2, dataset=own)
     loader: DataLoader[str] = DataLoader(own, batch_sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
-    assert list(loader) == [[own[number] for number in pack] for pack in sampler]
+    packs, same = (list(PackSampler(samples, PLAN, ranks=2, dataset=each)) for each in (None, samples))
+    assert list(loader) == [[f"record {samples.index.record[number]}" for number in pack] for pack in packs]
+    assert same == packs != list(sampler)
 
 
 def test_a_sample_that_has_changed_is_blank_or_refused(
@@ -322,8 +323,7 @@ def test_a_loop_ends_where_most_samples_cannot_be_read(example: Path, tmp_path: 
     (tmp_path / "model").symlink_to(example / "model")
     shutil.copytree(example / "data", tmp_path / "data")
     samples = SampleDataset(job_of(tmp_path, tmp_path / "output"))
-    shown = samples.index.record[samples.index.vision_units > 0].tolist()
-    texts = samples.index.record[samples.index.vision_units == 0].tolist()
+    shown, texts = (np.flatnonzero((samples.index.vision_units > 0) == has_image) for has_image in (True, False))
     shutil.rmtree(tmp_path / "data" / "images")
     for number in (shown[0], texts[0]) * 32:  # half of them
         samples[number]

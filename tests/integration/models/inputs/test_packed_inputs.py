@@ -178,7 +178,7 @@ def test_every_parameter_has_a_gradient_in_a_pack_without_images(
     model: tuple[PreTrainedModel, Path], samples: SampleDataset
 ) -> None:
     network, _ = model
-    texts = [number for number in samples.index.record.tolist() if samples[number].pixel_values is None][:2]
+    texts = [number for number, sample in enumerate(samples) if sample.pixel_values is None][:2]
     network(**PackCollator(samples, network)([samples[number] for number in texts])).loss.backward()
     lacking = [name for name, parameter in network.named_parameters() if parameter.grad is None]
     vision = sum(float(p.grad.abs().sum()) for p in network.model.vision_tower.parameters() if p.grad is not None)
