@@ -102,7 +102,7 @@ class Evidence:
             yield Doubt(
                 summary=f"{self.disturbed_runs} of {self.runs} runs disturbed",
                 text=f"Disturbed: {self.disturbed_runs} of {self.runs} measured runs, {self.disturbed_winner_runs} of "
-                f"{self.winner_runs} of the winner ({self.disturbance}); measure again with "
+                f"{self.winner_runs} of the winner (the last time {self.disturbance}); measure again with "
                 "`autotune tune JOB --fresh` on an idle machine",
             )
         if self.faster:

@@ -89,7 +89,7 @@ def _evidence(tried: TriedPlan) -> str:
         return f"no run of it was completed there: {results or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"
     disturbed = [trial for trial in runs if trial.result.disturbance]
-    doubt = f", disturbed each time: {disturbed[0].result.disturbance}" if disturbed else ""
+    doubt = f", disturbed each time: the last time {disturbed[-1].result.disturbance}" if disturbed else ""
     drift = "" if is_corrected(tried) else "; its speed is not corrected for drift of the machine"
     return f"measured there {times}{doubt}{drift}"
 

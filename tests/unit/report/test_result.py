@@ -288,7 +288,7 @@ def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_
     missing = write_report(source_of(disturbed, other, explanation=EXPLANATION), path, script, str, None)
     page = path.read_text()
     result = page.partition('id="result"')[2].partition("</section>")[0]
-    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in result
+    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (the last time others computed)" in result
     assert 'id="chart-causes"' in page
     assert "there are no failures to show" in page
     assert not any("no failures" in each or "Disturbed" in each for each in missing)
@@ -305,7 +305,7 @@ def test_disturbed_runs_of_a_search_before_count_as_in_all_other_results(tmp_pat
             best = concluded(store, best_of(study.id))
         source = read_source(store, study)
         assert notes(source) == tuple(evidence_of(best, trials_behind(best, store)).warnings)
-    assert "Disturbed: 1 of 2 measured runs, 1 of 2 of the winner (heat)" in notes(source)[0]
+    assert "Disturbed: 1 of 2 measured runs, 1 of 2 of the winner (the last time heat)" in notes(source)[0]
     assert "1 of 2" in [card.value for card in cards(source, ()) if card.name == "disturbed runs"]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.results.evidence import evidence_of, trials_behind, trials_behind_each
+from autotune.results.known_plan import known_text
 from autotune.results.study_report import best_document, best_text
 from storage.records import Baseline, BestPlan, StudyRecord, TrialSummary
 from storage.store import Store, open_store
@@ -49,6 +50,15 @@ def test_the_reason_of_disturbed_runs_is_that_of_the_winner() -> None:
     runs = [replace(winner, disturbance="0.9 of 2 cores"), replace(other, disturbance="0.7 of 2 cores")]
     assert evidence_of(WINNER, runs).disturbance == "0.9 of 2 cores"
     assert evidence_of(WINNER, [winner, runs[1]]).disturbance == "0.7 of 2 cores"
+
+
+def test_a_plan_and_its_search_name_the_same_of_several_disturbances(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path}/autotune.db") as store:
+        best = tried(store, WORKLOAD, disturbed=("1.1 of 2 cores", "1.4 of 2 cores"))
+        runs = trials_behind(best, store)
+        assert "2 of 2 of the winner (the last time 1.4 of 2 cores)" in evidence_of(best, runs).warnings[0]
+        known = known_text(store.find_plan(best.plan.id))
+    assert known.endswith("measured there in 2 runs, disturbed each time: the last time 1.4 of 2 cores")
 
 
 @pytest.mark.parametrize(("gain", "named"), [(0.8, True), (0.998, False), (1.2, False)])
@@ -157,10 +167,14 @@ def test_a_study_that_another_agent_begins_meanwhile_is_behind_no_winner(
 OTHER = changed("hardware.devices", 4)
 
 
-def tried(store: Store, workload: Workload, **settings: object) -> BestPlan:
-    """Run a study of one trial, and return its winner."""
+def tried(
+    store: Store, workload: Workload, *, disturbed: Sequence[str | None] = (None,), **settings: object
+) -> BestPlan:
+    """Run a study with a trial for each reason of `disturbed`, and return its winner."""
     study = store.create_study(store.add_workload(workload), settings, seed=0)
-    store.finish_trial(result_of(store.start_trial(study.id, packed_plan(), "sampled").id))
+    for each in disturbed:
+        result = result_of(store.start_trial(study.id, packed_plan(), "sampled").id)
+        store.finish_trial(replace(result, disturbance=each))
     return concluded(store, best_of(study.id, workload=workload))
 
 

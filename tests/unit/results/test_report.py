@@ -138,7 +138,7 @@ def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
     marked = replace(trial, plan=winner.plan, result=replace(trial.result, disturbance="others computed"))
     marked = replace(marked, id="6" * 32)
     text = best_text(winner, (trial.summary, marked.summary))
-    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (others computed)" in text
+    assert "Disturbed: 1 of 2 measured runs, 1 of 1 of the winner (the last time others computed)" in text
     assert "Disturbed" not in best_text(winner, (trial.summary,))
 
 
