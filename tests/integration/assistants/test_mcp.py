@@ -215,7 +215,7 @@ def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path
 def test_each_call_warns_of_a_mixture_s_ignored_keys(runner: Assistant, job: Path, example: Path) -> None:
     document = yaml.safe_load(job.read_text())
     (source,) = document["data"]["sources"]
-    entry = {"annotation": source["path"], "root": str(example), "data_augment": True}
+    entry = {"annotation": source["path"], "root": str(example / "data"), "data_augment": True}
     meta = job.with_name("meta.json")
     meta.write_text(json.dumps({"all": entry}))
     document["data"]["sources"] = [{"path": str(meta)}]
