@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autotune.search.roles import Role
-from storage.records import Baseline, BestPlan
+from storage.baseline import Baseline
+from storage.records import BestPlan
 
 # A choice: about the noise of a trial (the prior of the surrogate), so people would call both equal.
 NEARLY = 0.02

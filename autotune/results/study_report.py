@@ -15,9 +15,9 @@ from autotune.results.rival import rival_of
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.search.study_settings import TRAINER
 from storage.annotation import Annotation
+from storage.baseline import Baseline
 from storage.nearness import Difference
 from storage.records import (
-    Baseline,
     BestPlan,
     FinishedTrial,
     StudyRecord,

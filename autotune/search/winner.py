@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from autotune.search.learning.surrogate import Posterior, Surrogate
 from autotune.search.roles import BASELINES
-from storage.records import Baseline, FinishedTrial
+from storage.baseline import Baseline
+from storage.records import FinishedTrial
 from trials.arrays import Floats
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Plan

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import Column, ColumnElement, Table
 
+from storage.baseline import Baseline
 from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
@@ -31,7 +32,6 @@ from storage.explanation import Explanation
 from storage.launch_speed import LaunchWindow, StepParts
 from storage.records import (
     AbandonedTrial,
-    Baseline,
     BestPlan,
     DisturbedRun,
     FinishedTrial,

@@ -24,8 +24,9 @@ from autotune.errors import JobError, PackError, PlanNotValid, PredictError
 from autotune.folders import lengths_folder
 from autotune.library.export import best_known
 from autotune.workload import look_at, workload_of
+from storage.baseline import Baseline
 from storage.errors import BadUrl, DatabaseUnavailable, UnknownPlan
-from storage.records import Baseline, BestPlan
+from storage.records import BestPlan
 from storage.store import open_store
 from tests.programs.users import JobFile, databases
 from tests.unit.repository.test_docs import rows

@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+from storage.baseline import Baseline
 from storage.explanation import BEST, UNEXPLAINED, Basis, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.launch_speed import Growth, LaunchWindow, StepParts
 from storage.records import (
     AgentRecord,
-    Baseline,
     BestPlan,
     DisturbedRun,
     LaunchResult,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from autotune.cli import main
-from storage.records import Baseline
+from storage.baseline import Baseline
 from storage.store import Store, open_store
 from tests.values.storage import (
     EXPLANATION,

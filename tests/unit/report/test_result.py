@@ -20,8 +20,9 @@ from autotune.report.writing import write_report
 from autotune.results.evidence import evidence_of, trials_behind
 from autotune.results.time_parts import NAMES
 from storage.annotation import Annotation
+from storage.baseline import Baseline
 from storage.explanation import BEST, Explanation
-from storage.records import Baseline, FinishedTrial, StudyRecord
+from storage.records import FinishedTrial, StudyRecord
 from storage.store import open_store
 from tests.values.search import completed, finished, padded_plan
 from tests.values.storage import (

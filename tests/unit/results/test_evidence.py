@@ -10,7 +10,8 @@ import pytest
 from autotune.results.evidence import evidence_of, trials_behind, trials_behind_each
 from autotune.results.known_plan import known_text
 from autotune.results.study_report import best_document, best_text
-from storage.records import Baseline, BestPlan, StudyRecord, TrialSummary
+from storage.baseline import Baseline
+from storage.records import BestPlan, StudyRecord, TrialSummary
 from storage.store import Store, open_store
 from tests.values.search import completed
 from tests.values.storage import (

@@ -6,8 +6,8 @@ import pytest
 from autotune.plan_text import packing_text
 from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.study_report import best_text
+from storage.baseline import Baseline
 from storage.explanation import BEST, Explanation, TimePart
-from storage.records import Baseline
 from tests.values.storage import EXPLANATION, PADDED_PLAN, WORKLOAD, best_of, packed_plan, plan_time
 from trials.plan import Layout, Packed, Plan
 

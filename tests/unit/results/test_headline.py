@@ -7,8 +7,9 @@ import pytest
 
 from autotune.results.headline import headline_of
 from autotune.results.study_report import Known, best_document, best_text, plans_text
+from storage.baseline import Baseline
 from storage.explanation import FailedBaseline
-from storage.records import Baseline, BestPlan
+from storage.records import BestPlan
 from storage.validity import Validity, Verdict
 from tests.values.storage import EXPLANATION, best_of
 

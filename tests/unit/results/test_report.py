@@ -5,7 +5,8 @@ import pytest
 from autotune.plan_text import plan_text, trial_line
 from autotune.results.study_report import Known, Listed, best_text, plans_text, studies_text, study_text
 from storage.annotation import Annotation
-from storage.records import Baseline, BestPlan, StudyRecord
+from storage.baseline import Baseline
+from storage.records import BestPlan, StudyRecord
 from storage.validity import Validity, Verdict
 from tests.values.search import completed
 from tests.values.storage import NOON, PADDED_PLAN, WORKLOAD, best_of, changed, packed_plan

@@ -13,7 +13,8 @@ from autotune.library.export import best_known
 from autotune.plan_choice import choose_plan, trusted
 from autotune.results.rival import Rival, rival_of
 from autotune.results.study_report import best_document, best_text
-from storage.records import Baseline, BestPlan, TrialSummary
+from storage.baseline import Baseline
+from storage.records import BestPlan, TrialSummary
 from storage.store import Store, open_store
 from tests.values.search import completed
 from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
