@@ -114,7 +114,7 @@ class Explanation:
     """Changes of the winner that other limits would allow."""
     ways: tuple[ChangeEffect, ...] = ()
     """The best plans with the winner's packs that fit the memory in one way each: recomputation alone, shards (ZeRO 3),
-    and a pipeline with deferred weight gradients. Empty where the winner fits without any."""
+    and a pipeline with deferred weight gradients. Empty where the packs fit the memory without any."""
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out: they may be faster than the usual settings."""
     failed: tuple[FailedBaseline, ...] = ()

@@ -15,7 +15,7 @@ from storage.records import FinishedTrial
 from trials.errors import DataError, InvalidPlan
 from trials.outcome import Completed, Failed, OutOfMemory
 from trials.plan import Layout, Packing, Plan
-from trials.stage import Recomputed, Stage
+from trials.stage import TOWERS, Recomputed, Stage
 
 
 class Changes:
@@ -54,9 +54,10 @@ class Changes:
     def ways_to_fit(self, winner: Plan, time: PlanTime) -> tuple[ChangeEffect, ...]:
         """Return the effects of fitting the winner's packs into the memory in one way alone, the fastest first.
 
-        `time` is that of the winner. Ways that were not profiled, or with which nothing fits, are left out.
+        `time` is that of the winner. Ways that were not profiled, or with which nothing fits, are left out. Without
+        any where the packs fit in data parallelism as they are.
         """
-        if winner.layout.tensor > 1 or not _frees_memory(winner):
+        if winner.layout.tensor > 1 or not _frees_memory(winner) or self._fits_as_it_is(winner):
             return ()
         solver = Solver(self._predictor.corrected, self._limits)
         effects = []
@@ -72,6 +73,17 @@ class Changes:
                 plan = solver.solve(winner.packing, layout)
                 effects += [self._effect(change, winner, plan, time)] if plan else []
         return tuple(sorted((effect for effect in effects if effect.fits), key=lambda effect: -effect.gain))
+
+    def _fits_as_it_is(self, winner: Plan) -> bool:
+        """Return whether the winner's packs fit the whole model on each rank, with nothing recomputed."""
+        vision, language = (sum(getattr(stage, tower) for stage in winner.stages) for tower in TOWERS)
+        whole = Stage(vision=vision, language=language)
+        nothing = [Recomputed(vision=0, language=0)] * len(winner.packing.degrees)
+        # Some have too few data ranks to share the packs.
+        with suppress(InvalidPlan, DataError):
+            plan = replace(winner, layout=_alone(winner.layout), stages=(whole.recomputing(nothing),))
+            return not self._peak(plan)[1]
+        return False
 
     def _variants(self, winner: Plan, usual: Plan) -> Iterator[tuple[Change, Plan]]:
         """Yield the variants that differ from the fastest baseline and keep the global batch."""
@@ -133,13 +145,19 @@ def _frees_memory(plan: Plan) -> bool:
 
 def _ways(layout: Layout, layers: int) -> Iterator[tuple[Change, list[Layout]]]:
     """Yield the layouts of each way to fit the memory on as many ranks."""
-    ranks = layout.pipeline * layout.data
-    alone = Layout(pipeline=1, data=ranks, zero=1 if ranks > 1 else 0)
+    alone = _alone(layout)
+    ranks = alone.data
     yield "recompute-alone", [alone]
     yield "shards", [replace(alone, zero=3)] if ranks > 1 else []
     pipelines = [count for count in range(2, min(ranks, layers) + 1) if ranks % count == 0]
     stages = (replace(alone, pipeline=count, data=ranks // count, zero_bubble=True) for count in pipelines)
     yield "zero-bubble", [replace(each, zero=1 if each.data > 1 else 0) for each in stages]
+
+
+def _alone(layout: Layout) -> Layout:
+    """Return data parallelism alone on as many ranks."""
+    ranks = layout.pipeline * layout.data
+    return Layout(pipeline=1, data=ranks, zero=1 if ranks > 1 else 0)
 
 
 def repacked(usual: Plan, packing: Packing) -> Plan:

@@ -21,8 +21,7 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.unit.prediction.test_sharded_weights import sharded
 from tests.unit.prediction.test_shared_packs import levelled
 from tests.unit.search.space.test_tensor_layouts import cut_costs
-from tests.values.exchanges import exchanging, of_weights
-from tests.values.search import COSTS, deferring, finished, limits_of, predictor_of, runner_of
+from tests.values.search import COSTS, finished, limits_of, predictor_of, runner_of
 from tests.values.training import plan_of
 from trials.costs.layer_costs import LoadCost
 from trials.outcome import Completed, Failed, OutOfMemory, Rejected, StageMeasurement
@@ -362,39 +361,3 @@ def test_what_tensor_ranks_exchange_is_communication_and_no_slow_work(tmp_path: 
         assert predicted["communication"] > 0.05 * whole
         for name, of_part in predicted.items():
             assert found[name_of_plan].part(name).seconds == pytest.approx(of_part, rel=0.02, abs=0.02 * whole), name
-
-
-# --- ways to fit the memory ---
-
-
-def test_the_ways_to_fit_the_memory_are_compared_with_the_winner(run: Callable[[Plan], FinishedTrial]) -> None:
-    costs = exchanging(deferring(COSTS), *of_weights(2, [0.05] * 5, 1e-9))
-    predictor = predictor_of(costs)
-    limit = round(1.3 * max(predictor.predict(BETTER).stage_bytes))
-    found = explained((Role.SAMPLED, run(BETTER)), predictor=predictor, memory=limit)
-    assert found is not None
-    ways = {way.change: way for way in found.ways}
-    assert ways.keys() == {"recompute-alone", "shards", "zero-bubble"}
-    assert [way.gain for way in found.ways] == sorted((way.gain for way in found.ways), reverse=True)
-    for way in found.ways:
-        assert way.plan.packing == BETTER.packing
-        assert way.plan.layout.world_size == BETTER.layout.world_size
-        assert way.fits
-        expected = predictor.epoch_seconds(BETTER) / predictor.epoch_seconds(way.plan)
-        assert way.gain == pytest.approx(expected, rel=0.05)
-    assert ways["shards"].plan.layout.zero == 3
-    assert ways["zero-bubble"].plan.layout.zero_bubble
-    alone = ways["recompute-alone"].plan.layout
-    assert (alone.pipeline, alone.zero, alone.zero_bubble) == (1, 1, False)
-
-
-def test_ways_that_were_not_profiled_are_left_out_and_all_where_nothing_frees_memory(
-    run: Callable[[Plan], FinishedTrial],
-) -> None:
-    found = explained((Role.SAMPLED, run(BETTER)))
-    assert found is not None
-    assert {way.change for way in found.ways} == {"recompute-alone"}
-    flat = plan_of("5+4", data=2, zero=1, packing=BETTER.packing)
-    alone = explained((Role.SAMPLED, run(flat)))
-    assert alone is not None
-    assert alone.ways == ()
