@@ -40,6 +40,8 @@ class PhaseBegan:
     """Step of the training after which it stops, where that is not the last of all."""
     best_evaluation: Evaluated | None = None
     """The evaluation with the lowest loss of a training that goes on."""
+    epoch_samples: int = 0
+    """Samples of an epoch, of a search that begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,33 +74,40 @@ def _capacity(units: int) -> str:
     return "unlimited" if units == MOST_UNITS else str(units)
 
 
-def outcome_text(outcome: Outcome, epoch_seconds: float | None) -> str:
+def outcome_text(outcome: Outcome, epoch_seconds: float | None, samples: int) -> str:
+    """Return how a trial ended; `samples` are those of an epoch, and the speed is that of the whole epoch.
+
+    The few timed steps may have other samples, so that their own speed would not agree with the seconds.
+    """
+    speed = f"{speed_text(samples / epoch_seconds)} samples/s" if epoch_seconds else ""
     match outcome:
-        case Completed(measurement=measurement, shortened=True):
-            return f"ended early, clearly slower: {speed_text(measurement.measured_samples_per_second)} samples/s"
+        case Completed(shortened=True):
+            return f"ended early, clearly slower: {speed}"
         case Completed(measurement=measurement):
-            speed, peak = measurement.measured_samples_per_second, measurement.peak_bytes / _MEBI
-            return f"epoch {epoch_seconds:.1f} s, {speed_text(speed)} samples/s, peak {peak:.0f} MiB"
+            return f"epoch {epoch_seconds:.1f} s, {speed}, peak {measurement.peak_bytes / _MEBI:.0f} MiB"
         case Rejected(reason=reason):
             return f"rejected: {reason}"
         case Failed(cause=cause):
             return f"failed: {cause}"
 
 
-def trial_line(trial: FinishedTrial, *, known: bool) -> str:
-    """Return the two lines of a trial."""
+def trial_line(trial: FinishedTrial, samples: int, *, known: bool) -> str:
+    """Return the two lines of a trial; `samples` are those of an epoch."""
     prefix = "known" if known else f"trial {trial.number}"
-    outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds)
+    outcome = outcome_text(trial.result.outcome, trial.result.epoch_seconds, samples)
     disturbed = f"; disturbed: {trial.result.disturbance}" if trial.result.disturbance else ""
     disturbed += "; its result arrived after the trial was given up" if trial.given_up else ""
     return f"{prefix:>9}  {trial.role:<20} {outcome}{disturbed}\n{named_plan(trial.plan)}"
 
 
-def trial_text(trial: TrialRecord, agents: Collection[str]) -> str:
-    """Return the two lines of a trial of a study, also without a result; `agents` are those that have not ended."""
+def trial_text(trial: TrialRecord, samples: int, agents: Collection[str]) -> str:
+    """Return the two lines of a trial of a study, also without a result.
+
+    `samples` are those of an epoch, and `agents` those that have not ended.
+    """
     match trial:
         case FinishedTrial():
-            return trial_line(trial, known=False)
+            return trial_line(trial, samples, known=False)
         case RunningTrial() if trial.agent_id in agents:
             state = "running, or its process died"
         case RunningTrial():

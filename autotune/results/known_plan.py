@@ -84,7 +84,8 @@ def _evidence(tried: TriedPlan) -> str:
     runs = counted_runs(tried)
     if not runs:
         finished = [trial.result for trial in tried.trials if isinstance(trial, FinishedTrial)]
-        ends = Counter(outcome_text(result.outcome, result.epoch_seconds) for result in finished)
+        samples = tried.workload.data.samples
+        ends = Counter(outcome_text(result.outcome, result.epoch_seconds, samples) for result in finished)
         results = ", ".join(f"{end} ({count}x)" if count > 1 else end for end, count in ends.items())
         return f"no run of it was completed there: {results or 'none has a result'}"
     times = f"in {len(runs)} runs" if len(runs) > 1 else "in one run only"

@@ -293,7 +293,8 @@ def study_text(
 
     `agents` are the ids of those that have not ended.
     """
-    best, lines = listed.best, [trial_text(trial, agents) for trial in trials]
+    best, samples = listed.best, listed.work.data.samples
+    lines = [trial_text(trial, samples, agents) for trial in trials]
     cannot_be_read = "The winner of this study cannot be read; `autotune db check` says why."
     none = "This study has no winner yet." if listed.study.finished is None else cannot_be_read
     winner = best_text(best, behind) if best else none
@@ -346,7 +347,7 @@ def show_text(
         f"Searched {tried.study.started:%Y-%m-%d %H:%M} UTC{f' for {trainer}' if trainer else ''} with torch "
         f"{work.software.torch}, deepspeed {work.software.deepspeed}, transformers {work.software.transformers}"
     )
-    sections += [trial_text(trial, agents) for trial in tried.trials]
+    sections += [trial_text(trial, work.data.samples, agents) for trial in tried.trials]
     # The last one, since the winner is measured over more steps at the end.
     if completed := [trial for trial in finished if isinstance(trial.result.outcome, Completed)]:
         sections.append(f"The stages of trial {completed[-1].number}:\n{_stages_text(completed[-1])}")

@@ -74,9 +74,8 @@ def assemble(
     if costs.compile_seconds is not None:
         listener(Note(text=_COMPILED.format(seconds=costs.compile_seconds)))
     limit = duration_text(settings.time_limit)
-    listener(
-        PhaseBegan(phase=Phase.SEARCH, text=f"Searching with at most {number_of(settings.trials, 'trial')} in {limit}")
-    )
+    text = f"Searching with at most {number_of(settings.trials, 'trial')} in {limit}"
+    listener(PhaseBegan(phase=Phase.SEARCH, text=text, epoch_samples=workload.data.samples))
     if begun := ledger.trials:
         done = f"{number_of(len(begun), 'trial is', 'trials are')} done, after {duration_text(busy_seconds(begun))}"
         listener(Note(text=f"Study {study.name} goes on: {done}"))

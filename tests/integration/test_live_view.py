@@ -93,9 +93,10 @@ def assert_replayed(lasting: list[str]) -> None:
 
 def of_database() -> Iterator[Event]:
     """Yield the events of the only study, from its database."""
-    yield PhaseBegan(phase=Phase.SEARCH, text="Searching")
     with open_store() as store:
         (study,) = store.studies()
+        samples = store.workload(study.workload_fingerprint).data.samples
+        yield PhaseBegan(phase=Phase.SEARCH, text="Searching", epoch_samples=samples)
         for trial in store.trials(study.id):
             assert isinstance(trial, FinishedTrial)
             names = ("id", "study_id", "number", "plan", "role", "parameters", "started", "agent_id")

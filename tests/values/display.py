@@ -66,7 +66,7 @@ SEARCH: tuple[Event, ...] = (
     PhaseBegan(phase=Phase.PROFILE, text="Profiling the layers on 8 GPUs"),
     RanksStart(is_ready=False),
     RanksStart(is_ready=True),
-    PhaseBegan(phase=Phase.SEARCH, text="Searching with at most 14 trials in 5 min 00 s"),
+    PhaseBegan(phase=Phase.SEARCH, text="Searching with at most 14 trials in 5 min 00 s", epoch_samples=1000),
     TrialBegan(trial=running(0)),
     status(1),
     ended(running(0)),

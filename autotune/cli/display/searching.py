@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from autotune.events import BestSoFar, Event, Gain, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
 from autotune.plan_text import plan_text, trial_line
+from autotune.search.roles import Role
 from storage.records import FinishedTrial, RunningTrial
 from trials.outcome import Completed, Failed
 from trials.units import duration_text, number_of
@@ -23,21 +24,22 @@ class Searching:
         self._heard = 0.0
         """Time of the status."""
         self._phase = Phase.SEARCH
+        self._epoch_samples = 0
         self._outcomes: Counter[str] = Counter()
         self._disturbed = 0
         self._failure = ""
 
     def hear(self, event: Event, now: float) -> str:
         match event:
-            case PhaseBegan(phase=phase):
-                self._phase = phase
+            case PhaseBegan(phase=phase, epoch_samples=samples):
+                self._phase, self._epoch_samples = phase, samples or self._epoch_samples
             case TrialBegan(trial=trial):
                 self._running[trial.id] = trial, now
             case TrialEnded(trial=ended, is_known=is_known):
                 self._running.pop(ended.id, None)
                 if not is_known:
                     self._count(ended)
-                return trial_line(ended, known=is_known)
+                return trial_line(ended, self._epoch_samples, known=is_known)
             case SearchStatus():
                 self._status, self._heard = event, now
             case _:
@@ -50,8 +52,7 @@ class Searching:
             return "solving for the plans to try first" if is_search else ""
         # A status comes with each trial, and the time goes on in between.
         left = self._status.seconds_left - (now - self._heard)
-        # The first round of repeats is completed in any case, but for baselines that are too slow to win.
-        over = "the time is used up" + ("" if is_search else ", but every plan that may win is repeated once")
+        over = f"the time is used up{'' if is_search else self._overrun}"
         parts = [
             f"{self._status.spent} of at most {number_of(self._status.trials, 'trial')}" if is_search else "",
             *(
@@ -62,6 +63,14 @@ class Searching:
             f"at most {duration_text(left)} left" if left > 0 else over,
         ]
         return ", ".join(filter(None, parts))
+
+    @property
+    def _overrun(self) -> str:
+        """Why repeats go on after the time limit, in words."""
+        if any(trial.role == Role.FINAL for trial, _ in self._running.values()):
+            return ", but the longer run of the winner is completed"
+        # The first round is, but for baselines that are too slow to win.
+        return ", but every plan that may win is repeated once"
 
     def rows(self, _: float) -> Sequence[tuple[str, str]]:
         rows = [

@@ -43,7 +43,8 @@ _TOOLTIP = tooltip(("trial", "trial", "d"), ("role", "role"), ("plan", "plan"), 
 def history(source: StudySource) -> Chart:
     """Chart the epoch seconds of all trials, with the best so far and the baselines."""
     trials = source.finished
-    rows = [_row(trial) for trial in trials]
+    samples = source.workload.data.samples
+    rows = [_row(trial, samples) for trial in trials]
     timed = source.timed
     bests = accumulate((trial.result.epoch_seconds or 0.0 for trial in timed), min)
     steps = [{"trial": trial.number, "best": round(best, 4)} for trial, best in zip(timed, bests, strict=True)]
@@ -70,7 +71,7 @@ def history(source: StudySource) -> Chart:
         legend=(*boxes(_KINDS), ("best so far", INK, "line")),
         table=Table(
             header=("trial", "role", "plan", "outcome", "epoch seconds", "disturbed by", "settings"),
-            rows=tuple(map(_line, source.trials)),
+            rows=tuple(_line(trial, samples) for trial in source.trials),
         ),
     )
 
@@ -87,14 +88,14 @@ def _kind(trial: FinishedTrial) -> str:
     return "predicted" if trial.role in (Role.PREDICTED, Role.INHERITED) else "proposed by the sampler"
 
 
-def _row(trial: FinishedTrial) -> Row:
+def _row(trial: FinishedTrial, samples: int) -> Row:
     result = trial.result
     row = {
         "trial": trial.number,
         "plan": trial.plan.id,
         "role": trial.role,
         "kind": _kind(trial),
-        "outcome": outcome_text(result.outcome, result.epoch_seconds),
+        "outcome": outcome_text(result.outcome, result.epoch_seconds, samples),
     }
     if result.epoch_seconds is not None:
         error = result.epoch_seconds_error or 0.0
@@ -205,7 +206,7 @@ def _failed(x: Spec) -> Spec:
     }
 
 
-def _line(trial: TrialRecord) -> tuple[str, ...]:
+def _line(trial: TrialRecord, samples: int) -> tuple[str, ...]:
     if not isinstance(trial, FinishedTrial):
         return (
             str(trial.number),
@@ -220,7 +221,7 @@ def _line(trial: TrialRecord) -> tuple[str, ...]:
     seconds = (
         "" if result.epoch_seconds is None else with_error(result.epoch_seconds, result.epoch_seconds_error or 0.0)
     )
-    outcome = outcome_text(result.outcome, result.epoch_seconds)
+    outcome = outcome_text(result.outcome, result.epoch_seconds, samples)
     return (
         str(trial.number),
         trial.role,

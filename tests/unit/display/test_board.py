@@ -59,6 +59,8 @@ def test_a_running_trial_is_shown_with_its_plan_its_duration_and_what_is_left(cl
     assert board.line().endswith(f"trial 6 ({PLAN.id}) for 1 min 41 s, the time is used up")
     hear(board, [PhaseBegan(phase=Phase.REPEATS, text="Repeating the finalists in turns")])
     assert board.line().endswith("the time is used up, but every plan that may win is repeated once")
+    hear(board, [TrialBegan(trial=running(7, role="final")), status(7, -5.0)])
+    assert board.line().endswith("the time is used up, but the longer run of the winner is completed")
 
 
 def test_held_out_samples_that_could_not_be_read_are_told(clock: Clock) -> None:

@@ -129,9 +129,20 @@ def test_a_trial_that_ended_early_or_was_disturbed_says_so() -> None:
     outcome = trial.result.outcome
     assert isinstance(outcome, Completed)
     early = replace(trial, result=replace(trial.result, outcome=replace(outcome, shortened=True)))
-    assert "ended early, clearly slower" in trial_line(early, known=False)
+    assert "ended early, clearly slower: 5.0 samples/s" in trial_line(early, 500, known=False)
     disturbed = replace(trial, result=replace(trial.result, disturbance="others computed"))
-    assert "; disturbed: others computed" in trial_line(disturbed, known=False)
+    assert "; disturbed: others computed" in trial_line(disturbed, 500, known=False)
+
+
+def test_the_speed_of_a_trial_is_that_of_its_epoch_and_not_of_its_few_steps() -> None:
+    trial = completed(PADDED_PLAN, 248.0)
+    outcome = trial.result.outcome
+    assert isinstance(outcome, Completed)
+    assert outcome.measurement.measured_samples_per_second != pytest.approx(2161 / 248, rel=0.1)
+    assert "epoch 248.0 s, 8.7 samples/s, peak " in trial_line(trial, 2161, known=False)
+    listed_work = replace(WORKLOAD, data=replace(WORKLOAD.data, samples=2161))
+    shown = study_text(replace(listed("1" * 32, 200 << 20), work=listed_work), (trial,), (), ())
+    assert "epoch 248.0 s, 8.7 samples/s, peak " in shown
 
 
 def test_the_winner_is_shown_with_how_many_runs_were_disturbed() -> None:
