@@ -30,6 +30,8 @@ class Budget:
     settings: SearchSection
     ledger: Ledger
     clock: Callable[[], float]
+    may_win: Callable[[Plan], bool] = lambda _: True
+    """Whether a plan may win; others are repeated only if time is left."""
     _deadline: float = field(init=False)
     """On the clock. The time of the study's trials in earlier, interrupted runs is spent."""
 
@@ -63,13 +65,13 @@ class Budget:
         return self._allow(seconds, plan.layout.world_size * seconds)
 
     def _repeated_baselines(self) -> list[Role]:
-        """Return the fastest baseline, the only one that may win; before any has run, each kind.
+        """Return the fastest baseline of those that may win; before any has run, each kind.
 
         Repeats of others serve the error of their gains alone, and are made if time is left.
         """
         if all(trial.role not in BASELINES for trial in self.ledger.trials):
             return [*BASELINES]
-        of_baselines = (trial for trial in self.ledger.trials if trial.role in BASELINES)
+        of_baselines = (trial for trial in self.ledger.trials if trial.role in BASELINES and self.may_win(trial.plan))
         measured = [(each.result.epoch_seconds, each.role) for each in of_baselines if each.result.epoch_seconds]
         return [Role(min(measured)[1])] if measured else []
 

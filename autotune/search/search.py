@@ -80,7 +80,8 @@ class Search:
     """Roles of the baselines, including those that were tried in another role before."""
 
     def __post_init__(self) -> None:
-        self._budget = Budget(settings=self.settings, ledger=self.ledger, clock=self.clock)
+        settings, may_win = self.settings, self.advisor.may_win
+        self._budget = Budget(settings=settings, ledger=self.ledger, clock=self.clock, may_win=may_win)
         self._executor = Executor(
             ledger=self.ledger,
             proposals=self.proposals,

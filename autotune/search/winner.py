@@ -135,8 +135,10 @@ class Standings:
         ]
 
     def finalists(self, most: int) -> tuple[Plan, ...]:
-        """Return the contenders and the fastest plan of each kind of baseline, the fastest of these first."""
-        baselines = sorted(numbers[0] for role in BASELINES if (numbers := self._of_role(role)))
+        """Return the contenders, then the fastest plan of each kind of baseline: first those that may win, by speed."""
+        able = self.able
+        fastest = (numbers[0] for role in BASELINES if (numbers := self._of_role(role)))
+        baselines = sorted(fastest, key=lambda number: (number not in able, number))
         return tuple(dict.fromkeys((*self.contenders(most), *(self.entries[number].plan for number in baselines))))
 
     def baseline(self, role: str) -> int | None:

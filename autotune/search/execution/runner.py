@@ -26,6 +26,7 @@ from trials.plan import Plan
 from trials.run.pool import Answers, Pool
 from trials.tasks.answer import TrialReport
 from trials.tasks.request import Trial
+from trials.units import number_of
 from trials.workload import Hardware
 
 _log = logging.getLogger(__name__)
@@ -69,11 +70,15 @@ class Runner:
         prediction = self._predictor.predict(plan)
         if not prediction.keeps_batch:
             return Rejected(reason=f"its steps miss the global batch by {prediction.batch_deviation:.0%}")
-        for fault in self._predictor.learning_faults(plan):
+        if faults := self._predictor.learning_faults(plan):
             if role not in (*BASELINES, *REPEATS):
-                return Rejected(reason=f"it changes what is learned: {fault}")
+                return Rejected(reason=f"it changes what is learned: {faults[0]}")
             if role in BASELINES:
-                _log.warning("baseline %s is only compared, since it changes what is learned: %s", role, fault)
+                first, *others = faults
+                more = f"; {number_of(len(others), 'more reason')}, which -v lists" if others else ""
+                _log.warning("baseline %s is only compared, since it changes what is learned: %s%s", role, first, more)
+                for fault in others:
+                    _log.info("baseline %s also changes what is learned: %s", role, fault)
         limits = Limits.of(self._prepared.workload, self._prepared.job.search.parallel)
         limit = limits.memory_limit_bytes
         for stage, needed in enumerate(prediction.stage_memory):

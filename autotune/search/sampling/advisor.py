@@ -150,7 +150,7 @@ class Advisor:
             self.tried.add(trial.plan)
         completed = dict.fromkeys(each.plan for each in ranked(self._trials))
         self._failed = self.tried.difference(completed)
-        self._measured = tuple(filter(self._may_win, completed))
+        self._measured = tuple(filter(self.may_win, completed))
         match trial.result.outcome:
             case Completed(measurement=measurement):
                 steps = (self._settings.warmup_steps + len(measurement.steps)) * fmean(measurement.step_seconds)
@@ -164,7 +164,7 @@ class Advisor:
         self._weight_shift = 0
         self._proposed.clear()
 
-    def _may_win(self, plan: Plan) -> bool:
+    def may_win(self, plan: Plan) -> bool:
         """Return whether a plan that completes may win; other baselines are only compared with the winner."""
         return self.space.allows(plan) and not self._predictor.learning_faults(plan)
 
@@ -271,7 +271,7 @@ class Advisor:
         if waiting in self._proposed:
             return self._proposed[waiting]
         found: Proposal | None = None
-        able = (*self._measured, *filter(self._may_win, waiting))
+        able = (*self._measured, *filter(self.may_win, waiting))
         for _ in range(_LOOKS):
             if found or not (candidates := [plan for plan in self._candidates() if plan not in waiting]):
                 break

@@ -1,6 +1,6 @@
 """Time that a search keeps for the repeats at its end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from storage.records import FinishedTrial
 from tests.machines.simulated import SimulatedLauncher, SimulatedLedger
 from tests.values.search import completed, padded_plan, predictor_of
 from trials.job import SearchSection
+from trials.plan import Plan
 from trials.units import time_setting
 
 SECONDS = 10.0
@@ -44,6 +45,15 @@ def test_the_baseline_for_whose_repeat_time_is_kept_is_the_fastest() -> None:
     check(trials, 4 + 1, spent=7 * SECONDS)
 
 
+def test_no_time_is_kept_for_a_repeat_of_a_baseline_that_cannot_win() -> None:
+    fast, slow = trial_of(Role.HBP, 1, epoch_seconds=110.0), trial_of(Role.DEFAULT, 4, epoch_seconds=120.0)
+    longer = replace(fast.result, finished=fast.started + timedelta(seconds=3 * SECONDS))
+    others, barred = [trial_of(Role.PREDICTED, number) for number in (5, 6, 7)], padded_plan(9)
+    trials = [replace(fast, result=longer, plan=barred), slow, *others]
+    check(trials, 4 + 3, spent=7 * SECONDS)
+    check(trials, 4 + 1, spent=7 * SECONDS, may_win=lambda plan: plan != barred)
+
+
 @pytest.mark.parametrize(
     ("settings", "hours"),
     [
@@ -66,7 +76,12 @@ def test_a_search_is_told_to_cost_what_its_trials_take_and_no_more_than_its_limi
     assert text.endswith(f"; about {hours:.2g} device-hours in all")
 
 
-def check(trials: Sequence[FinishedTrial], kept: int, spent: float | None = None) -> None:
+def check(
+    trials: Sequence[FinishedTrial],
+    kept: int,
+    spent: float | None = None,
+    may_win: Callable[[Plan], bool] = lambda _: True,
+) -> None:
     """Check that a further trial is allowed with time for `kept` of them, and not with less."""
     spent = len(trials) * SECONDS if spent is None else spent
     ledger = SimulatedLedger(SimulatedLauncher(predictor_of()))
@@ -75,7 +90,7 @@ def check(trials: Sequence[FinishedTrial], kept: int, spent: float | None = None
     def allows(seconds_left: float) -> bool:
         limit = spent + seconds_left
         settings = SearchSection.model_validate({"time_limit": time_setting(limit), "final_steps": 0})
-        return Budget(settings=settings, ledger=ledger, clock=lambda: 0.0).allows_trial()
+        return Budget(settings=settings, ledger=ledger, clock=lambda: 0.0, may_win=may_win).allows_trial()
 
     assert allows(kept * SECONDS + 1)
     assert not allows(kept * SECONDS - 1)

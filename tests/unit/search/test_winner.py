@@ -309,6 +309,12 @@ def test_finalists_are_the_plans_that_may_win_and_the_best_of_each_baseline_once
     assert numbers(standings_with(*seconds, error=0.02, roles=ROLES).finalists(2)) == [0, 1, 2, 3, 5]
 
 
+def test_baselines_that_cannot_win_are_repeated_last() -> None:
+    found = standings_with(100, 101, 130, 140, error=0.01, roles=("sampled", "sampled", Role.HBP, Role.DEFAULT))
+    entries = *found.entries[:2], replace(found.entries[2], may_win=False, is_neutral=False), found.entries[3]
+    assert numbers(replace(found, entries=entries).finalists(3)) == [0, 1, 3, 2]
+
+
 def test_a_plan_that_may_be_far_faster_is_a_finalist_before_the_likes_of_another_one() -> None:
     alike, apart = (100, 100.3, 100.4, 100.5), 102
     found = standings_with(*alike, apart)
