@@ -96,7 +96,7 @@ class BestSoFar:
     epoch_seconds_error: float
     """Standard error."""
     gains: tuple[Gain, ...]
-    """Over the fastest plan of each kind of baseline that completed."""
+    """Over the fastest plan of each kind of baseline that completed and may win."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,14 @@ class Baseline:
         return self.gain == 1.0 and self.gain_error == 0.0
 
     @property
+    def rank_of_choice(self) -> tuple[bool, bool, bool, bool]:
+        """The least of several is compared with the winner first: a plan that may be used instead of it.
+
+        Of equal ranks the fastest counts.
+        """
+        return self.left_out is not None, not self.may_win, not self.is_neutral, self.is_best
+
+    @property
     def only_compared(self) -> str | None:
         """Why it cannot win, in words; None for one that may."""
         if not self.is_neutral:

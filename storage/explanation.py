@@ -106,8 +106,8 @@ class Explanation:
     plans: tuple[PlanTime, ...]
     """The winner, then a plan of each kind of baseline that was measured, then ties."""
     usual: str | None
-    """Role of the usual settings, which are the fastest baseline that was measured, of those that the trainer of the
-    search can hold if there are any; None if none was."""
+    """Role of the usual settings, which are the fastest baseline that was measured, may win and is not the winner
+    itself; without one the winner's own, else one that can only be compared; None if none was measured."""
     changes: tuple[ChangeEffect, ...]
     """Changes of the usual settings towards the winner, each alone."""
     further: tuple[ChangeEffect, ...]

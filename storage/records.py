@@ -261,9 +261,16 @@ class BestPlan:
 
     @property
     def fastest_baseline(self) -> Baseline | None:
-        """The one with which a gain is stated first: if any, of those that the trainer can hold; None without any."""
-        held = [baseline for baseline in self.baselines if baseline.left_out is None]
-        return min(held or self.baselines, key=lambda baseline: baseline.gain, default=None)
+        """The one over which a gain is stated first: the fastest that may win and is not the winner itself.
+
+        Without one, the winner's own if that may win, else one that can only be compared; None without any.
+        """
+        return min(self.baselines, key=lambda baseline: (*baseline.rank_of_choice, baseline.gain), default=None)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether the winner is the plan of a baseline."""
+        return any(baseline.is_best for baseline in self.baselines)
 
     @property
     def not_run(self) -> tuple[str, ...]:

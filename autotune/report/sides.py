@@ -1,4 +1,4 @@
-"""The two plans that a report compares: the fastest baseline, and what the search found."""
+"""The two plans that a report compares: the fastest baseline that may win, and what the search found."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from typing import Literal
 
 from autotune.report.simulation import PackedEpoch, Simulated, Simulator
 from autotune.report.source import StudySource
+from autotune.results.headline import kind_of_baseline
 from autotune.results.known_plan import Speed
 from storage.explanation import PlanTime
-from storage.records import FinishedTrial
+from storage.records import BestPlan, FinishedTrial
 from trials.outcome import Completed, Measurement
 from trials.plan import Plan
 
@@ -44,7 +45,7 @@ class ComparedPlan:
 
 
 def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]:
-    """Return the fastest baseline and the best plan, where known; one entry where both are the same plan."""
+    """Return the compared baseline and the best plan, where known; one entry where both are the same plan."""
     before, after = source.usual, source.best
     found = []
     if before is not None and before != after:
@@ -59,7 +60,14 @@ def _baseline(source: StudySource, plan: Plan) -> str:
     seconds = (trial.result.epoch_seconds for trial in source.finished if trial.plan == plan)
     if source.time(plan) is None and all(each is None for each in seconds):
         return "a baseline without a result"
-    return f"the fastest baseline{' that ran' if source.winner is not None and source.winner.not_run else ''}"
+    return f"the {compared_baseline(source.winner)}"
+
+
+def compared_baseline(best: BestPlan | None) -> str:
+    """Return what the plan before is among the baselines of the search, in words."""
+    if best is None:
+        return "fastest baseline"
+    return f"{kind_of_baseline(best)}{' that ran' if best.not_run else ''}"
 
 
 def _side(

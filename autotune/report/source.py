@@ -122,7 +122,7 @@ class StudySource:
 
     @property
     def usual(self) -> Plan | None:
-        """The fastest baseline, as the explanation names it; without it, by the same rule.
+        """The baseline with which the winner is compared, as the explanation names it; without it, by the same rule.
 
         While none was measured, it is the first that was tried. None where an earlier study measured the fastest one:
         which plan it was is not known here.

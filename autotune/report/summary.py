@@ -8,7 +8,7 @@ from autotune.dimensions.folds import layout_text
 from autotune.plan_text import packing_text, recompute_text
 from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
-from autotune.report.sides import ComparedPlan
+from autotune.report.sides import ComparedPlan, compared_baseline
 from autotune.report.source import StudySource
 from autotune.results.evidence import evidence_of
 from autotune.results.headline import headline_of, is_sure, speed_of_baseline
@@ -64,11 +64,8 @@ def _rate(speed: float, error: float) -> str:
 def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     """Yield the main figures, as far as they are known."""
     best = source.winner
-    ran = " that ran" if best is not None and best.not_run else ""
     within = f" within the limits of {best.trainer}" if best is not None and best.trainer else ""
-    over = None if best is None else best.fastest_baseline
-    is_held = over is not None and over.left_out is None
-    names = {"before": f"fastest baseline{within if is_held else ''}{ran}", "after": "best plan"}
+    names = {"before": compared_baseline(best), "after": "best plan"}
     for side in sides:
         if (speed := side.speed) is not None:
             epoch = "" if side.epoch_seconds is None else f"{seconds_text(side.epoch_seconds)} an epoch"
@@ -77,10 +74,11 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     if best is None:
         return
     for baseline in best.baselines:
-        if not sides or baseline.role not in sides[0].roles:
+        if not baseline.is_best and (not sides or baseline.role not in sides[0].roles):
             gain = with_error(baseline.gain, baseline.gain_error, 2)
             rate = _rate(baseline.estimated_samples_per_second, baseline.estimated_samples_per_second_error)
-            yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=rate)
+            changes = "" if baseline.is_neutral else "; it changes what is learned"
+            yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate}{changes}")
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
@@ -99,6 +97,8 @@ def _payback(source: StudySource) -> str:
     other = None if best is None else best.fastest_baseline
     if best is None or other is None:
         return ""
+    if other.is_best:
+        return f"the best plan is that of {other.role}"
     if speed := speed_of_baseline(other.gain, other.gain_error):
         return f"{other.role} is {speed}"
     if not is_sure(other.gain, other.gain_error):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
 from autotune.plan_text import plan_parts
-from autotune.results.headline import SIGNIFICANT, is_sure, rank_of_baseline, speed_of_baseline
+from autotune.results.headline import SIGNIFICANT, is_sure, not_run_text, speed_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
@@ -42,7 +42,7 @@ _ADVICE = {
 def explanation_text(best: BestPlan, changed: str) -> str:
     """Return why the winner won; empty for a winner without an explanation.
 
-    `changed` shows what it changes in the fastest baseline.
+    `changed` shows what it changes in the baseline with which it is compared.
     """
     why = best.explanation
     if why is None:
@@ -77,9 +77,9 @@ def _headline(best: BestPlan, why: Explanation) -> str:
             f"Why it won: no baseline was measured in its search, so only its own time is explained. {_losses(winner)}"
         )
     if usual.plan_id == winner.plan_id:
-        rank = rank_of_baseline(best)
         plan = f"plan within the limits of {best.trainer}" if best.trainer else "plan"
-        return f"Why it won: no {plan} was faster than {_named(usual.role)}, {rank}. {_losses(winner)}"
+        alone = f"no other baseline that may win ran to its end{not_run_text(best)}"
+        return f"Why it won: no {plan} was faster than {_named(usual.role)}, and {alone}. {_losses(winner)}"
     is_slower = speed_of_baseline(*_gain(best, usual, winner)) == "faster"
     heading = f"Where the time goes: {_named(usual.role)} is faster" if is_slower else "Why it won"
     return f"{heading}. {_losses(usual)}"
@@ -175,7 +175,7 @@ def _change_name(effect: ChangeEffect, usual: Plan) -> str:
 
 
 def _gain(best: BestPlan, usual: PlanTime, winner: PlanTime) -> tuple[float, float]:
-    """Return (how much faster the winner is than the fastest baseline, standard error), as the baselines say."""
+    """Return (how much faster the winner is than the usual settings, standard error), as the baselines say."""
     for baseline in best.baselines:
         if baseline.role == usual.role:
             return baseline.gain, baseline.gain_error

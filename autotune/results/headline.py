@@ -1,4 +1,4 @@
-"""The gain that a result states first: that over the fastest baseline, which is what a search has to beat."""
+"""The gain that a result states first: that over the fastest baseline that could be used instead of the best plan."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,25 +58,43 @@ def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = N
     return Headline(over=over.role, gain=over.gain, gain_error=over.gain_error, text=text)
 
 
+def kind_of_baseline(best: BestPlan) -> str:
+    """Return what the baseline over which the gain is stated is among the others, in words."""
+    other = " other" if best.is_baseline else ""
+    if (over := best.fastest_baseline) is None:
+        return f"fastest{other} baseline"
+    held = [each for each in best.baselines if each.left_out is None]
+    within = f" within the limits of {best.trainer}" if held and best.trainer else ""
+    is_barred = any(each.gain < over.gain and not each.is_best for each in held)
+    able = " that may win" if over.may_win else " that does not change what is learned"
+    return f"fastest{other} baseline{within}{able if is_barred else ''}"
+
+
 def rank_of_baseline(best: BestPlan) -> str:
-    """Return what the fastest baseline is among the baselines of the search, in words."""
-    held = [baseline for baseline in best.baselines if baseline.left_out is None]
-    within = f" within the limits of {best.trainer}" if held and len(held) < len(best.baselines) else ""
+    """Return what that baseline is among all of the search, in words."""
     if not best.not_run:
-        return f"the fastest baseline{within}"
-    rank = f"the fastest baseline{within}" if len(best.baselines) > 1 else "the only baseline"
-    return f"{rank} that ran to its end (not run: {', '.join(map(_named, best.not_run))})"
+        return f"the {kind_of_baseline(best)}"
+    rank = f"the {kind_of_baseline(best)}" if len(best.baselines) > 1 else "the only baseline"
+    return f"{rank} that ran to its end{not_run_text(best)}"
+
+
+def not_run_text(best: BestPlan) -> str:
+    """Name the baselines that the limits of the search left out, in brackets; empty without any."""
+    return f" (not run: {', '.join(map(_named, best.not_run))})" if best.not_run else ""
 
 
 def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], str]) -> Iterator[str]:
+    gain = stated(over.gain, over.gain_error)
+    own = next((each for each in best.baselines if each.is_best), None)
     if over.is_best:
         yield f"The best plan found is that of {_named(over.role)}"
+        yield f"no other baseline that may win ran to its end{not_run_text(best)}"
+    elif own is not None:
+        yield f"The best plan found is that of {_named(own.role)}"
+        yield f"it trains {gain} times as fast as {_named(over.role)}, {rank_of_baseline(best)}{_changes(over)}"
     else:
-        gain = stated(over.gain, over.gain_error)
-        changes = "" if over.is_neutral else ", which changes what is learned"
-        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank_of_baseline(best)}{changes}"
-        if changes:
-            yield from _same_learning(best, stated)
+        rank = rank_of_baseline(best)
+        yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank}{_changes(over)}"
     for each in best.baselines:
         # A user who trains with another baseline gains more.
         if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:
@@ -84,14 +102,10 @@ def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], 
             yield f"{_named(each.role)} {be} within {100 * NEARLY:.0f} % of the best plan found"
 
 
-def _same_learning(best: BestPlan, stated: Callable[[float, float], str]) -> Iterator[str]:
-    """Yield the gain over the fastest baseline that learns what the job asks for, where the fastest of all does not."""
-    same = [each for each in best.baselines if each.is_neutral and each.left_out is None]
-    if same:
-        over = min(same, key=lambda each: each.gain)
-        gain = stated(over.gain, over.gain_error)
-        than = "it is that of" if over.is_best else f"{gain} times as fast as"
-        yield f"{than} {_named(over.role)}, the fastest that does not change what is learned"
+def _changes(over: Baseline) -> str:
+    if over.is_neutral:
+        return ""
+    return ", which changes what is learned; no baseline that may win ran to its end"
 
 
 def _current(best: BestPlan) -> Baseline | None:

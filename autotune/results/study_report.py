@@ -93,7 +93,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
 
 
 def _changed_text(best: BestPlan) -> str:
-    """Show what the winner changes in the fastest baseline; empty without any."""
+    """Show what the winner changes in the baseline with which it is compared; empty without any."""
     usual = best.explanation.of_usual if best.explanation else None
     if usual is None:
         return ""

@@ -11,13 +11,17 @@ from storage.records import FinishedTrial
 from trials.plan import Plan
 
 
-def best_so_far(best: Plan, trials: Sequence[FinishedTrial], roles: Roles, surrogate: Surrogate) -> BestSoFar:
+def best_so_far(
+    best: Plan | None, trials: Sequence[FinishedTrial], roles: Roles, surrogate: Surrogate
+) -> BestSoFar | None:
     """Compare a measured plan with the fastest plan of each kind of baseline, the fastest kind first.
 
-    The trials of these plans alone count.
+    The trials of these plans alone count. None without a plan.
 
-    `trials` are those that rank their plans; the surrogate has learnt from them.
+    `trials` are those that rank plans that may win; the surrogate has learnt from them.
     """
+    if best is None:
+        return None
     tried = dict.fromkeys(trial.plan for trial in trials)
     plans = [best, *(plan for plan in tried if not roles.get(plan, frozenset()).isdisjoint(BASELINES))]
     measured = surrogate.measured(plans)

@@ -149,12 +149,12 @@ class Search:
         """Pass the event on; announce what a trial leaves of the budget, and the best plan after it."""
         self.listener(event)
         if isinstance(event, TrialBegan | TrialEnded):
-            trials, best = ranked(self.ledger.everything()), self.advisor.best()
+            able = [each for each in ranked(self.ledger.everything()) if self.advisor.may_win(each.plan)]
             status = SearchStatus(
                 spent=len(self._budget.spent),
                 trials=self.settings.trials,
                 seconds_left=self._budget.seconds_left,
-                best=best_so_far(best, trials, self.all_roles(), self.advisor.surrogate) if best else None,
+                best=best_so_far(self.advisor.best(), able, self.all_roles(), self.advisor.surrogate),
             )
             self.listener(status)
 

@@ -223,6 +223,8 @@ def test_the_best_plan_is_the_winner_of_exactly_this_job(
     job: JobFile, winner: BestPlan, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert best_plan(job.path) == winner
+    assert winner.fastest_baseline in winner.baselines
+    assert not winner.is_baseline
     assert capfd.readouterr() == ("", "")
     with open_store() as store:
         name = store.study(winner.study_id).name

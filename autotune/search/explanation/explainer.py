@@ -46,12 +46,19 @@ class Explainer:
         if BEST not in times:
             return None
 
-        def preference(role: str) -> tuple[bool, bool, float]:
+        # As for the gain that is stated first; only the ranks are used here.
+        ranks = {each.role: each.rank_of_choice for each in standings.compare(winner.number, 1, self.missing)}
+
+        def preference(role: str) -> tuple[tuple[bool, ...], bool, float]:
             plan, time = times[role]
+            changes_learning = self.predictor.learning_faults(plan) != ()
+            unranked = self.missing(plan) is not None, changes_learning, changes_learning, False
             # A trial that ended early was clearly slower than others, so complete ones come first.
-            return self.missing(plan) is not None, time.shortened, time.epoch_seconds
+            return ranks.get(role, unranked), time.shortened, time.epoch_seconds
 
         usual = min((str(role) for role in BASELINES if role in times), key=preference, default=None)
+        if usual in ranks and min(ranks.values()) < ranks[usual]:
+            usual = None  # an earlier search measured a better choice
         measured = [entry.plan for entry in standings.entries]
         changes = Changes(self.predictor, self.surrogate, self.limits, self.trials, measured)
         return Explanation(

@@ -146,7 +146,30 @@ def test_usual_settings_that_won_are_the_best_plan(explained: bool) -> None:
         won=PADDED_PLAN,
         gains={"default": (1.0, 0.0)},
     )
-    assert headline(source, sides_of(source)) == "The best plan found is that of default."
+    said = headline(source, sides_of(source))
+    assert said == "The best plan found is that of default; no other baseline that may win ran to its end."
+
+
+@pytest.mark.parametrize("won", [PADDED_PLAN, WINNER.plan], ids=["a baseline won", "another plan won"])
+def test_a_baseline_that_changes_what_is_learned_is_not_compared_as_the_plan_before(won: Plan) -> None:
+    changing = padded_plan(3)
+    trials = run(0, changing, "hbp", 90.0), run(1, CURRENT, "packed", 122.0), run(2, PADDED_PLAN, "omnibal", 100.0)
+    own = (1.0, 0.0) if won == PADDED_PLAN else (1.4, 0.1)
+    source = source_of(*trials, won=won, gains={"hbp": (0.9, 0.01), "packed": (1.22, 0.01), "omnibal": own})
+    assert source.winner is not None
+    able = (
+        replace(each, is_neutral=each.role != "hbp", may_win=each.role != "hbp") for each in source.winner.baselines
+    )
+    source = replace(source, winner=replace(source.winner, baselines=tuple(able)))
+    before, after = sides_of(source)
+    other = "fastest other baseline" if won == PADDED_PLAN else "fastest baseline"
+    assert (before.plan, after.plan) == (CURRENT, won)
+    assert before.title == f"Before: the {other} that may win"
+    tiles = {card.name: card for card in cards(source, (before, after))}
+    assert [*tiles][:2] == [f"{other} that may win", "best plan"]
+    assert tiles["gain over hbp"].note.endswith("; it changes what is learned")
+    assert ("gain over omnibal" in tiles) == (won != PADDED_PLAN)
+    assert tiles["time of the search's trials"].note.endswith("epochs, compared with packed")
 
 
 @pytest.mark.parametrize("explained", [True, False])

@@ -127,16 +127,53 @@ def test_present_settings_that_are_nearly_the_fastest_baseline_are_said_to_be_as
 
 
 def test_a_baseline_that_won_is_named_as_the_best_plan() -> None:
-    assert said({"packed": (1.0, 0.0), "default": (2.0, 0.1)}) == "The best plan found is that of packed"
-    assert said({"current-plan": (1.0, 0.0)}) == "The best plan found is that of your present settings"
-
-
-def test_a_baseline_that_won_is_named_next_to_a_faster_one_that_changes_what_is_learned() -> None:
-    best = best_over({"hbp": (0.95, 0.01), "packed": (1.0, 0.0), "default": (1.2, 0.02)})
-    changing, *others = best.baselines
-    found = headline_of(replace(best, baselines=(replace(changing, is_neutral=False), *others)))
-    assert found is not None
-    assert found.text == (
-        "The best plan trains 0.95 +- 0.01 times as fast as hbp, the fastest baseline, which changes what is learned; "
-        "it is that of packed, the fastest that does not change what is learned"
+    assert said({"packed": (1.0, 0.0), "default": (2.0, 0.1)}) == (
+        "The best plan found is that of packed; it trains 2.00 +- 0.10 times as fast as default, the fastest other "
+        "baseline"
     )
+    assert said({"current-plan": (1.0, 0.0)}) == (
+        "The best plan found is that of your present settings; no other baseline that may win ran to its end"
+    )
+
+
+def changing_learning(gains: Mapping[str, tuple[float, float]], *roles: str) -> BestPlan:
+    """Return a winner with these gains; the baselines of these roles change what is learned, all others may win."""
+    best = best_over(gains)
+    barred = (replace(each, is_neutral=each.role not in roles) for each in best.baselines)
+    return replace(best, baselines=tuple(replace(each, may_win=each.is_neutral) for each in barred))
+
+
+@pytest.mark.parametrize(
+    ("gains", "expected"),
+    [
+        (
+            {"hbp": (0.9, 0.34), "omnibal": (1.0, 0.0), "packed": (1.22, 0.49), "default": (1.46, 0.54)},
+            "The best plan found is that of omnibal; it trains 1.22 +- 0.49 times as fast as packed, the fastest other "
+            "baseline that may win",
+        ),
+        (
+            {"hbp": (0.9, 0.34), "packed": (1.22, 0.49)},
+            "The best plan trains 1.22 +- 0.49 times as fast as packed, the fastest baseline that may win",
+        ),
+        (
+            {"hbp": (1.3, 0.1), "packed": (1.22, 0.49)},
+            "The best plan trains 1.22 +- 0.49 times as fast as packed, the fastest baseline",
+        ),
+        (
+            {"hbp": (0.9, 0.34), "omnibal": (1.0, 0.0)},
+            "The best plan found is that of omnibal; no other baseline that may win ran to its end",
+        ),
+        (
+            {"hbp": (0.9, 0.34)},
+            "The best plan trains 0.90 +- 0.34 times as fast as hbp, the fastest baseline, which changes what is "
+            "learned; no baseline that may win ran to its end",
+        ),
+    ],
+    ids=["of a baseline", "of none", "slower", "own alone", "none may win"],
+)
+def test_a_gain_is_over_a_baseline_that_could_be_used_instead(
+    gains: Mapping[str, tuple[float, float]], expected: str
+) -> None:
+    best = changing_learning(gains, "hbp")
+    assert best_document(best)["headline"]["text"] == expected
+    assert "hbp, changes what is learned  " in best_text(best)

@@ -67,6 +67,22 @@ def test_the_best_plan_so_far_is_the_winner_in_the_end_with_its_gain_and_repeats
     assert {event.trial.role for event in after if isinstance(event, TrialBegan)} == {Role.CONFIRM}
 
 
+def test_the_best_plan_so_far_is_not_compared_with_a_baseline_that_cannot_win(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faults(_: CalibratedPredictor, plan: Plan) -> tuple[str, ...]:
+        return ("unlike random steps",) if plan.layout.pipeline == 1 else ()
+
+    monkeypatch.setattr(CalibratedPredictor, "_learning_faults", faults)
+    bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6)
+    *_, last = (event for event in bench.events if isinstance(event, SearchStatus))
+    assert last.best is not None
+    ran = {role for standing in bench.standings.entries for role in standing.roles}
+    assert Role.PACKED in ran
+    assert Role.DEFAULT in {gain.role for gain in last.best.gains}
+    assert Role.PACKED not in {gain.role for gain in last.best.gains}
+
+
 def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(bench: Bench) -> None:
     trials = bench.search(bench.study(), SimulatedLauncher(PREDICTOR), trials=6).trials
     surrogate = Surrogate(CalibratedPredictor(PREDICTOR))
@@ -78,6 +94,7 @@ def test_the_best_plan_is_compared_with_the_fastest_plan_of_a_kind_of_baseline(b
     roles = {plan: frozenset({str(Role.OMNIBAL)}) for plan in (second, *others)}
     found = best_so_far(best, ranked(trials), roles, surrogate)
     assert others
+    assert found is not None
     assert found.epoch_seconds == pytest.approx(seconds[best])
     assert [gain.gain for gain in found.gains] == [pytest.approx(seconds[second] / seconds[best])]
 

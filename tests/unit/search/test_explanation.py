@@ -1,6 +1,6 @@
 """Where the time of measured plans goes, and what changes of them give, on a small simulated job."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -60,13 +60,15 @@ def explained(
     predictor: Predictor | None = None,
     memory: int = AMPLE,
     missing: Callable[[Plan], str | None] = lambda _: None,
+    changes_learning: Container[Plan] = (),
 ) -> Explanation | None:
     calibrated = CalibratedPredictor(predictor or PREDICTOR)
+    calibrated.learning_faults = lambda plan: ("unlike random steps",) if plan in changes_learning else ()
     surrogate, known = Surrogate(calibrated), [replace(trial, role=str(role)) for role, trial in trials]
     for trial in known:
         surrogate.learn(trial)
     roles = {trial.plan: frozenset({trial.role}) for trial in known}
-    standings = standings_of(known, surrogate, roles)
+    standings = standings_of(known, surrogate, roles, is_neutral=lambda plan: plan not in changes_learning)
     explainer = Explainer(
         predictor=calibrated,
         surrogate=surrogate,
@@ -191,6 +193,25 @@ def test_a_winner_for_a_trainer_is_explained_against_what_it_holds(run: Callable
     trials = (Role.DEFAULT, run(DEFAULT)), (Role.OMNIBAL, run(LEAN)), (Role.SAMPLED, run(BETTER))
     usual = [explained(*trials, missing={LEAN: without}.get) for without in (None, "recomputation")]
     assert [each.usual for each in usual if each is not None] == ["omnibal", "default"]
+
+
+@pytest.mark.parametrize("is_shortened", [False, True])
+def test_a_winner_is_explained_against_what_could_be_used_instead(
+    is_shortened: bool, run: Callable[[Plan], FinishedTrial]
+) -> None:
+    """LEAN is the faster one of the two that did not win, but it changes what is learned."""
+    slow = shortened(run(DEFAULT)) if is_shortened else run(DEFAULT)
+    trials = (Role.OMNIBAL, run(BETTER)), (Role.HBP, run(LEAN)), (Role.DEFAULT, slow)
+    found = explained(*trials, changes_learning={LEAN})
+    assert found is not None
+    assert (found.winner.plan, found.usual) == (BETTER, "default")
+    assert {each.change for each in found.changes} >= {"packing"}
+    alone = explained(*trials[:2], changes_learning={LEAN})
+    assert alone is not None
+    assert (alone.usual, alone.changes) == ("omnibal", ())
+    only = explained((Role.SAMPLED, run(BETTER)), trials[1], changes_learning={LEAN})
+    assert only is not None
+    assert only.usual == "hbp"
 
 
 def test_usual_settings_that_won_need_no_changes(run: Callable[[Plan], FinishedTrial]) -> None:
