@@ -100,6 +100,16 @@ class FailedBaseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Certainty:
+    """Probability that no other plan that ran is faster than the winner, from two kinds of evidence."""
+
+    by_runs: float
+    """From the plans' own runs alone."""
+    with_predictions: float
+    """From their runs and from the predictions, as trials corrected them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why the winner of a study won."""
 
@@ -119,6 +129,8 @@ class Explanation:
     """Roles of the baselines that the limits of the search left out: they may be faster than the usual settings."""
     failed: tuple[FailedBaseline, ...] = ()
     """Baselines without a result, such as for their memory."""
+    certainty: Certainty | None = None
+    """None where the winner has no confidence, and for a winner that an earlier version stored."""
 
     @property
     def winner(self) -> PlanTime:

@@ -10,12 +10,13 @@ from autotune.report.charts.chart import Table
 from autotune.report.charts.quantities import TIMES, seconds_text, with_error
 from autotune.report.sides import ComparedPlan, compared_baseline
 from autotune.report.source import StudySource
+from autotune.results.certainty import certainty_text
 from autotune.results.evidence import evidence_of
 from autotune.results.headline import headline_of, is_sure, speed_of_baseline
 from storage.records import BestPlan
 from trials.plan import Plan
 from trials.stage import TOWERS
-from trials.units import probability_text, speed_decimals
+from trials.units import speed_decimals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
             yield Card(name=f"gain over {baseline.role}", value=f"{gain}{TIMES}", note=f"{rate}{changes}")
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
-        yield Card(name="probability to be the fastest", value=probability_text(best.confidence), note=ties)
+        yield Card(name="probability to be the fastest", value=certainty_text(best), note=ties)
     yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
     evidence = evidence_of(best, source.behind)
     if evidence.disturbed_runs:

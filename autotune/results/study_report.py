@@ -7,6 +7,7 @@ from itertools import compress
 from typing import Any
 
 from autotune.plan_text import plan_parts, plan_text, trial_text
+from autotune.results.certainty import certainty_lines
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.headline import headline_of, is_sure, speed_of_baseline
@@ -29,7 +30,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
-from trials.units import number_of, probability_text, speed_text, time_text
+from trials.units import number_of, speed_text, time_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -67,20 +68,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         lines += (f"No result of {each.role}: {each.reason.splitlines()[0]}" for each in best.explanation.failed)
     if (headline := headline_of(best)) is not None:
         lines.append(headline.text)
-    if best.confidence is not None:
-        first = f"A tie: {', '.join(best.ties)} may be as fast; fastest" if best.ties else "Fastest"
-        able = f"within the limits of {best.trainer}" if best.trainer else "that ran"
-        sure = probability_text(best.confidence)
-        lines.append(
-            f"{first} of the plans {able} with a probability of {sure}, by runs or by predictions, whichever is lower"
-        )
-        over = best.fastest_baseline
-        if over is not None and over.is_best and best.ties and best.confidence < 1 / (1 + len(best.ties)):
-            one = best.ties[0] if len(best.ties) == 1 else f"one of {', '.join(best.ties)}"
-            lines.append(
-                f"By predictions {one} may be faster, but by its own runs this baseline is, and no search ends below a "
-                "baseline; more runs decide: raise search.time_limit and search.trials"
-            )
+    lines += certainty_lines(best)
     lines += evidence_of(best, trials).warnings
     if (rival := rival_of(best, trials)) is not None:
         text = str(rival)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autotune.search.learning.surrogate import Posterior, Surrogate
 from autotune.search.roles import BASELINES
 from storage.baseline import Baseline
+from storage.explanation import Certainty
 from storage.records import FinishedTrial
 from trials.arrays import Floats
 from trials.outcome import Completed, Failed, OutOfMemory
@@ -20,7 +21,7 @@ from trials.plan import Plan
 
 # The usual level of significance, as a probability.
 SURE = 0.95
-"""Probability of being slower with which a plan is no tie of the winner."""
+"""Probability of being slower, by all evidence or by the runs alone, with which a plan is no tie of the winner."""
 # A choice: the least width of the surrogate's grids, below which repeats hardly tell plans apart.
 SMALL_LOSS = 0.003
 """Expected loss, as a share of the time, below which a further round of repeats is not worth it."""
@@ -68,6 +69,8 @@ class Winner:
     """Position of the plan that is most probably fastest, or of a baseline whose own runs are faster."""
     confidence: float | None
     """Probability that no other that ran is faster; None without another, and where baselines alone were measured."""
+    certainty: Certainty | None
+    """That probability by the plans' own runs and with predictions; None where there is no confidence."""
     ties: tuple[int, ...]
     """Positions of the plans that may be as fast."""
     loss: float
@@ -164,14 +167,29 @@ class Standings:
         # A contender without a repeat can be a tie, but not the winner.
         probable = max(map(numbers.index, self.repeated), key=wins.__getitem__)
         winner = numbers.index(self._at_least_baselines(numbers[probable]))
-        sure, slower = float((fastest == winner).mean()), (drawn > drawn[:, [winner]]).mean(axis=0)
-        sure = min(sure, self._sure_by_runs(numbers[winner], holds))
-        ties = [numbers[other] for other in range(len(numbers)) if other != winner and slower[other] < SURE]
+        sure = float((fastest == winner).mean())
+        is_stated = len(numbers) > 1 and any(not each.is_baseline for each in self.entries)
+        by_runs = self._sure_by_runs(numbers[winner], holds, everything=True)
         return Winner(
             number=numbers[winner],
-            confidence=sure if len(numbers) > 1 and any(not each.is_baseline for each in self.entries) else None,
-            ties=tuple(ties),
+            confidence=min(sure, self._sure_by_runs(numbers[winner], holds)) if is_stated else None,
+            certainty=Certainty(by_runs=by_runs, with_predictions=sure) if is_stated else None,
+            ties=self._ties(numbers, winner, drawn),
             loss=float((drawn[:, winner] - drawn.min(axis=1)).mean()),
+        )
+
+    def _ties(self, numbers: Sequence[int], winner: int, drawn: Floats) -> tuple[int, ...]:
+        """Return the compared plans that are not surely slower; `winner` is the position in `numbers`.
+
+        Where the runs of both tell them apart, a prediction that says otherwise makes no tie.
+        """
+        slower, measured = ((each > each[:, [winner]]).mean(axis=0) for each in (drawn, _drawn(self.measured, numbers)))
+        return tuple(
+            number
+            for place, number in enumerate(numbers)
+            if place != winner
+            and slower[place] < SURE
+            and (measured[place] < SURE or min(self.entries[each].trials for each in (number, numbers[winner])) < 2)
         )
 
     def _at_least_baselines(self, number: int) -> int:
@@ -180,8 +198,10 @@ class Standings:
         able = (other for other in found if other is not None and other in self.repeated)
         return min((number, *able), key=lambda other: float(self.measured.mean[other]))
 
-    def _sure_by_runs(self, winner: int, holds: Callable[[Plan], bool]) -> float:
+    def _sure_by_runs(self, winner: int, holds: Callable[[Plan], bool], *, everything: bool = False) -> float:
         """Return the probability that no baseline that `holds` is faster, by their own runs alone.
+
+        With `everything` no compared plan either.
 
         So no probability is above what the stated gains say. Where the runs doubt the winner, it is the probability
         that no compared plan is faster either: all of its runs were disturbed, or a baseline ran faster by an error.
@@ -191,7 +211,7 @@ class Standings:
         baselines = {number for number in found if number is not None and holds(self.entries[number].plan)}
         differences = (self.measured.difference(number, winner) for number in baselines - {winner})
         is_doubted = self.entries[winner].is_disturbed or any(less < -error for less, error in differences)
-        numbers = sorted(baselines | {winner, *(self.compared if is_doubted else ())})
+        numbers = sorted(baselines | {winner, *(self.compared if is_doubted or everything else ())})
         return float((_drawn(self.measured, numbers).argmin(axis=1) == numbers.index(winner)).mean())
 
     def compare(

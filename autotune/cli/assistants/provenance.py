@@ -29,6 +29,7 @@ _STUDIES = {
     **dict.fromkeys(("evidence", "validity", "distance", "differences"), _EXACT),
     "corrected": _MEASURED,
     "confidence": _BY_EITHER,
+    "with_predictions": _PREDICTED,
 }
 _ORIGINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     **dict.fromkeys(("plans", "show", "compare", "studies", "tune"), (_MEASURED, _STUDIES)),

@@ -69,6 +69,7 @@ class Explainer:
             ways=changes.ways_to_fit(*times[BEST]),
             not_run=self.not_run,
             failed=tuple(self._failed({*times, *self.not_run}, standings)),
+            certainty=winner.certainty,
         )
 
     def _failed(self, others: Container[str], standings: Standings) -> Iterator[FailedBaseline]:

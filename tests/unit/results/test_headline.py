@@ -59,7 +59,7 @@ def test_a_search_for_a_trainer_is_compared_with_what_the_trainer_can_hold() -> 
         "The best plan trains 1.07 +- 0.03 times as fast as your present settings, the fastest baseline within the "
         "limits of llama-factory"
     ) in text
-    assert "Fastest of the plans within the limits of llama-factory with a probability of 97%" in text
+    assert "is the fastest of the plans within the limits of llama-factory with a probability of 97%" in text
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from autotune.plan_text import plan_text, trial_line
 from autotune.results.study_report import Known, Listed, best_text, plans_text, studies_text, study_text
 from storage.annotation import Annotation
 from storage.baseline import Baseline
+from storage.explanation import Certainty
 from storage.records import BestPlan, StudyRecord
 from storage.validity import Validity, Verdict
 from tests.values.search import completed
-from tests.values.storage import NOON, PADDED_PLAN, WORKLOAD, best_of, changed, packed_plan
+from tests.values.storage import EXPLANATION, NOON, PADDED_PLAN, WORKLOAD, best_of, changed, packed_plan
 from trials.outcome import Completed
 from trials.plan import MOST_UNITS
 
@@ -18,11 +19,19 @@ def best(**fields: object) -> BestPlan:
     return best_of("5" * 32, **fields)
 
 
+def certain(by_runs: float, with_predictions: float, **fields: object) -> BestPlan:
+    """Return a winner with both probabilities."""
+    both = Certainty(by_runs=by_runs, with_predictions=with_predictions)
+    why = replace(EXPLANATION, certainty=both)
+    return best(**{"ties": (), "confidence": min(by_runs, with_predictions), "explanation": why, **fields})
+
+
 def test_a_sure_winner_is_named_with_its_confidence() -> None:
-    assert (
-        "Fastest of the plans that ran with a probability of 97%, by runs or by predictions, whichever is lower"
-        in best_text(best(confidence=0.97, ties=()))
-    )
+    said = "The best plan is the fastest of the plans that ran with a probability of 97%"
+    alone = best_text(best(confidence=0.97, ties=()))
+    assert f"{said}, by runs alone or with predictions, whichever is lower" in alone
+    assert f"{said} by runs alone, of 3% with predictions\n" in best_text(certain(0.97, 0.03))
+    assert f"{said}\n" in best_text(certain(0.968, 0.972))
 
 
 def test_no_winner_is_said_to_be_certain() -> None:
@@ -31,8 +40,8 @@ def test_no_winner_is_said_to_be_certain() -> None:
 
 def test_a_tie_is_named() -> None:
     text = best_text(best(confidence=0.6, ties=(PADDED_PLAN.id,)))
-    said = "may be as fast; fastest of the plans that ran with a probability of 60%, by runs or by predictions"
-    assert f"A tie: {PADDED_PLAN.id} {said}, whichever is lower" in text
+    said = "may be as fast; the best plan is the fastest of the plans that ran with a probability of 60%"
+    assert f"A tie: {PADDED_PLAN.id} {said}, by runs alone or with predictions, whichever is lower" in text
 
 
 def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why() -> None:
@@ -47,7 +56,10 @@ def test_a_baseline_that_wins_by_its_own_runs_against_the_probability_says_why()
     other, third = PADDED_PLAN.id, "0" * 16
     for ties, named in (((other,), other), ((other, third), f"one of {other}, {third}")):
         said = best_text(best(baselines=(own,), confidence=0.14, ties=ties))
-        assert f"By predictions {named} may be faster, but {text}" in said
+        assert f"With predictions {named} may be faster, but {text}" in said
+    known = best_text(certain(0.97, 0.03, baselines=(own,)))
+    assert f"With predictions another plan may be faster, but {text}" in known
+    assert text not in best_text(certain(0.97, 0.6, baselines=(own,)))
     assert text not in best_text(best(baselines=(own,), confidence=0.14, ties=()))
     assert text not in best_text(best(baselines=(own,), confidence=0.6, ties=(other,)))
     assert text not in best_text(best(confidence=0.14, ties=(other,)))

@@ -244,6 +244,19 @@ def test_no_search_ends_below_a_baseline_whose_own_runs_are_faster(may_win: bool
     assert (winner.ties == (0,)) == (wins == 1)
 
 
+@pytest.mark.parametrize(("trials", "ties"), [(2, ()), (1, (0,))])
+def test_a_plan_whose_runs_are_slower_is_no_tie_whatever_is_predicted(trials: int, ties: tuple[int, ...]) -> None:
+    """A baseline wins by its own runs, which are twice as fast as those of the plan that predictions speak for."""
+    found = standings_with(100, 110, error=0.01, roles=("sampled", Role.OMNIBAL), trials=(trials, 2))
+    measured = Posterior(mean=np.log((110, 55)), covariance=0.1**2 * np.eye(2))
+    winner = replace(found, measured=measured).winner()
+    assert (winner.number, winner.ties) == (1, ties)
+    assert winner.certainty is not None
+    assert winner.certainty.by_runs > 0.99
+    assert winner.certainty.with_predictions < 0.01
+    assert winner.confidence == winner.certainty.with_predictions
+
+
 @pytest.mark.parametrize(
     ("seconds", "is_disturbed", "least", "most"),
     [
