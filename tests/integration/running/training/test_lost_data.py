@@ -125,7 +125,8 @@ def test_samples_that_some_ranks_alone_cannot_read_are_counted(
     (tmp_path / "sitecustomize.py").write_text(HIDES_FROM_RANKS)
     (tmp_path / "lost.json").write_text(json.dumps({"0": [str(picture)], "1": [str(other)]}))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("OMP_NUM_THREADS", "0" * plan.layout.data + "01")  # a text selects a fork server of its own
+    # A text that no other test has selects a fork server of its own.
+    monkeypatch.setenv("OMP_NUM_THREADS", "0" * (2 + plan.layout.data) + "1")
     launched = launch_in(tmp_path, prepared, plan)
     showing = sum(picture in images or other in images for images in shown)
     lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
