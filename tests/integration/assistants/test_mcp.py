@@ -10,6 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from anyio.from_thread import BlockingPortal
@@ -204,11 +205,15 @@ def test_a_training_tells_its_progress_while_the_server_answers_other_questions(
 @pytest.mark.long
 def test_a_cancelled_search_ends_with_its_processes(runner: Assistant, job: Path) -> None:
     search = runner.begin("tune", {"job": str(job)})
-    wait_for(ranks)
-    started = [each for each in children() if "tune" in each.cmdline()] + ranks()
-    assert len(started) > 1
+
+    def started() -> list[psutil.Process]:
+        commands = [each for each in children() if "tune" in each.cmdline()]
+        return [each for command in commands for each in (command, *ranks(command.pid))]
+
+    wait_for(lambda: len(started()) > 1)
+    processes = started()
     search.cancel()
-    wait_for_the_end(started)
+    wait_for_the_end(processes)
     assert runner.answered("plans")["result"]["plans"]
 
 
