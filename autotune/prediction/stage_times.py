@@ -44,7 +44,7 @@ class StageTimes:
         self._outputs = in_columns(layer.output_bytes for layer in layers)
         self._further = np.zeros_like(self._outputs)
         self._further[VISION] = self._outputs[VISION]
-        # The projector gives the features of units beside the states of all tokens.
+        # The projector outputs the features of units, and with them the states of all tokens.
         self._further[LANGUAGE, UNITS] = self._outputs[PROJECTOR, UNITS] / max(costs.added_features, 1)
         self._parameters = Parameters(costs)
         self._has_backward = has_backward = np.array([layer.has_backward for layer in layers])

@@ -57,7 +57,7 @@ class MicroBatch:
     weights: torch.Tensor | None = None
     """float32 [t], the weight of each label in the loss of a step; None where it is 1 for all."""
     faults: tuple[Fault, ...] = ()
-    """Of the samples that this rank could not read, also where other ranks share the pack."""
+    """Those of the samples that this rank could not read; other ranks that share the pack have their own."""
 
     def share_memory(self) -> None:
         """Move it to shared memory. Raise SharedMemoryFull."""
