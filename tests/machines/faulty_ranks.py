@@ -112,7 +112,7 @@ def labels_of_another_rank() -> AbstractContextManager[Any]:
 def features_of_the_slice() -> AbstractContextManager[Any]:
     """Let each rank keep the features of its own tiles, repeated where its tokens take more."""
 
-    def kept(_: SharingGroup, features: list[torch.Tensor], wanted: torch.Tensor) -> list[torch.Tensor]:
+    def kept(_: SharingGroup, features: list[torch.Tensor], wanted: torch.Tensor, checksum: int) -> list[torch.Tensor]:
         return [torch.cat([each] * len(wanted)) for each in features]
 
     return patch.object(SharingGroup, "features_of_tokens", kept)

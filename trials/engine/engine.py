@@ -16,6 +16,7 @@ from deepspeed.runtime.utils import clip_grad_norm_
 from torch import nn
 
 from trials.data.loader import MicroBatch
+from trials.data.tokens import PackTokens, unpack
 from trials.engine.base import BACKWARD, FORWARD, LOAD, OPTIMIZER, EngineBase, OneStage, without_dropout
 from trials.engine.configuration import configuration, import_muon
 from trials.engine.copying import States
@@ -177,10 +178,13 @@ class PipelineEngine(_DeepSpeedEngine):
             dist_init_required=False,
         )
         self._take_state()
+        self._count_of_targets = 0
+        """Targets of the packs that the last stage has run; an evaluation counts them from 0."""
         runs = {
             **self._engine._INSTRUCTION_MAP,
             schedule.LoadMicroBatch: _load,
             schedule.RecvActivation: _receive,
+            schedule.ForwardPass: self._forward,
             schedule.ReduceTiedGrads: self._reduce_copies,
         }
         if stage.cut.most_deferred:
@@ -236,21 +240,25 @@ class PipelineEngine(_DeepSpeedEngine):
         return float(self._of_tensor_ranks(loss))
 
     def evaluate(self, batches: Iterator[MicroBatch], count: int) -> tuple[float, int]:
-        count_of_targets = torch.zeros((), dtype=torch.int64, device=self._device)
-
-        def loaded() -> Iterator[Any]:
-            for inputs, targets in self._copied(batches, 1.0):
-                # The first stage loads the same packs.
-                count_of_targets.add_(len(targets.labels) if self.stage.cut.heads else 0)
-                yield inputs, targets
-
+        self._count_of_targets = 0
         with without_dropout(self.stage):
-            mean = float(self._of_tensor_ranks(self._engine.eval_batch(loaded(), num_micro_batches=count)))
+            loss = self._engine.eval_batch(self._copied(batches, 1.0), num_micro_batches=count)
+            mean = float(self._of_tensor_ranks(loss))
         # Its two buffers would hold the last packs' states until the next step has other ones.
         for buffers in self._engine.pipe_buffers.values():
             buffers[:] = [None] * len(buffers)
+        count_of_targets = torch.tensor(self._count_of_targets, device=self._device)
         comm.all_reduce(count_of_targets)
         return mean * count * self._plan.layout.data, int(count_of_targets)
+
+    def _forward(self, engine: Any, buffer_id: int) -> None:
+        """Run a pack forward; on the last stage without the targets of samples that the first one could not read."""
+        if engine.is_last_stage():
+            labels, received = (engine.pipe_buffers[each] for each in ("labels", "inputs"))
+            own, targets = labels[buffer_id]
+            labels[buffer_id] = _learnt(targets, unpack(*own)[1], unpack(*received[buffer_id])[1], self.stage)
+            self._count_of_targets += len(labels[buffer_id].rows)
+        engine._exec_forward_pass(buffer_id=buffer_id)
 
     def _of_tensor_ranks(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the sum of the losses, which DeepSpeed has averaged over the ranks with the same slices alone."""
@@ -278,7 +286,7 @@ def _load(engine: Any, buffer_id: int) -> None:
     if engine.is_first_stage():
         engine.pipe_buffers["inputs"][buffer_id] = inputs
     if engine.is_last_stage():
-        engine.pipe_buffers["labels"][buffer_id] = targets
+        engine.pipe_buffers["labels"][buffer_id] = inputs, targets
 
 
 def _receive(engine: Any, buffer_id: int) -> None:
@@ -286,6 +294,20 @@ def _receive(engine: Any, buffer_id: int) -> None:
     engine._exec_recv_activations(buffer_id=buffer_id)
     floats, integers = engine.pipe_buffers["inputs"][buffer_id]
     engine.pipe_buffers["inputs"][buffer_id] = floats, integers.cpu()
+
+
+def _learnt(targets: Targets, own: PackTokens, received: PackTokens, stage: StageModule) -> Targets:
+    """Return the targets of the samples that have the same tokens on the first stage, which sent `received`.
+
+    A sample that it could not read is blank there, and its answer would be learnt from nothing.
+    """
+    if torch.equal(own.input_ids, received.input_ids):
+        return targets
+    pairs = zip(own.input_ids.split(own.lengths), received.input_ids.split(own.lengths), strict=True)
+    alike = torch.cat([torch.full_like(mine, torch.equal(mine, first), dtype=torch.bool) for mine, first in pairs])
+    part = stage.sharing[received.level].share.part(len(alike))
+    kept = alike[part].to(targets.rows.device)[targets.rows]
+    return Targets(*(each[kept] if each.dim() else each for each in targets))
 
 
 class _Pipeline(PipelineModule):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """Projected image features in the language model."""
 
 from collections.abc import Sequence
+from zlib import crc32
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -36,7 +37,8 @@ def join_text(
     if sharing.share.degree > 1:
         # The features of a stand-in are no token's.
         own = [each[:0] if tokens.stands_in else each for each in features]
-        features = sharing.features_of_tokens(own, is_image)
+        # A rank that cannot read a sample has blank tokens in its place.
+        features = sharing.features_of_tokens(own, is_image, crc32(tokens.input_ids.numpy().tobytes()))
     first, *later = features
     images = _places(is_image[part], text.device)
     joined = text.index_copy(0, images, first[: len(images)].to(text.dtype))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from trials.errors import DataError
 from trials.sharing.share import ALONE, Share
 
 
@@ -97,18 +98,27 @@ class SharingGroup:
         received = self._exchange_evenly(parts.flatten(1))
         return received.view(1, degree * heads, tokens // degree, size)
 
-    def features_of_tokens(self, features: Iterable[torch.Tensor], wanted: torch.Tensor) -> list[torch.Tensor]:
+    def features_of_tokens(
+        self, features: Iterable[torch.Tensor], wanted: torch.Tensor, checksum: int
+    ) -> list[torch.Tensor]:
         """Return the rows that this rank's tokens take, for `features` [rows, hidden] that each rank has computed.
 
         Ranks hold rows in the order of the pack. `wanted` [T], on the CPU, says which tokens of the pack take one, in
-        this order. The host waits until the ranks know how many rows each of them has.
+        this order. The host waits until the ranks know how many rows each of them has. Raise DataError unless they have
+        the same `checksum` of the pack.
         """
         held = list(features)
-        count = held[0].new_full((1,), len(held[0]), dtype=torch.int64)
-        owned = count.new_empty(self.share.degree)
-        dist.all_gather_into_tensor(owned, count, group=self.group)
+        own = torch.tensor([len(held[0]), checksum], device=held[0].device)
+        of_ranks = own.new_empty(2 * self.share.degree)
+        dist.all_gather_into_tensor(of_ranks, own, group=self.group)
         # `all_to_all_single` takes its sizes from the host, so `tolist` has to wait for the device.
-        owns, wants = owned.tolist(), wanted.view(self.share.degree, -1).sum(dim=1).tolist()
+        owns, checksums = of_ranks.view(-1, 2).T.tolist()
+        if len(set(checksums)) > 1:
+            raise DataError(
+                "ranks that share a pack have read different samples of it, since one of them lacks files that another "
+                "has; restore the files that the logs of the ranks name on each node, and run the same command again"
+            )
+        wants = wanted.view(self.share.degree, -1).sum(dim=1).tolist()
         give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
 

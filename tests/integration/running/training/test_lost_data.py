@@ -3,13 +3,14 @@
 import json
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autotune.errors import TrialsKeepFailing
+from autotune.errors import PlanFailed, TrialsKeepFailing
 from autotune.search.execution.profiling import profile_layers
 from autotune.training.full_training import Launched, launch
 from autotune.workload import Prepared
@@ -30,15 +31,15 @@ PIPELINE = plan_of("3+0r1,0", "1+2")
 EVERY_STEP = {"global_batch_samples": 24, "checkpoint_every": 1}
 
 
-def job_with_pictures(shallow: Path, folder: Path, **data: Any) -> tuple[Prepared, Path]:
-    """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged."""
+def job_with_pictures(shallow: Path, folder: Path, *, evaluation: bool = False, **data: Any) -> tuple[Prepared, Path]:
+    """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged.
+
+    With `evaluation` it evaluates on the samples that it trains on, after each step.
+    """
     shutil.copytree(shallow / "data", folder / "data")
-    prepared = prepared_of(
-        shallow,
-        folder,
-        data={"sources": [{"path": str(folder / "data" / "train.jsonl")}], **data},
-        training=EVERY_STEP,
-    )
+    sources = [{"path": str(folder / "data" / "train.jsonl")}]
+    sections = {"evaluation": {"sources": sources, "every": 1}} if evaluation else {}
+    prepared = prepared_of(shallow, folder, data={"sources": sources, **data}, training=EVERY_STEP, **sections)
     first = prepared.epoch(PIPELINE.packing, PIPELINE.layout.data).step(0).packs[0][0]
     picture = next(image for row in first.tolist() for image in prepared.index.sample(row).images)
     assert isinstance(picture, Path)
@@ -78,8 +79,7 @@ def test_an_image_that_is_damaged_later_does_not_end_the_training(
     # Both stages leave out the same samples. The checks before the checkpoints read the first pack again.
     showing = sum(picture in prepared.index.sample(row).images for row in range(48))
     assert [report.blank_samples for report in reports] == [showing, showing]
-    steps = [line for line in read_lines(prepared.job.training.output / PROGRESS_FILE) if isinstance(line, Progress)]
-    assert sum(step.blank_samples for step in steps) == showing
+    assert sum(step.blank_samples for step in steps_of(prepared)) == showing
 
 
 def test_a_launch_warns_at_the_first_samples_that_cannot_be_read(
@@ -112,27 +112,73 @@ def open_here(self, *arguments, **options):
 Path.open = open_here
 """
 """A `sitecustomize` for Python processes: ranks are on nodes that lack pictures."""
+SHARED = plan_of("4+2", data=2, packing=replace(PACKED, sequence=2))
 
 
-@pytest.mark.parametrize("plan", [PIPELINE, plan_of("4+2", data=2, packing=replace(PACKED, sequence=2))])
+def hide(folder: Path, lost: Mapping[str, Sequence[object]], monkeypatch: pytest.MonkeyPatch, server: int) -> None:
+    """Hide pictures from ranks by their number. Each `server` of this file is a fork server of its own."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(HIDES_FROM_RANKS)
+    (folder / "lost.json").write_text(json.dumps({rank: [*map(str, pictures)] for rank, pictures in lost.items()}))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    # A text that no other test has selects it.
+    monkeypatch.setenv("OMP_NUM_THREADS", "0" * (2 + server) + "1")
+
+
+def pictures_of_packs(prepared: Prepared, plan: Plan) -> list[list[object]]:
+    """Return the pictures of each pack of the first step that shows some."""
+    packs = [pack for of_rank in prepared.epoch(plan.packing, plan.layout.data).step(0).packs for pack in of_rank]
+    shown = [[image for row in pack.tolist() for image in prepared.index.sample(row).images] for pack in packs]
+    return [[*pictures] for pictures in shown if pictures]
+
+
+def steps_of(prepared: Prepared) -> list[Progress]:
+    lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
+    return [line for line in lines if isinstance(line, Progress)]
+
+
+@pytest.mark.parametrize("plan", [PIPELINE, SHARED])
 def test_samples_that_some_ranks_alone_cannot_read_are_counted(
     plan: Plan, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared, _ = job_with_pictures(shallow, tmp_path)
     shown = [prepared.index.sample(row).images for row in range(len(prepared.index))]
-    packs = [pack for of_rank in prepared.epoch(plan.packing, plan.layout.data).step(0).packs for pack in of_rank]
     # Of two packs of one step, so that the count is not the highest of the ranks.
-    picture, other = [found[0] for pack in packs if (found := [shown[row][0] for row in pack if shown[row]])][:2]
-    (tmp_path / "sitecustomize.py").write_text(HIDES_FROM_RANKS)
-    (tmp_path / "lost.json").write_text(json.dumps({"0": [str(picture)], "1": [str(other)]}))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    # A text that no other test has selects a fork server of its own.
-    monkeypatch.setenv("OMP_NUM_THREADS", "0" * (2 + plan.layout.data) + "1")
+    picture, other = [pictures[0] for pictures in pictures_of_packs(prepared, plan)][:2]
+    # Ranks that share a pack have to read the same samples of it.
+    of_ranks = {"0": [picture], "1": [other]} if plan is PIPELINE else {"0": [picture, other], "1": [picture, other]}
+    hide(tmp_path, of_ranks, monkeypatch, plan.layout.data)
     launched = launch_in(tmp_path, prepared, plan)
     showing = sum(picture in images or other in images for images in shown)
-    lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
-    assert launched.blank_samples == sum(line.blank_samples for line in lines if isinstance(line, Progress)) == showing
+    assert launched.blank_samples == sum(step.blank_samples for step in steps_of(prepared)) == showing
     assert f"{showing} sample" in caplog.text
+
+
+def test_an_answer_counts_nothing_where_the_first_stage_alone_cannot_read_the_image(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[list[float]]()
+    for server, without in enumerate(("", "0", "01"), 3):
+        folder = tmp_path / str(server)
+        prepared, picture = job_with_pictures(shallow, folder, evaluation=True)
+        hide(folder, {rank: [picture] for rank in without}, monkeypatch, server)
+        launch_in(folder, prepared)
+        lines = read_lines(prepared.job.training.output / PROGRESS_FILE)
+        found.append([line.loss if isinstance(line, Progress) else line.evaluation_loss for line in lines])
+    of_all, on_first, on_both = found
+    assert len(of_all) == 4
+    assert on_first == on_both
+    assert all(one != other for one, other in zip(of_all, on_both, strict=True))
+
+
+def test_ranks_that_share_a_pack_and_read_different_samples_end_with_a_remedy(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, _ = job_with_pictures(shallow, tmp_path)
+    first, *_ = (pictures for pictures in pictures_of_packs(prepared, SHARED) if len(set(pictures)) > 1)
+    hide(tmp_path, {"0": first[:1], "1": first[1:2]}, monkeypatch, 6)
+    with pytest.raises(PlanFailed, match="ranks that share a pack have read different samples of it"):
+        launch_in(tmp_path, prepared, SHARED)
 
 
 @pytest.mark.parametrize("lost", ["all images", "images of a file", "a file"])
