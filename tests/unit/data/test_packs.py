@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from trials import plugins
 from trials.data.index import DatasetIndex, profile
 from trials.data.order import epoch_order
 from trials.data.packers import PACKERS, isf
+from trials.data.packers.best_fit import Sizes, patterns
 from trials.data.packs import Oversize, build_packs
 from trials.errors import DataError
 from trials.plan import Packed, Padded
@@ -138,6 +140,27 @@ def test_rounds_of_filtering_fill_the_packs_better_than_one(monkeypatch: pytest.
     filtered = len(build_packs(index, all_rows(index), packing, 0, "fail"))
     monkeypatch.setattr(isf, "MAX_ROUNDS", 1)
     assert filtered < 0.95 * len(build_packs(index, all_rows(index), packing, 0, "fail"))
+
+
+@given(lengths, packings())
+def test_each_pack_of_a_histogram_takes_the_largest_size_left_that_fits(
+    rows: list[tuple[int, int]], packing: Packed
+) -> None:
+    fitting = [row for row in rows if row[0] <= packing.qv and row[1] <= packing.qt]
+    sizes = Sizes.of(*np.array(fitting, dtype=np.int64).reshape(-1, 2).T)
+    found = [size for pattern in patterns(sizes, packing) for size in pattern.packs * (*pattern.sizes, None)]
+    left, free, expected = Counter(fitting), [packing.qv, packing.qt], list[tuple[int, int] | None]()
+
+    def share(size: tuple[int, int]) -> tuple[float, int]:
+        return size[0] / max(packing.qv, 1) + size[1] / packing.qt, -size[0]
+
+    while +left or free != [packing.qv, packing.qt]:
+        some = [size for size in +left if size[0] <= free[0] and size[1] <= free[1]]
+        taken = max(some, key=share, default=None)
+        expected.append(taken)
+        left.subtract([taken] if taken else [])
+        free = [free[0] - taken[0], free[1] - taken[1]] if taken else [packing.qv, packing.qt]
+    assert [None if size is None else (int(sizes.units[size]), int(sizes.tokens[size])) for size in found] == expected
 
 
 @pytest.mark.parametrize("oversize", ["skip", "own-pack"])

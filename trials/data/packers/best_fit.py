@@ -124,6 +124,7 @@ class _Shelves:
     def __init__(self, sizes: Sizes) -> None:
         self.left = sizes.counts.tolist()
         self._units, self._tokens = sizes.units.tolist(), sizes.tokens.tolist()
+        self.longest = max(self._tokens, default=0)
         self.by_units: dict[int, tuple[list[int], list[int]]] = {
             units: ([], []) for units in sorted({*self._units}, reverse=True)
         }
@@ -151,7 +152,7 @@ def _fullest(shelves: _Shelves, packing: Packed) -> dict[int, int]:
     free_units, free_tokens = packing.qv, packing.qt
     while True:
         best, most = None, -1.0
-        most_tokens = free_tokens / packing.qt
+        most_tokens = min(free_tokens, shelves.longest) / packing.qt
         for units, (tokens, numbers) in shelves.by_units.items():
             if units > free_units:
                 continue
