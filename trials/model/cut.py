@@ -69,7 +69,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
     # A later stage without vision layers may not project: the text embedding is next to the last vision layer.
     projecting = max((number for number, stage in enumerate(plan.stages) if stage.vision), default=0)
     cuts = []
-    for number, stage in enumerate(plan.stages):
+    for number, (stage, most_deferred) in enumerate(zip(plan.stages, plan.most_deferred, strict=True)):
         vision = range(vision_start, vision_start + stage.vision)
         language = range(language_start, language_start + stage.language)
         cuts.append(
@@ -82,7 +82,7 @@ def cut(plan: Plan) -> tuple[Cut, ...]:
                 levels=stage.recomputed,
                 offload_vision=plan.layout.offloads("vision"),
                 offload_language=plan.layout.offloads("language"),
-                most_deferred=plan.most_deferred[number],
+                most_deferred=most_deferred,
                 gathered_once=stage.gathered_once,
             )
         )
