@@ -11,7 +11,7 @@ from trials.arrays import Floats, Ints
 from trials.costs.layer import LayerCost
 from trials.data.epoch import Epoch
 
-_TOGETHER = 16
+_TOGETHER = 32
 """Rows that all others are compared with before those that are left are copied; a choice."""
 _PARTS = 1 << 10
 """Parts of a target; a power of two, so that they have no rounding."""
@@ -279,8 +279,8 @@ def _not_dominated(columns: Floats) -> Floats:
         reaches = (first[:, :, None] >= first[:, None, :]).all(axis=0)  # [one, other]
         tops = first[:, ~np.triu(reaches, 1).any(axis=0)]
         kept.append(tops)
-        is_left = np.ones(others.shape[1], dtype=bool)
-        for top in tops.T:
-            is_left &= (others > top[:, None]).any(axis=0)
-        columns = others[:, is_left]
+        is_reached = np.ones((tops.shape[1], others.shape[1]), dtype=bool)
+        for of_tops, of_others in zip(tops, others, strict=True):
+            is_reached &= of_tops[:, None] >= of_others
+        columns = others[:, ~is_reached.any(axis=0)]
     return np.concatenate(kept, axis=1).T
