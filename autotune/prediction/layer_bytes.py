@@ -123,12 +123,6 @@ class LayerBytes:
             offloaded=offloaded,
         )
 
-    @cached_property
-    def columns(self) -> tuple[int, ...]:
-        """Columns of sizes on which the bytes depend, and the constant one; seldom that of squared lengths."""
-        every = np.concatenate([self.kept, self.shared, self.transient, self.inputs, self.peak])
-        return tuple(column for column in EVERY if column == CONSTANT or every[:, column].any())
-
     def of_packs(self, parts: Parts, kinds: int) -> Floats:
         """Return the bytes that a pack keeps in layers of the first `kinds` kinds, [stages, 5]."""
         whole, inputs = self.split(parts, kinds)

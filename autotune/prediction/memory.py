@@ -7,6 +7,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from autotune.prediction.columns import CONSTANT, EVERY
 from autotune.prediction.layer_bytes import DEFERRING_MOMENTS, MOMENTS, PLACES, LayerBytes
 from autotune.prediction.parameters import Parameters
 from autotune.prediction.parts import LANGUAGE, VISION, Parts
@@ -168,10 +169,9 @@ class StageMemory:
         if layout.offload == "none":
             return np.zeros(len(of_levels[0]))
         heaviest = [
-            _largest_alone(packs, of_layers.on_host(parts), of_layers.columns)
+            _largest_alone(packs, self.of_layers(packs.degree, layout).on_host(parts))
             for packs, parts in zip(sizes.of_levels, of_levels, strict=True)
             if len(packs.table)  # a level may have none
-            for of_layers in [self.of_layers(packs.degree, layout)]
         ]
         # The host runs ahead of the device by a pack, whose blocks are used again once the device has fetched them. It
         # waits for the device where it receives tokens, as on every stage but the first.
@@ -182,13 +182,12 @@ class StageMemory:
     def of_heaviest(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> tuple[Floats, Floats]:
         """Return the bytes of the heaviest pack (until its backward pass, while that runs), both [stages]."""
         of_layers, sizes = self.of_layers(sizes.degree, layout), sizes.in_chunks(self._head)
-        columns = of_layers.columns
         of_packs = of_layers.of_packs(parts, len(KINDS))
-        kept = _largest_alone(sizes, of_packs, columns)
-        running = _largest_alone(sizes, of_packs + of_layers.beginning(parts), columns)
+        kept = _largest_alone(sizes, of_packs)
+        running = _largest_alone(sizes, of_packs + of_layers.beginning(parts))
         for place in PLACES:
             if len(rows := of_layers.needs_most_at(parts, place)):
-                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], place), axis=0), columns)
+                later = _largest_alone(sizes, np.sum(of_layers.running(parts[rows], place), axis=0))
                 running[rows] = np.maximum(running[rows], later)
         return kept, running
 
@@ -198,11 +197,10 @@ class StageMemory:
         They are those of one of the first `rungs` of vision layers and of language layers, those of a later one, and
         what the last layer of either kind saves in addition.
         """
-        of_layers = self.of_layers(sizes.degree, layout)
-        columns = of_layers.columns
+        of_layers, sizes = self.of_layers(sizes.degree, layout), sizes.in_chunks(self._head)
         rows = np.concatenate([of_layers.freed(rungs), of_layers.shared[[VISION, LANGUAGE]]])
         of_stages = np.tile(rows, (len(in_flight), 1))
-        saved = _largest(sizes, np.repeat(in_flight, len(rows)), of_stages, of_stages, columns)
+        saved = _largest(sizes, np.repeat(in_flight, len(rows)), of_stages, of_stages)
         freed: Floats = saved.reshape(-1, len(rows)).T
         return freed
 
@@ -226,8 +224,8 @@ class StageMemory:
             self._peaks([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
             for row, number in enumerate(numbers.tolist())
         )
-        found = np.stack([of_stage.sum(axis=1) for of_stage in of_stages])
-        return found[:, 0], found.max(axis=1)
+        found = [of_stage.sum(axis=1) for of_stage in of_stages]
+        return np.array([cases[0] for cases in found]), np.array([cases.max() for cases in found])
 
     # --- one level ---
 
@@ -236,13 +234,13 @@ class StageMemory:
         sizes = sizes.in_chunks(self._head)
         in_flight = np.broadcast_to(np.minimum(layout.pipeline - numbers, sizes.epoch.micro_batches), len(parts))
         of_layers = self.of_layers(sizes.degree, layout)
-        kept, columns = of_layers.of_packs(parts, len(KINDS)), of_layers.columns
-        waiting = _largest(sizes, in_flight, kept + of_layers.beginning(parts), kept, columns)
+        kept = of_layers.of_packs(parts, len(KINDS))
+        waiting = _largest(sizes, in_flight, kept + of_layers.beginning(parts), kept)
         most = waiting.copy()
         for place in PLACES:
             if len(rows := of_layers.needs_most_at(parts, place)):
                 running = np.sum(of_layers.running(parts[rows], place), axis=0)
-                most[rows] = np.maximum(most[rows], _largest(sizes, in_flight[rows], running, kept[rows], columns))
+                most[rows] = np.maximum(most[rows], _largest(sizes, in_flight[rows], running, kept[rows]))
         return waiting, most
 
     # --- several levels ---
@@ -263,7 +261,9 @@ class StageMemory:
         in_flight = min(layout.pipeline - number, sizes.epoch.micro_batches)
         most_deferred = int(stage[0].most_deferred[0])
         defers = most_deferred > 0
-        moments = DEFERRING_MOMENTS if layout.zero_bubble else MOMENTS
+        known = DEFERRING_MOMENTS if layout.zero_bubble else MOMENTS
+        # Most stages hold layers of one kind.
+        moments = [moment for moment in known if stage[0].layers[0, moment.place[0]]]
         waiting, deferred, beginning, ending, *later = np.zeros((4 + len(moments), len(sizes.table), 3))
         for level, (degree, part) in enumerate(zip(sizes.epoch.packing.degrees, stage, strict=True)):
             of_layers = self.of_layers(degree, layout)
@@ -286,7 +286,7 @@ class StageMemory:
         return [case[packs] + others for case in cases]
 
 
-def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats, columns: tuple[int, ...]) -> Floats:
+def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats) -> Floats:
     """Return the largest cost of as many packs in flight, [stages].
 
     `running` are the costs per column of the pack whose backward pass runs, `behind` those of the others, [stages, 5].
@@ -296,14 +296,21 @@ def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats
     order = np.argsort(in_flight, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(in_flight[order])) + 1):
         if len(rows):
-            packs = sizes.heaviest(int(in_flight[rows[0]]), columns)
+            # Costs that depend on fewer columns have far fewer candidates: only the last stage depends on targets.
+            packs = sizes.heaviest(int(in_flight[rows[0]]), _columns(running[rows], behind[rows]))
             largest[rows] = (packs[:, 0] @ running[rows].T + packs[:, 1] @ behind[rows].T).max(axis=0)
     return largest
 
 
-def _largest_alone(sizes: EpochSizes, coefficients: Floats, columns: tuple[int, ...]) -> Floats:
-    largest: Floats = (sizes.heaviest(1, columns)[:, 0] @ coefficients.T).max(axis=0)
+def _largest_alone(sizes: EpochSizes, coefficients: Floats) -> Floats:
+    largest: Floats = (sizes.heaviest(1, _columns(coefficients))[:, 0] @ coefficients.T).max(axis=0)
     return largest
+
+
+def _columns(*coefficients: Floats) -> tuple[int, ...]:
+    """Return the columns of sizes on which any of these costs [costs, 5] depends, and the constant one."""
+    depends = np.any([each.any(axis=0) for each in coefficients], axis=0)
+    return tuple(column for column in EVERY if column == CONSTANT or depends[column])
 
 
 def _others_in_flight(

@@ -5,11 +5,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
+from autotune.prediction.columns import EVERY, TARGETS
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
+from autotune.prediction.sizes import EpochSizes
 from tests.values.exchanges import averages, exchanging, of_weights
-from tests.values.search import COSTS, INDEX, epoch_of, predictor_of
+from tests.values.search import BATCH, COSTS, INDEX, epoch_of, predictor_of
 from tests.values.training import PACKED, plan_of
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, times
@@ -96,6 +99,22 @@ def test_each_kind_of_layer_widens_the_range_of_a_stage_by_the_error_of_its_own_
     assert found.high == pytest.approx(most.expected + unmodelled)
     assert found.low == pytest.approx(2 * found.expected - found.high)
     assert found.high - found.expected < 0.5 * (found.expected - found.static)
+
+
+def test_only_the_last_stage_has_candidates_that_targets_tell_apart() -> None:
+    asked = set[tuple[int, tuple[int, ...]]]()
+
+    class AskedSizes(EpochSizes):
+        @override
+        def heaviest(self, in_flight: int, columns: tuple[int, ...] = EVERY) -> Floats:
+            asked.add((in_flight, columns))
+            return super().heaviest(in_flight, columns)
+
+    plan = plan_of("5+0", "0+2", "0+2", packing=PACKED)
+    found = Predictor(COSTS, epoch_of(INDEX, BATCH), 4, sizes=AskedSizes).predict(plan)
+    assert found.stage_bytes == predictor_of().predict(plan).stage_bytes
+    assert {in_flight for in_flight, _ in asked} == {1, 2, 3}
+    assert {in_flight for in_flight, columns in asked if TARGETS in columns} == {1}
 
 
 def _keeping(cost: LayerCost, factor: float) -> LayerCost:
