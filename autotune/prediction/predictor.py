@@ -96,6 +96,7 @@ class Predictor:
         self._sizes = lru_cache(maxsize=kept_epochs)(lambda packing, data, tensor: alone(packing, data).held_by(tensor))
         self._epoch_of, self._byte_factors = epoch_of, byte_factors
         self._epoch_seconds: dict[Plan, float] = {}
+        self._memory: dict[Plan, tuple[StageBytes, ...]] = {}
 
     def with_costs(self, costs: LayerCosts, byte_factors: tuple[float, float] = (1.0, 1.0)) -> "Predictor":
         """Return a predictor of the same workload with these costs, which shares the packs that were built."""
@@ -195,8 +196,10 @@ class Predictor:
         return self.memory.intervals(Parts.of_levels(plan), plan.layout, np.arange(plan.layout.pipeline), sizes)
 
     def plans_memory(self, plans: Sequence[Plan]) -> list[tuple[StageBytes, ...]]:
-        """Return the intervals of the stages of each plan."""
-        return self._of_stages(plans, self.memory.intervals)
+        """Return the intervals of the stages of each plan, which are cached."""
+        new = [plan for plan in dict.fromkeys(plans) if plan not in self._memory]
+        self._memory |= dict(zip(new, self._of_stages(new, self.memory.intervals), strict=True))
+        return [self._memory[plan] for plan in plans]
 
     def plans_bytes(self, plans: Sequence[Plan]) -> list[tuple[float, ...]]:
         """Return the expected bytes of the stages of each plan, in less time than intervals."""

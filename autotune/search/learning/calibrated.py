@@ -64,7 +64,6 @@ class CalibratedPredictor:
         self._exceeded: list[Peak] = []
         self._initial_state = state
         self._epoch_seconds: dict[Plan, float] = {}
-        self._profiled_memory: dict[Plan, tuple[StageBytes, ...]] = {}
         self._shares: dict[Plan, Floats] = {}
         self._heavier: dict[tuple[Packing, Layout], float] = {}
         """Kept bytes of the whole epoch's packs over the excerpt's, for plans that came to a trial."""
@@ -120,15 +119,13 @@ class CalibratedPredictor:
 
         They are those in the excerpt, times what is known of how much heavier packs of the whole epoch are.
         """
-        plans = list(plans)
-        new = [plan for plan in plans if plan not in self._profiled_memory]
-        self._profiled_memory |= dict(zip(new, self.profiled.plans_memory(new), strict=True))
 
-        def bytes_of(plan: Plan) -> tuple[StageBytes, ...]:
+        def bytes_of(plan: Plan, profiled: Iterable[StageBytes]) -> tuple[StageBytes, ...]:
             factor = self._heavier.get((plan.packing, plan.layout), self._usually_heavier)
-            return tuple(self._bytes(stage.keeping(factor)) for stage in self._profiled_memory[plan])
+            return tuple(self._bytes(stage.keeping(factor)) for stage in profiled)
 
-        return list(map(bytes_of, plans))
+        plans = list(plans)
+        return list(map(bytes_of, plans, self.profiled.plans_memory(plans)))
 
     def epoch_seconds(self, plan: Plan) -> float:
         """Return the corrected seconds of an epoch, cached until the next trial."""

@@ -117,5 +117,10 @@ def test_only_the_last_stage_has_candidates_that_targets_tell_apart() -> None:
     assert {in_flight for in_flight, columns in asked if TARGETS in columns} == {1}
 
 
+def test_the_memory_of_a_plan_is_predicted_once() -> None:
+    predictor, plan = predictor_of(), plan_of("5+0", "0+4", packing=PACKED)
+    assert predictor.plans_memory((plan,))[0] is predictor.plans_memory((plan, plan))[1]
+
+
 def _keeping(cost: LayerCost, factor: float) -> LayerCost:
     return replace(cost, kept_bytes=times(cost.kept_bytes, factor), output_bytes=times(cost.output_bytes, factor))
