@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
 from trials.model.stage import StageModule
@@ -25,13 +26,16 @@ def count_in_norm(stage: StageModule, copy: nn.Parameter | None = None) -> None:
 
 
 def join_norms(wrapper: Any) -> None:
-    """Make DeepSpeed's optimizer for ZeRO 1 and 2, where `wrapper` is that, take one norm over all parameter groups.
+    """Correct the norm of DeepSpeed's optimizer for ZeRO 1 and 2, or of that for bfloat16, where `wrapper` is one.
 
-    Its own takes one for each group, with the other stages, and never ends where these have another number of groups.
+    The first takes one norm for each parameter group, with the other stages, and never ends where these have another
+    number of groups. The second fails on a tensor rank of which no gradient counts, as in a stage without slices.
     """
+    # A proxy, because a reference to itself would keep the optimizer in memory after its engine is closed.
     if hasattr(wrapper, "params_in_partition"):
-        # A proxy, because a reference to itself would keep the optimizer in memory after its engine is closed.
         wrapper.scaled_global_norm = partial(_norm, weakref.proxy(wrapper))
+    if isinstance(wrapper, BF16_Optimizer):
+        wrapper.get_grads_for_norm = partial(_counted_gradients, weakref.proxy(wrapper))
 
 
 def _norm(wrapper: Any) -> torch.Tensor:
@@ -40,3 +44,11 @@ def _norm(wrapper: Any) -> torch.Tensor:
     parameters = [parameter for group in groups for parameter in wrapper.params_in_partition[group]]
     norm: torch.Tensor = wrapper.get_grad_norm_direct(gradients, parameters)
     return norm
+
+
+def _counted_gradients(wrapper: Any, for_clipping: bool = False) -> Any:
+    found = BF16_Optimizer.get_grads_for_norm(wrapper, for_clipping)
+    if for_clipping or found[0]:
+        return found
+    nothing = torch.zeros(1, device=wrapper.fp32_groups_flat_partition[0].device)
+    return [nothing], *found[1:]

@@ -286,6 +286,17 @@ def test_cut_layers_are_as_exact_in_bfloat16_as_whole_ones(shallow: Path, pool: 
         assert 0 < cut.difference < 1.5 * whole.difference
 
 
+def test_ranks_that_train_no_slice_train_in_bfloat16(shallow: Path, pool: WarmPool, tmp_path: Path) -> None:
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        training = {"global_batch_samples": 9, "freeze": ["language"], "clip_norm": 0.01}
+        job = prepared_of(shallow, tmp_path / dtype, model={"dtype": dtype}, training=training)
+        train(pool, job, plan_of("4+2", tensor=2, zero=1), max_steps=1)
+        (step,) = lines(job)
+        found.append((step["loss"], step["gradient_norm"]))
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+
+
 @pytest.mark.long
 def test_every_fault_in_the_cutting_of_layers_shows(shallow: Path, tmp_path: Path) -> None:
     job = prepared_of(shallow, tmp_path, training={"global_batch_samples": 9})
