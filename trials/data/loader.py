@@ -39,6 +39,8 @@ class Fault:
     """Place of the sample in the pack."""
     sharer: int
     """Place of the rank among those that share the pack."""
+    targets: int
+    """Target tokens of the sample in the index."""
     reason: str
     """With file and line."""
 
@@ -194,8 +196,17 @@ class PackDataset(Dataset[MicroBatch]):
             try:
                 samples.append(encode(self._index, row, self._encoder, pixels=self._pixels))
             except DataError as error:
-                samples.append(self._encoder.blank(self._index.lengths(row), pixels=self._pixels))
-                faults.append(Fault(pack=number, sample=place, sharer=part.share.index, reason=str(error)))
+                lengths = self._index.lengths(row)
+                samples.append(self._encoder.blank(lengths, pixels=self._pixels))
+                faults.append(
+                    Fault(
+                        pack=number,
+                        sample=place,
+                        sharer=part.share.index,
+                        targets=lengths.target_tokens,
+                        reason=str(error),
+                    )
+                )
         batch = collate(
             samples,
             self._encoder,

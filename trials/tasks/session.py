@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from deepspeed import comm
 
@@ -57,9 +58,9 @@ class Session:
     encoder: Encoder
     latest: LatestSamples = field(default_factory=lambda: LatestSamples("run the same command again"))
     """Those of this rank."""
-    blank: set[tuple[int, int, int, int]] = field(default_factory=set)
-    """Samples that this rank could not read since they were counted: the reading, the first rank of the stage that has
-    their pack, the pack, and their place in it. They are the same for all ranks that have the pack."""
+    blank: set[tuple[int, int, int, int, int]] = field(default_factory=set)
+    """Samples that this rank could not read since they were taken: the reading, the first rank of the stage that has
+    their pack, the pack, their place in it, and their targets. They are the same for all ranks that have the pack."""
     _readings: int = 0
 
     def epoch(self, number: int) -> Epoch:
@@ -107,20 +108,21 @@ class Session:
             weighting=self.request.job.training.loss_weighting,
             within=self.engine.stage.tensor.share,
         ):
-            self.blank.update((self._readings, place - each.sharer, each.pack, each.sample) for each in batch.faults)
+            for fault in batch.faults:
+                self.blank.add((self._readings, place - fault.sharer, fault.pack, fault.sample, fault.targets))
             if must_read:
                 self.latest.add(len(batch.tokens.lengths), [each.reason for each in batch.faults])
             yield batch
 
-    def count_blank(self) -> int:
-        """Return how many samples any rank could not read since the last count; every rank must call it.
+    def take_blank(self) -> Ints:
+        """Return the targets of each sample that any rank could not read since the last call; every rank must call it.
 
         Ranks of other nodes may lack other files, so that stages, or ranks that share a pack, differ.
         """
-        of_ranks: list[set[tuple[int, int, int, int]]] = [set()] * comm.get_world_size()
+        of_ranks: list[set[tuple[int, ...]]] = [set()] * comm.get_world_size()
         comm.all_gather_object(of_ranks, self.blank)
         self.blank = set()
-        return len(set().union(*of_ranks))
+        return np.array([targets for *_, targets in sorted(set().union(*of_ranks))], dtype=np.int64)
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.

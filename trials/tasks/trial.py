@@ -51,7 +51,7 @@ def run_trial(session: Session, task: Trial, channel: Channel) -> TrialReport:
         text_tokens=sum(each.step.text_tokens for each in timed),
         vision_units=sum(each.step.vision_units for each in timed),
         stage=_measure_stage(session, timed),
-        blank_samples=session.count_blank(),
+        blank_samples=len(session.take_blank()),
     )
 
 

@@ -90,4 +90,5 @@ class TrainingView:
 def _step_text(step: Progress) -> str:
     rate = "" if step.learning_rate is None else f"  learning rate {step.learning_rate:.2e}"
     speed = speed_text(step.samples / step.seconds)
-    return f"  step {step.step}/{step.of}  loss {step.loss:.3f}{rate}  {speed} samples/s"
+    blank = f", {step.blank_samples} could not be read" if step.blank_samples else ""
+    return f"  step {step.step}/{step.of}  loss {step.loss:.3f}{rate}  {speed} samples/s{blank}"

@@ -63,6 +63,8 @@ class _Share:
     """Sum of the weights of all samples of the step."""
     unreadable: int
     """Samples of the step, over all ranks."""
+    read_share: float
+    """Share of the weights of all samples that those which could be read have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,6 +77,8 @@ class _Reference:
     """Results in the type of the weights."""
     unreadable: int
     """Samples of the step that could not be read, over all ranks."""
+    read_share: float
+    """As in `_Share`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -151,7 +155,7 @@ def _by_transformers(this: _Certifying, model: PreTrainedModel) -> Iterator[_Ref
             _set_types(model, dict.fromkeys(own_types, torch.float32))
         exact = model_results(model, share.samples, share.shares, wanted.__contains__)
         _set_types(model, own_types)
-        yield _Reference(exact=exact, rounded=rounded, unreadable=share.unreadable)
+        yield _Reference(exact=exact, rounded=rounded, unreadable=share.unreadable, read_share=share.read_share)
 
 
 def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
@@ -177,7 +181,7 @@ def _by_stages(this: _Certifying, *, recomputes: bool) -> Iterator[_Reference]:
             norms = [norm_of(gradient) for name, gradient in read.values.items() if not _is_copy(session, name)]
             (squares,) = _summed(this.device, math.hypot(*norms) ** 2)
             exact = Results(loss=loss, gradients=read.values, norm=math.sqrt(squares), reading_errors=read.errors)
-            yield _Reference(exact=exact, rounded=None, unreadable=share.unreadable)
+            yield _Reference(exact=exact, rounded=None, unreadable=share.unreadable, read_share=share.read_share)
 
 
 def _sample_by_sample(session: Session, each: PlanStep, total_weight: float) -> float:
@@ -282,12 +286,13 @@ def _share_of(this: _Certifying, each: PlanStep) -> _Share:
     targets = [*map(_targets, samples), *map(int, each.index.target_tokens[unreadable])]
     weighting = this.request.job.training.loss_weighting
     weights = np.array([held * _weight_of_target(held, weighting) for held in targets])
-    total, blank = _summed(this.device, weights.sum(), len(unreadable))
+    total, read, blank = _summed(this.device, weights.sum(), weights[: len(samples)].sum(), len(unreadable))
     return _Share(
         samples=samples,
         shares=(weights[: len(samples)] / total).tolist(),
         total_weight=total,
         unreadable=int(blank),
+        read_share=read / total,
     )
 
 
@@ -341,10 +346,12 @@ def _comparison(
 ) -> GradientComparison:
     loss, gradients = found
     exact, rounded = reference.exact.clipped(clip_norm), reference.rounded and reference.rounded.clipped(clip_norm)
+    # A training tells the mean over the samples that could be read, and its gradient is that of all.
+    read = reference.read_share or 1.0
     return GradientComparison(
         loss=loss,
-        expected_loss=exact.loss,
-        loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss),
+        expected_loss=exact.loss / read,
+        loss_rounding=None if rounded is None else abs(rounded.loss - exact.loss) / read,
         parameters=tuple(_parameters(run, gradients, exact, rounded)),
         samples=len(_rows(each)),
         blank_samples=reference.unreadable,

@@ -112,7 +112,7 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
             unweighted = (replace(batch, weights=None) for batch in batches)
             found = session.engine.evaluate(unweighted, len(epoch.rows(step)))
             total, targets = total + found[0], targets + found[1]
-        blank = session.count_blank()
+        blank = len(session.take_blank())
     if not targets:
         raise DataError("no sample can be read to evaluate the model on; correct the files that the log names")
     if not math.isfinite(total):

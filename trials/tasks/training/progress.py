@@ -66,6 +66,7 @@ class Progress:
     of: int
     """Steps of the whole training."""
     loss: float
+    """Mean over the targets of the step's samples that could be read, by their weights."""
     seconds: float
     samples: int
     learning_rate: float | None = None

@@ -14,12 +14,14 @@ import torch
 from deepspeed import comm
 
 from trials import wire
+from trials.arrays import Ints
+from trials.data.loss_weights import sample_weights
 from trials.data.readable import check_readable
 from trials.engine.base import BACKWARD, FORWARD, LOAD
 from trials.engine.group import wait_for_all
 from trials.errors import OutputTaken, TrialsError
 from trials.grid import RankCoordinates
-from trials.job import TrainingSection
+from trials.job import LossWeighting, TrainingSection
 from trials.model.trained import highest_learning_rate
 from trials.plan import Layout
 from trials.tasks.answer import TrainingReport
@@ -236,19 +238,29 @@ def run_steps(
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
                 found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(len(session.blank))))
                 times = found[:, :2]
+                lost = session.take_blank() if found[:, 2].any() else np.zeros(0, dtype=np.int64)
                 progress = Progress(
                     step=before + index + 1,
                     of=total,
-                    loss=loss,
+                    loss=_of_read(loss, step.targets, lost, training.loss_weighting),
                     seconds=seconds,
                     samples=step.samples,
                     learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
-                    blank_samples=session.count_blank() if found[:, 2].any() else 0,
+                    blank_samples=len(lost),
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
+
+
+def _of_read(loss: float, targets: Ints, lost: Ints, weighting: LossWeighting) -> float:
+    """Return the mean loss of the samples that could be read, for the `loss` of a step in which others count as 0.
+
+    `targets` are those of each sample of the step, and `lost` those of each that could not be read.
+    """
+    total, missing = (sample_weights(each, weighting).sum() for each in (targets, lost))
+    return float(loss * total / (total - missing)) if missing < total else loss
 
 
 def random_seed(seed: int, step: int, where: RankCoordinates) -> int:

@@ -22,6 +22,7 @@ from tests.tiny_models import text
 from tests.values.parameters import parameters
 from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials import plugins
+from trials.certification import Reference
 from trials.channels.folder import FolderChannel
 from trials.plan import Levelled, Packed, Plan, ZeroStage
 from trials.run.pool import Answers, WarmPool
@@ -267,9 +268,9 @@ def test_every_family_shares_its_packs(family: str, example: Path, pool: WarmPoo
     check(plan_of(f"{shape.vision_layers}+{shape.language_layers}r1,1", data=2, packing=packing), job, pool, WITHIN)
 
 
-def compared(prepared: Prepared, plan: Plan, pool: WarmPool) -> StepComparison:
-    """One step under the plan and through transformers' own model."""
-    answer = pool.ask(prepared.request(plan, Certification(reference="transformers", follows=False)), 120)
+def compared(prepared: Prepared, plan: Plan, pool: WarmPool, reference: Reference = "transformers") -> StepComparison:
+    """One step under the plan and under a reference."""
+    answer = pool.ask(prepared.request(plan, Certification(reference=reference, follows=False)), 120)
     assert isinstance(answer, Answers), answer
     reports = [report for report in answer.reports if isinstance(report, CertificationReport)]
     return compare(prepared.job.model.dtype, reports).steps[0]

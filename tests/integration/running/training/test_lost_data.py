@@ -16,7 +16,9 @@ from autotune.training.full_training import Launched, launch
 from autotune.workload import Prepared
 from storage.spool import Spool
 from storage.store import open_store
+from tests.integration.models.layouts.test_sharing import compared
 from tests.values.training import PACKED, plan_of, prepared_of, train
+from trials.certification import Reference
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
@@ -168,6 +170,9 @@ def test_an_answer_counts_nothing_where_the_first_stage_alone_cannot_read_the_im
     of_all, on_first, on_both = found
     assert len(of_all) == 4
     assert on_first == on_both
+    # Random weights predict all tokens alike, so the mean over the other samples is nearly that over all.
+    first = prepared.epoch(PIPELINE.packing, 1).step(0).targets
+    assert on_both[0] == pytest.approx(of_all[0], rel=first.min() / first.sum() / 4)
     assert all(one != other for one, other in zip(of_all, on_both, strict=True))
 
 
@@ -239,6 +244,19 @@ def test_a_trial_counts_the_samples_that_it_could_not_read(shallow: Path, pool: 
     assert isinstance(answer, Answers), answer
     showing = sum(picture in prepared.index.sample(row).images for row in range(48))
     assert [report.blank_samples for report in answer.reports if isinstance(report, TrialReport)] == [showing] * 2
+
+
+@pytest.mark.parametrize("reference", ["transformers", "stages"])
+def test_a_plan_is_certified_on_the_samples_that_can_be_read(
+    reference: Reference, shallow: Path, pool: WarmPool, tmp_path: Path
+) -> None:
+    prepared, picture = job_with_pictures(shallow, tmp_path)
+    damage(picture)
+    step = compared(prepared, PIPELINE, pool, reference)
+    assert step.blank_samples > 0
+    assert step.loss is not None
+    assert step.loss.found == pytest.approx(step.loss.expected, rel=1e-5)
+    assert all(part.difference < 1e-4 for part in step.parts)
 
 
 @pytest.mark.long
