@@ -7,7 +7,7 @@ from autotune.dimensions.folds import layout_name
 from autotune.plan_text import plan_parts
 from autotune.results.headline import SIGNIFICANT, is_sure, not_run_text, speed_of_baseline
 from autotune.results.text_table import table
-from autotune.results.time_parts import BASES, MEANINGS, NAMES
+from autotune.results.time_parts import BASES, MEANINGS, NAMES, useful_work_note
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 from trials.plan import Padded, Plan
@@ -127,7 +127,8 @@ def _parts_table(times: Sequence[PlanTime]) -> str:
     whole = [entry for time in times for entry in (_with_error(time.epoch_seconds, time.epoch_seconds_error), "100%")]
     columns = [column for time in times for column in (f"{time.role} s", "share")]
     shown = table(("part of an epoch", *columns), [*rows, ("whole", *whole)])
-    return "\n".join((shown, "", *(_legend(name, times) for name in order)))
+    note = useful_work_note(times[0], times[-1])
+    return "\n".join((shown, "", *(_legend(name, times) for name in order), *([note] if note else [])))
 
 
 def is_visible(name: str, times: Sequence[PlanTime]) -> bool:

@@ -1,5 +1,10 @@
 """Names and meanings of the parts of an epoch's time."""
 
+import math
+
+from autotune.results.headline import SIGNIFICANT
+from storage.explanation import IDEAL, PlanTime
+
 NAMES = {
     "ideal": "useful work",
     "padding": "padding",
@@ -32,3 +37,15 @@ BASES = {
     "rest": "measured, minus all other parts",
 }
 """How a part is known."""
+
+
+def useful_work_note(one: PlanTime, other: PlanTime) -> str:
+    """Say why the useful work of two plans differs; empty where their errors explain it."""
+    first, second = one.part(IDEAL), other.part(IDEAL)
+    if abs(first.seconds - second.seconds) <= SIGNIFICANT * math.hypot(first.error, second.error):
+        return ""
+    return (
+        "Useful work is that of the same samples under both plans, but its time is measured in their passes. It "
+        "differs by more than its errors, as passes are slower or faster in packs of other sizes, on cores that ranks "
+        "share, and beside other programs."
+    )

@@ -20,7 +20,7 @@ from autotune.report.charts.chart import (
 from autotune.report.charts.quantities import PLUS_MINUS, percent_text, seconds_text
 from autotune.report.sides import ComparedPlan
 from autotune.report.simulation import Simulated
-from autotune.results.time_parts import BASES, MEANINGS, NAMES
+from autotune.results.time_parts import BASES, MEANINGS, NAMES, useful_work_note
 from storage.explanation import UNEXPLAINED, PlanTime
 
 _COLOURS = {
@@ -146,8 +146,10 @@ def _text(found: Sequence[ComparedPlan], parts: Sequence[_Part]) -> Iterator[str
         "Only the green part is the work that the samples need. Everything else is waste, of which a plan can save "
         "some: padding, layers that are computed again, and ranks that wait for each other."
     )
-    if any(side.time is not None for side in found):
+    if times := [side.time for side in found if side.time is not None]:
         yield f"A measured bar as a whole is measured, its parts are known as follows: {_known(parts)}."
+        if note := useful_work_note(times[0], times[-1]):
+            yield note
     if any(part.seconds < 0 for part in parts):
         yield "A part below zero is what the simulation takes longer than the measured steps."
     yield f"{'; '.join(map(_compared, found))}.".capitalize()

@@ -303,6 +303,14 @@ def test_the_time_of_an_epoch_is_that_of_the_explanation() -> None:
     assert "part below zero" in chart.text
 
 
+def test_useful_work_that_differs_beyond_its_errors_is_not_left_to_the_green_part_alone() -> None:
+    best, _ = EXPLANATION.plans
+    quick = replace(EXPLANATION, plans=(best, plan_time(PADDED_PLAN, "default", padding=150.0)))
+    for explanation, is_said in ((EXPLANATION, False), (quick, True)):
+        chart = causes(sides_of(source_of(*KNOWN_BEFORE, explanation=explanation)))
+        assert ("Useful work is that of the same samples" in chart.text) == is_said
+
+
 def test_the_page_names_disturbed_runs_and_only_what_is_missing_is_returned(tmp_path: Path) -> None:
     calm, other = KNOWN_BEFORE
     disturbed = replace(calm, result=replace(calm.result, disturbance="others computed"))

@@ -80,6 +80,14 @@ def test_what_each_part_is_and_how_it_is_known_is_said_of_the_parts_that_there_a
     assert "- communication" not in text
 
 
+def test_useful_work_of_the_same_samples_is_explained_where_it_differs_beyond_its_errors() -> None:
+    """Useful work is 50 and 86 s, each with an error of a tenth; in EXPLANATION it is 106 and 86 s."""
+    quick = plan_time(PADDED_PLAN, "default", padding=150.0)
+    note = "\nUseful work is that of the same samples under both plans, but its time is measured in their passes."
+    assert note in text_of(replace(EXPLANATION, plans=(WINNER, quick)))
+    assert note not in text_of(EXPLANATION)
+
+
 def test_each_change_alone_is_compared_with_all_together() -> None:
     text = text_of(EXPLANATION)
     assert cells(text, "packing alone")[1:] == ["140.0 +- 3.0", "1.43 +- 0.03", "62,464", "predicted"]
