@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from autotune.report.simulation import PackedEpoch, Simulated, Simulator
@@ -42,6 +43,13 @@ class ComparedPlan:
     def measurement(self) -> Measurement | None:
         outcome = None if self.run is None else self.run.result.outcome
         return outcome.measurement if isinstance(outcome, Completed) else None
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Measured seconds of a mean step; None for a plan without a measurement."""
+        if self.measurement is not None:
+            return fmean(self.measurement.step_seconds)
+        return None if self.time is None else self.time.epoch_seconds / self.time.steps
 
 
 def sides(source: StudySource, simulator: Simulator) -> tuple[ComparedPlan, ...]:

@@ -32,6 +32,8 @@ _MOST_PASSES = 3000
 """Passes of a chart; a browser draws more of them too slowly."""
 _CROWDED = 600
 """Passes between which no gaps are drawn, which would hide narrow ones."""
+_FAR_OFF = 1.3
+"""Ratio of a predicted and a measured step above which a chart says so, a choice: most predictions are nearer."""
 _NUMBERED = 0.014
 """Passes of at least this share of the step for each digit carry the number of their micro-batch."""
 # About the width of a digit at the chart's font size, with some room.
@@ -63,7 +65,7 @@ def gantt(side: ComparedPlan, longest: float) -> Chart:
         id=f"step-{side.key}",
         title=f"One step. {side.title}",
         text=(
-            f"A typical step{rank}, {seconds_text(line.seconds)} long, with {batches}. "
+            f"A typical step{rank}, {seconds_text(line.seconds)} long{_far_off(side, line)}, with {batches}. "
             f"Gaps are waiting. Select a pass to follow its micro-batch through the stages.{cut}"
         ),
         summary=(
@@ -111,6 +113,14 @@ def step(line: Timeline, peak_bytes: Sequence[float], memory_limit_bytes: int) -
     }
     views = [_passes_spec(line, line.seconds, is_picture=True), memory]
     return {"vconcat": views, "resolve": {"scale": {"color": "independent"}}}
+
+
+def _far_off(side: ComparedPlan, line: Timeline) -> str:
+    """Say what was measured where it is far from the prediction."""
+    measured = side.step_seconds
+    if measured is None or max(measured, line.seconds) <= _FAR_OFF * min(measured, line.seconds):
+        return ""
+    return f" (measured: {seconds_text(measured)}; read its proportions, not its length)"
 
 
 def _stages(line: Timeline) -> list[str]:

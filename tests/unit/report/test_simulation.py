@@ -8,6 +8,7 @@ import pytest
 from autotune.prediction.fit.profiled_sizes import largest_sizes
 from autotune.report.charts.causes import causes
 from autotune.report.charts.gantt import gantt
+from autotune.report.charts.quantities import seconds_text
 from autotune.report.importance import importances
 from autotune.report.sides import sides
 from autotune.report.simulation import PackedEpoch, Simulated, Simulator
@@ -21,6 +22,7 @@ from tests.values.search import COSTS, NO_LOADING, completed, padded_plan
 from tests.values.storage import WORKLOAD, best_of, concluded, plan_time
 from trials import wire
 from trials.costs.layer_costs import LoadCost
+from trials.outcome import Completed
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +88,23 @@ def test_the_table_of_a_step_has_the_gaps_of_the_step_that_is_drawn(source: Stud
         passes = (row for row in chart.spec["data"]["values"] if row["stage"] == stage)
         busy = sum(row["end"] - row["begin"] for row in passes)
         assert 0 < float(waits.removesuffix("%")) == pytest.approx(100 * (1 - busy / seconds), abs=0.06)
+
+
+@pytest.mark.parametrize("factor", [1 / 1.4, 1.0, 1.2, 1.4])
+def test_a_step_that_was_measured_far_from_its_prediction_says_so(factor: float, source: StudySource) -> None:
+    _, after = sides(source, Simulator(source))
+    assert isinstance(after.simulated, Simulated)
+    assert after.run is not None
+    assert after.measurement is not None
+    seconds = factor * after.simulated.timeline.seconds
+    measured = Completed(measurement=replace(after.measurement, step_seconds=(0.9 * seconds, 1.1 * seconds)))
+    ran = replace(after, run=replace(after.run, result=replace(after.run.result, outcome=measured)))
+    # Of a plan that ended early only the explanation has a time.
+    shortened = replace(after, run=None, time=replace(plan_time(after.plan, BEST), epoch_seconds=32 * seconds))
+    predicted, mean = seconds_text(after.simulated.timeline.seconds), seconds_text(seconds)
+    said = f"{predicted} long (measured: {mean}; read its proportions, not its length), with"
+    assert [said in gantt(side, 1.0).text for side in (ran, shortened)] == [not 1 / 1.3 < factor < 1.3] * 2
+    assert "not its length" not in gantt(replace(after, run=None), 1.0).text
 
 
 @pytest.mark.parametrize(
