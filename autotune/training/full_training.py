@@ -34,7 +34,14 @@ from trials.sites import Site
 from trials.tasks.answer import TrainingReport
 from trials.tasks.request import WINDOW_STEPS, Request, Training
 from trials.tasks.stop import Stop
-from trials.tasks.training.output import RECORD_FILE, last_checkpoint, note_launch, open_output, read_record
+from trials.tasks.training.output import (
+    RECORD_FILE,
+    last_checkpoint,
+    note_launch,
+    open_output,
+    read_record,
+    written_model,
+)
 from trials.tasks.training.progress import (
     PROGRESS_FILE,
     Evaluated,
@@ -85,6 +92,8 @@ class Launched:
     """The last time that it was found to be slower than promised for long; since the last search, if there was one."""
     retunes: tuple[Retune, ...] = ()
     """The searches in between, oldest first."""
+    model_step: int | None = None
+    """Step of the training's model in the output, which may be an earlier one; None where there is none."""
 
 
 def launch(
@@ -173,6 +182,7 @@ def launch(
         blank_samples=report.blank_samples,
         evaluations=_evaluations(output),
         disturbance=disturbed_by,
+        model_step=written_model(output),
     )
 
 

@@ -22,6 +22,7 @@ def launched_document(chosen: KnownPlan, launched: Launched) -> dict[str, Any]:
         "steps": launched.report.steps,
         "finished": launched.report.finished,
         "model": None if launched.report.model is None else str(launched.report.model),
+        "model_step": launched.model_step,
         "blank_samples": launched.blank_samples,
         "training_samples_per_second": launched.training_samples_per_second,
         "disturbance": launched.disturbance,
@@ -59,7 +60,8 @@ def launched_text(chosen: KnownPlan, launched: Launched, workers: int, spare: in
     if launched.report.model is not None:
         lines.append(f"The model is in {launched.report.model}")
     elif not launched.report.finished:
-        lines.append("The model is written after the last step: a larger --steps, or none, goes on")
+        before = "" if launched.model_step is None else f"; model/ is still that of step {launched.model_step}"
+        lines.append(f"The model is written after the last step: a larger --steps, or none, goes on{before}")
     return "\n".join(lines)
 
 

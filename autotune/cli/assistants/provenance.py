@@ -35,7 +35,9 @@ _ORIGINS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     **dict.fromkeys(("plans", "show", "compare", "studies", "tune"), (_MEASURED, _STUDIES)),
     "launch": (
         _MEASURED,
-        dict.fromkeys(("commands", "step", "steps", "speeds_since", "of", "samples", "blank_samples"), _EXACT),
+        dict.fromkeys(
+            ("commands", "step", "steps", "model_step", "speeds_since", "of", "samples", "blank_samples"), _EXACT
+        ),
     ),
     "predict": (
         _PREDICTED,

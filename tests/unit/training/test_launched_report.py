@@ -97,16 +97,20 @@ def test_the_speed_is_compared_with_the_promise_for_samples_of_as_many_tokens() 
     assert launched_document(chosen, launched)["promised_samples_per_second"] == 20.0
 
 
-def test_a_launch_that_stopped_before_the_end_says_that_there_is_no_model_yet() -> None:
+@pytest.mark.parametrize(("step", "before"), [(None, ""), (6, "; model/ is still that of step 6")])
+def test_a_launch_that_stopped_before_the_end_says_whose_model_is_there(step: int | None, before: str) -> None:
     launched = Launched(
         report=TrainingReport(steps=8, finished=False, model=None, blank_samples=0),
         training_samples_per_second=None,
         data_wait_share=None,
         steps=8,
         blank_samples=0,
+        model_step=step,
     )
-    text = launched_text(KnownPlan(plan=packed_plan(), speed=None), launched, 3, 4)
-    assert text.endswith("The model is written after the last step: a larger --steps, or none, goes on")
+    chosen = KnownPlan(plan=packed_plan(), speed=None)
+    text = launched_text(chosen, launched, 3, 4)
+    assert text.endswith(f"The model is written after the last step: a larger --steps, or none, goes on{before}")
+    assert launched_document(chosen, launched)["model_step"] == step
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from trials.tasks.training.output import (
     open_output,
     partial_folder,
     publish,
+    written_model,
 )
 
 
@@ -31,8 +32,10 @@ def test_a_model_of_more_steps_replaces_the_earlier_one_of_the_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = open_output(tmp_path, SETTINGS, PLAN)
+    assert written_model(tmp_path) is None
     for steps in (2, 4):
         write_model(tmp_path, opened, steps)
+        assert written_model(tmp_path) == steps
     assert not list(tmp_path.glob("*.old-*"))
     assert (tmp_path / "model" / "weights.safetensors").read_text().endswith("after 4 steps")
     assert not caplog.messages
@@ -42,4 +45,5 @@ def test_a_model_of_more_steps_replaces_the_earlier_one_of_the_training(
     assert "model.old-1" in caplog.text
     other = open_output(tmp_path / "other", SETTINGS, PLAN)
     write_model(tmp_path, other, 8)
+    assert written_model(tmp_path) is None  # it is that of another training
     assert (tmp_path / "model.old-2" / "weights.safetensors").read_text().endswith("after 6 steps")

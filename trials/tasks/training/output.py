@@ -123,9 +123,8 @@ def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Pla
         if not left.is_symlink():
             shutil.rmtree(left)
     drop_steps_after(folder / PROGRESS_FILE, steps)
-    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
-    is_current = model is not None and (model.training, model.steps) == (record.id, steps)
-    has_model = model is not None and is_current and not _fault(folder / MODEL_FOLDER, model)
+    model = _own_model(folder, record)
+    has_model = model is not None and model.steps == steps and not _fault(folder / MODEL_FOLDER, model)
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
@@ -164,8 +163,7 @@ def _resumed_steps(folder: Path, record: TrainingRecord) -> int:
             f"no checkpoint in training.output {folder} can be used, {broken[0].name} included; restore one, or name "
             "another folder to start from the first step"
         )
-    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
-    if model is not None and model.training == record.id:
+    if (model := _own_model(folder, record)) is not None:
         raise OutputTaken(
             f"training.output {folder} holds the model of step {model.steps}, but no checkpoint; restore "
             "one, or name another folder to start from the first step"
@@ -207,6 +205,18 @@ def last_checkpoint(folder: Path) -> int:
     record = read_record(folder / RECORD_FILE)
     states = (_read(TrainingState, each / STATE_FILE) for each in _checkpoints(folder))
     return max((state.steps for state in states if state and record and state.training == record.id), default=0)
+
+
+def written_model(folder: Path) -> int | None:
+    """Return the step of the model that the training in the folder has written; None without one."""
+    record = read_record(folder / RECORD_FILE)
+    model = None if record is None else _own_model(folder, record)
+    return None if model is None else model.steps
+
+
+def _own_model(folder: Path, record: TrainingRecord) -> TrainingState | None:
+    model = _read(TrainingState, folder / MODEL_FOLDER / RECORD_FILE)
+    return model if model is not None and model.training == record.id else None
 
 
 def has_checkpoint_after(folder: Path, steps: int) -> bool:

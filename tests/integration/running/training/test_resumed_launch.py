@@ -165,6 +165,10 @@ def test_a_launch_is_judged_by_the_conditions_while_its_ranks_computed(resumed: 
     assert all(each.own_cpu > 0 for each in resumed.judged)  # that of the ranks
 
 
+def test_the_end_of_a_launch_has_the_step_of_the_model(resumed: Resumed) -> None:
+    assert resumed.last.model_step == resumed.last.report.steps == 4
+
+
 def test_every_step_and_evaluation_of_a_resumed_training_is_logged_once(resumed: Resumed) -> None:
     output = resumed.output
     lines = read_lines(output / PROGRESS_FILE)
