@@ -170,6 +170,47 @@ def test_an_image_is_shown_upright_with_the_size_that_its_header_says(
     np.testing.assert_array_equal(image_pixels(path)[::8, ::8], UPRIGHT)
 
 
+EXIF = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+"""Orientation 6 alone."""
+_PROFILE = zlib.compress(b"\nexif\n%8d\n%s\n" % (len(EXIF) + 6, (b"Exif\0\0" + EXIF).hex().encode()))
+MARKS = {
+    "Exif": (b"eXIf", EXIF),
+    "XMP": (b"iTXt", b'XML:com.adobe.xmp\0\0\0\0\0<rdf:Description tiff:Orientation="6"/>'),
+    "a profile in text": (b"zTXt", b"Raw profile type exif\0\0" + _PROFILE),
+    "none": (b"tEXt", b"date:create\0today"),
+}
+
+
+def png_with(early: bytes, behind: bytes, parts: int) -> bytes:
+    """Return a PNG of 300 x 200 pixels with chunks before and behind those of its pixels."""
+    noise = np.random.default_rng(0).integers(0, 256, (200, 300 * 3), dtype=np.uint8)
+    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in noise))
+    step = -(-len(rows) // parts)
+    pixels = b"".join(chunk(b"IDAT", rows[start : start + step]) for start in range(0, len(rows), step))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 300, 200, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + early + pixels + behind + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("more", [b"", chunk(b"tEXt", b"Comment\0" + b"." * 70_000)])
+@pytest.mark.parametrize("parts", [1, 3, 60])
+@pytest.mark.parametrize("late", MARKS)
+@pytest.mark.parametrize("early", ["none", "Exif"])
+def test_marks_behind_the_pixels_of_a_png_turn_it(
+    tmp_path: Path, early: str, late: str, parts: int, more: bytes
+) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png_with(chunk(*MARKS[early]), chunk(*MARKS[late]) + more, parts))
+    shown = load_image(str(path))
+    assert image_size(path) == shown.size[::-1] == ((200, 300) if early == late == "none" else (300, 200))
+    np.testing.assert_array_equal(image_pixels(path), np.asarray(shown))
+
+
+@pytest.mark.parametrize("mark", [(b"eXIf", b"II*"), (b"zTXt", b"Raw profile type exif\0\0damaged")])
+def test_damaged_marks_behind_the_pixels_of_a_png_say_nothing(mark: tuple[bytes, bytes]) -> None:
+    content = png_with(b"", chunk(*mark), 3)
+    assert image_size(content) == image_pixels(content).shape[:2] == (200, 300)
+
+
 def lying(upright: Image.Image, orientation: int) -> Image.Image:
     """Return how a camera stores an image whose first row and column are where the standard says of an orientation."""
     if orientation > 4:

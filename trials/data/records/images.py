@@ -14,6 +14,7 @@ from PIL import Image as Pillow
 
 from trials.data.records.faults import unreadable
 from trials.data.records.image_end import missing_bytes
+from trials.data.records.png_marks import late_marks
 from trials.data.records.sample import Image
 from trials.errors import DataError, shown_name
 from trials.regular_file import check_regular
@@ -93,6 +94,8 @@ def _opened(image: Image, failure: str) -> Iterator[Pillow.Image]:
             begun = stream.tell()
             if fault := missing_bytes(opened, stream):
                 raise DataError(f"image {_name(image)} was cut off: {fault}")
+            if opened.format == "PNG":
+                opened.info |= late_marks(stream)
             stream.seek(begun)  # Pillow reads on from there
             yield opened
     except FileNotFoundError:
@@ -127,7 +130,7 @@ def _orientation(opened: Pillow.Image) -> int:
     if opened.format == "TIFF":  # which Pillow makes upright itself
         return 1
     try:
-        # Of the base class: that of a PNG decodes the image, to find marks behind the pixels.
+        # Of the base class: that of a PNG decodes the image, to find marks that `late_marks` has found already.
         found: object = Pillow.Image.getexif(opened).get(ExifTags.Base.Orientation)
     except (*_UNREADABLE, struct.error, TypeError):
         return 1  # damaged marks say nothing
