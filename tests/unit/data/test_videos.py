@@ -177,21 +177,27 @@ def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(
 needs_av = pytest.mark.skipif(not importlib.util.find_spec("av"), reason="PyAV is not installed")
 
 
-@pytest.fixture
-def film(tmp_path: Path) -> Path:
-    import av  # noqa: PLC0415 - an extra
-
-    path = tmp_path / "film.mp4"
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
-        for number in range(25):
-            pixels = np.full((32, 48, 3), 10 * number, dtype=np.uint8)
-            for packet in stream.encode(av.VideoFrame.from_ndarray(pixels)):
-                container.mux(packet)
-        for packet in stream.encode():
+def film_of(
+    path: Path, count: int = 25, codec: str = "mpeg4", *, flags: str = "", cut: int = 0, lost: int = 0, **options: str
+) -> Path:
+    """Write frames of 48 x 32 pixels, 10 per second, `cut` of them before 0, without the first `lost` packets."""
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w", options={"movflags": flags} if flags else {}) as container:
+        stream = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.options = 48, 32, "yuv420p", options
+        pixels = (np.full((32, 48, 3), 250 // count * number, dtype=np.uint8) for number in range(count))
+        frames = (*map(av.VideoFrame.from_ndarray, pixels), None)
+        packets = [packet for frame in frames for packet in stream.encode(frame)]
+        for packet in packets[lost:]:
+            early = int(cut / 10 / packet.time_base)
+            packet.pts, packet.dts = packet.pts - early, packet.dts - early
             container.mux(packet)
     return path
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    return film_of(tmp_path / "film.mp4")
 
 
 @needs_av
@@ -201,6 +207,58 @@ def test_a_file_is_decoded_where_frames_are_wanted(film: Path) -> None:
     frames = list(video_pixels(video, [0, 7, 7, 24]))
     assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
     assert np.allclose([frame.mean() for frame in frames], [0, 70, 70, 240], atol=4)
+
+
+@needs_av
+@pytest.mark.parametrize(
+    ("name", "writing", "frames", "first"),
+    [
+        ("a.mp4", {"count": 60, "flags": "frag_keyframe", "g": "10"}, 60, 0),
+        ("a.mp4", {"count": 60, "flags": "frag_keyframe+empty_moov", "g": "10"}, 60, 0),
+        ("a.mp4", {"count": 60, "codec": "libx264", "bf": "0", "cut": 15}, 45, 15),
+        ("a.mp4", {"count": 60, "codec": "libx264", "bf": "2", "cut": 1}, 59, 1),
+        ("a.mp4", {"count": 40, "codec": "libx264", "g": "10", "sc_threshold": "0", "lost": 5}, 30, 10),
+        ("a.mkv", {"count": 40, "codec": "libx264", "g": "10", "sc_threshold": "0", "lost": 5}, 30, 10),
+        ("a.ts", {"count": 40, "codec": "libx264", "g": "10", "sc_threshold": "0", "lost": 5}, 30, 10),
+    ],
+)  # fmt: skip
+def test_as_many_frames_are_counted_as_decode_whatever_the_header_says(
+    tmp_path: Path, name: str, writing: dict[str, Any], frames: int, first: int
+) -> None:
+    """Fragments, a cut without encoding, and a recording that begins between key frames."""
+    video = Video(source=film_of(tmp_path / name, **writing))
+    assert clip_of(video, image_header).frames == frames
+    shown = [frame.mean() for frame in video_pixels(video, range(frames))]
+    assert np.allclose(shown, 250 // writing["count"] * np.arange(first, first + frames), atol=4)
+
+
+def edited(content: bytes, parts: list[tuple[int, int]]) -> bytes:
+    """Return an MP4 with parts (frames, first frame), in place of one, in its edit list (ISO 14496-12, 8.6.6)."""
+    changed, place = bytearray(content), content.index(b"elst")
+    for box in (b"moov", b"trak", b"edts", b"elst"):
+        (size,) = struct.unpack_from(">I", content, content.index(box) - 4)
+        struct.pack_into(">I", changed, content.index(box) - 4, size + 12 * (len(parts) - 1))
+    # Of movie and track, 1,000 and 10,240 units per second.
+    entries = b"".join(struct.pack(">IiI", 100 * frames, 1024 * first, 1 << 16) for frames, first in parts)
+    changed[place + 8 : place + 24] = struct.pack(">I", len(parts)) + entries
+    return bytes(changed)
+
+
+@needs_av
+def test_frames_between_the_parts_of_a_cut_file_are_not_counted(tmp_path: Path) -> None:
+    path = film_of(tmp_path / "a.mp4", 60, "libx264", bf="0")
+    path.write_bytes(edited(path.read_bytes(), [(10, 0), (15, 25)]))
+    assert clip_of(Video(source=path), image_header).frames == 25
+    shown = [frame.mean() for frame in video_pixels(Video(source=path), range(25))]
+    assert np.allclose(shown, 4 * np.array([*range(10), *range(25, 40)]), atol=4)
+
+
+@needs_av
+def test_a_file_appended_to_a_later_one_is_counted_whole(tmp_path: Path) -> None:
+    late, early = film_of(tmp_path / "late.ts", 25, "mpeg2video", cut=-50), film_of(tmp_path / "a.ts", 25, "mpeg2video")
+    (tmp_path / "both.ts").write_bytes(late.read_bytes() + early.read_bytes())
+    video = Video(source=tmp_path / "both.ts")
+    assert clip_of(video, image_header).frames == len(list(video_pixels(video, range(50)))) == 50
 
 
 QUARTER_TURNS = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}

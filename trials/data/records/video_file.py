@@ -21,7 +21,9 @@ _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gi
 _ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Decoders that also decode the alpha of a WebM, by the usual ones, which leave it out."""
 _MOST_PACKETS = 10_000_000
-"""Most packets that are counted where the header does not say the number of frames."""
+"""Most packets that are counted where the header alone does not say the number of frames."""
+_ROUNDED_FRAMES = 0.1
+"""By how many frames a stated duration may differ from the stated number: edit lists round to milliseconds or so."""
 
 
 def clip_of(path: Path, wanted_fps: float | None) -> Clip:
@@ -30,14 +32,14 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
     Raise DataError for a missing or damaged file, for one without a video, and where PyAV is not installed.
     """
     with _opened(path) as (container, stream):
-        # Headers of Matroska and WebM state no number of frames.
-        frames, rate = stream.frames or _packets(path), stream.average_rate or stream.guessed_rate
+        rate = stream.average_rate or stream.guessed_rate
         size = stream.codec_context.height, stream.codec_context.width
-        turns = _turns(next(_decoded(path, container, stream), None))
+        first = next(_decoded(path, container, stream), None)
+        frames, turns = (0, 0) if first is None else (_shown(path, stream, first, rate), _turns(first))
     if frames < 1 or min(size) < 1 or not rate or rate <= 0:
         raise DataError(
-            f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second by "
-            "its header; encode it again"
+            f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second; "
+            "encode it again"
         )
     if size[0] * size[1] > MOST_PIXELS:
         raise DataError(f"{_video(path)} has frames of more than {MOST_PIXELS} pixels; scale it down")
@@ -45,9 +47,30 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
     return Clip(frames=frames, size=upright, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
 
 
-def _packets(path: Path) -> int:
+def _shown(path: Path, stream: Any, first: Any, rate: Any) -> int:
+    """Return how many frames will be decoded: by the header where duration and first frame agree, else by packets.
+
+    Headers of Matroska and WebM state no number. That of a fragmented MP4 is of its first fragment alone, and that of
+    an MP4 that was cut without encoding counts the frames that its edit list hides.
+    """
+    if stream.frames and stream.duration and rate and first.pts == stream.start_time:
+        stated = float(stream.duration * stream.time_base * rate)
+        if abs(stream.frames - stated) < _ROUNDED_FRAMES:
+            return int(stream.frames)
+    return _packets(path, first.pts)
+
+
+def _packets(path: Path, first_pts: int | None) -> int:
+    """Return how many packets are shown; the first frame that decodes is shown at `first_pts`."""
+    shown = key_frames = 0
     with _opened(path) as (container, stream):
-        return sum(1 for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False) if packet.size)
+        for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False):
+            key_frames += packet.is_keyframe
+            # Decoders begin at a key frame, and leave out what is stored behind the first one but shown before it.
+            # Behind the next one, earlier times are those of a file that was appended.
+            is_early = key_frames < 2 and None not in (packet.pts, first_pts) and packet.pts < first_pts
+            shown += packet.size > 0 and not packet.is_discard and not is_early
+    return shown
 
 
 def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
@@ -102,7 +125,7 @@ def _has_alpha(container: Any, stream: Any, frame: Any) -> bool:
 
 def _turns(frame: Any) -> int:
     """Return the quarter turns, against the clock, that make a frame upright."""
-    return 0 if frame is None else round(frame.rotation / 90) % 4
+    return int(round(frame.rotation / 90) % 4)
 
 
 def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
