@@ -261,6 +261,24 @@ def test_a_file_appended_to_a_later_one_is_counted_whole(tmp_path: Path) -> None
     assert clip_of(video, image_header).frames == len(list(video_pixels(video, range(50)))) == 50
 
 
+@needs_av
+def test_a_cover_is_not_taken_for_the_film(tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    with av.open(str(tmp_path / "a.mkv"), "w") as container:
+        cover, stream = container.add_stream("mjpeg", rate=1), container.add_stream("mpeg4", rate=10)
+        cover.width, cover.height, cover.pix_fmt = 16, 16, "yuvj420p"
+        cover.disposition = av.stream.Disposition.attached_pic
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        for each, count in ((cover, 1), (stream, 30)):
+            for _ in range(count):
+                pixels = np.zeros((each.height, each.width, 3), dtype=np.uint8)
+                container.mux(each.encode(av.VideoFrame.from_ndarray(pixels)))
+            container.mux(each.encode())
+    video = Video(source=tmp_path / "a.mkv")
+    assert clip_of(video, image_header) == Clip(frames=30, size=(32, 48), is_file=True, fps=10.0)
+    assert [frame.shape for frame in video_pixels(video, [0, 29])] == [(32, 48, 3)] * 2
+
+
 QUARTER_TURNS = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
 """(a, b, c, d) of a track's matrix (ISO 14496-12, 8.3.2) by the degrees with the clock: x' = ax + cy, y' = bx + dy."""
 

@@ -143,7 +143,7 @@ def _video(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield (container, its first video stream), and raise DataError for what PyAV raises."""
+    """Yield (container, the video stream that FFmpeg prefers), and raise DataError for what PyAV raises."""
     try:
         check_regular(path)
         import av  # noqa: PLC0415 - an extra, and slow to load
@@ -159,9 +159,11 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     try:
         # An opened file in a known format: FFmpeg's playlists could name other files and addresses.
         with path.open("rb") as file, av.open(file, options={"format_whitelist": _FORMATS}) as container:
-            if not container.streams.video:
+            # Not the first one, which may be a cover.
+            stream = container.streams.best("video")
+            if stream is None:
                 raise DataError(f"{shown_name(path)} holds no video")
-            yield container, container.streams.video[0]
+            yield container, stream
     except (av.FFmpegError, ValueError) as error:  # some have the number of an error of the system, for damaged content
         raise DataError(f"{_video(path)} cannot be decoded: {error}") from error
     except OSError as error:
