@@ -279,13 +279,13 @@ def test_a_cover_is_not_taken_for_the_film(tmp_path: Path) -> None:
     assert [frame.shape for frame in video_pixels(video, [0, 29])] == [(32, 48, 3)] * 2
 
 
-QUARTER_TURNS = {0: (1, 0, 0, 1), 90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
-"""(a, b, c, d) of a track's matrix (ISO 14496-12, 8.3.2) by the degrees with the clock: x' = ax + cy, y' = bx + dy."""
+MATRICES = [matrix for a in (1, -1) for b in (1, -1) for matrix in ((a, 0, 0, b), (0, a, b, 0))]
+"""(a, b, c, d) of a track's matrix (ISO 14496-12, 8.3.2), of quarter turns and mirrors: x' = ax + cy, y' = bx + dy."""
 
 
 @needs_av
-@pytest.mark.parametrize("degrees", QUARTER_TURNS)
-def test_a_file_is_shown_upright_as_its_track_says(tmp_path: Path, degrees: int) -> None:
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_a_file_is_shown_upright_as_its_track_says(tmp_path: Path, matrix: tuple[int, int, int, int]) -> None:
     import av  # noqa: PLC0415 - an extra
 
     path, stored = tmp_path / "film.mp4", np.zeros((32, 48, 3), dtype=np.uint8)
@@ -297,10 +297,11 @@ def test_a_file_is_shown_upright_as_its_track_says(tmp_path: Path, degrees: int)
             container.mux(stream.encode(av.VideoFrame.from_ndarray(stored)))
         container.mux(stream.encode())
     content = bytearray(path.read_bytes())
-    a, b, c, d = (value << 16 for value in QUARTER_TURNS[degrees])
-    struct.pack_into(">9i", content, content.index(b"tkhd") + 44, a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    a, b, c, d = matrix
+    fixed = (a << 16, b << 16, 0, c << 16, d << 16, 0, 0, 0, 1 << 30)
+    struct.pack_into(">9i", content, content.index(b"tkhd") + 44, *fixed)
     path.write_bytes(content)
-    video, upright = Video(source=path), np.rot90(stored, -degrees // 90)
+    video, upright = Video(source=path), stored.swapaxes(0, 1)[::b, ::c] if b else stored[::d, ::a]
     assert clip_of(video, image_header).size == upright.shape[:2]
     shown = list(video_pixels(video, [0, 2]))
     assert len(shown) == 2

@@ -88,7 +88,7 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
                 if (frame.height, frame.width) != size:
                     raise DataError(f"frames of {_video(path)} have several sizes; encode it again")
                 pixels = _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
-                yield np.ascontiguousarray(np.rot90(pixels, _turns(frame)))
+                yield np.ascontiguousarray(np.rot90(pixels[::-1] if _is_mirrored(frame) else pixels, _turns(frame)))
                 number = next(wanted, None)
             if number is None:
                 return
@@ -126,6 +126,15 @@ def _has_alpha(container: Any, stream: Any, frame: Any) -> bool:
 def _turns(frame: Any) -> int:
     """Return the quarter turns, against the clock, that make a frame upright."""
     return int(round(frame.rotation / 90) % 4)
+
+
+def _is_mirrored(frame: Any) -> bool:
+    """Return whether the display matrix of a frame exchanges top and bottom before it turns."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return False
+    a, b, _, c, d, *_ = np.frombuffer(matrix, dtype=np.int32).tolist()
+    return bool(a * d < b * c)
 
 
 def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
