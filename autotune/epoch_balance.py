@@ -66,7 +66,8 @@ class Balance:
     samples_per_step: SampleSpread
     """Samples of full steps; of all steps when none is full."""
     steps_near: float
-    """Share of those steps whose samples are as near to the global batch as `training.batch_tolerance` says."""
+    """Share of those steps whose samples are as near to the global batch as `training.batch_tolerance` says; the last
+    of the epoch may have fewer."""
     oversize: int
     """Samples above Qv or Qt, the skipped ones included."""
     skipped: int
@@ -113,7 +114,7 @@ def balance(epoch: Epoch, weights: CostWeights) -> Balance:
         vision_fill=vision_fill,
         text_fill=text_fill,
         samples_per_step=_spread(samples),
-        steps_near=float(np.mean(epoch.settings.mixed.is_near(samples))),
+        steps_near=epoch.settings.mixed.share_near(samples, to_end=len(samples) == epoch.steps),
         oversize=int(np.count_nonzero(oversize(epoch))) + skipped,
         skipped=skipped,
     )

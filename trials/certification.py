@@ -55,6 +55,16 @@ class Mixed:
         near: NDArray[np.bool_] = abs(held - self.samples) <= self.allowed
         return near
 
+    def share_near(self, held: "NDArray[np.float64]", *, to_end: bool) -> float:
+        """Return the share of an epoch's full steps with `held` samples [steps] that are near enough.
+
+        `to_end` says that the last of them is the last step of the epoch. It may be short: it has the samples that are
+        left over, in any training that drops none.
+        """
+        near = self.is_near(held)
+        near[-1] |= to_end and held[-1] < self.samples
+        return float(near.mean())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neutrality:
@@ -62,7 +72,7 @@ class Neutrality:
 
     steps: int
     steps_near: float
-    """Share of the steps that have as many samples as they should, or nearly."""
+    """Share of the steps that have as many samples as they should, or nearly; the last of the epoch may have fewer."""
     variances: dict[str, float]
     """Variance between the steps over that of steps in random order, for each trait in which samples differ."""
 

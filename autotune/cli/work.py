@@ -228,7 +228,7 @@ def _give_commands(options: Options, bench: Workbench, plan: Plan, steps: int | 
     output = prepared.job.training.output
     check_output(prepared.job)
     request = prepared.request(plan, Training(output=output, max_steps=steps))
-    check_settings(output, training_settings(request, prepared.index), plan)
+    check_settings(output, training_settings(request, prepared.index))
     check_steps(prepared, plan)
     # The next dry run must not replace the request that printed commands will read.
     folder = bench.folder / "launch" / f"dry-run-{wire.digest(request)}"

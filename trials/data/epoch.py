@@ -351,7 +351,12 @@ def _columns(data_parallel: int, degree: int) -> int:
 
 
 def _divisible(index: DatasetIndex, packs: Packs, level: int, columns: int, weights: CostWeights) -> Packs:
-    """Return a multiple of `columns` packs of a level: halve the costliest, or add empty ones if none can be halved."""
+    """Return a multiple of `columns` packs of a level: halve the costliest, or add empty ones if none can be halved.
+
+    Of padded micro-batches only those of the last row are cut again, so that as usual the last step alone is short.
+    """
+    if packs.padded:
+        return packs.with_even_end(columns)
     while missing := -len(members := packs.of_level(level)) % columns:
         divisible = members[packs.counts[members] > 1]
         cost = pack_sizes(index, packs).cost(weights)

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from trials.certification import Neutrality
 from trials.data.steps.traits import Traits, sums_of_steps, variance_ratios
 
@@ -21,6 +19,6 @@ def neutrality(epoch: "Epoch") -> Neutrality:
     ratios = variance_ratios(sums_of_steps(traits.deviations(packs.starts), degrees, steps), held)
     return Neutrality(
         steps=full,
-        steps_near=float(np.mean(epoch.settings.mixed.is_near(held))),
+        steps_near=epoch.settings.mixed.share_near(held, to_end=full * size == epoch.height),
         variances={name: float(ratio) for name, ratio in zip(traits.names, ratios, strict=True)},
     )

@@ -55,6 +55,15 @@ class Packs:
         ends = np.append(starts[order], self.starts[-1])
         return replace(self, starts=ends, levels=None if self.levels is None else levels)
 
+    def with_even_end(self, columns: int) -> "Packs":
+        """Return a multiple of `columns` packs: what is left over behind it is shared by as many packs, evenly."""
+        whole = len(self) // columns * columns
+        if whole == len(self):
+            return self
+        first, end = self.starts[whole], self.starts[-1]
+        shared = first + np.arange(columns + 1, dtype=np.int64) * (end - first) // columns
+        return replace(self, starts=np.concatenate([self.starts[:whole], shared]))
+
     @property
     def counts(self) -> Ints:
         """Samples of each pack, [packs]."""

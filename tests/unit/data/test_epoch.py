@@ -84,11 +84,16 @@ def test_steps_are_counted_before_packs_are_arranged(packing: Packing) -> None:
 
 def test_the_costliest_packs_are_halved_until_every_rank_has_one() -> None:
     index = index_of([(1, 10)] * 4 + [(1, 90)] * 2)
-    epoch = build(index, Padded(samples=2), ranks=4)
+    epoch = build(index, Packed(qv=2, qt=180, qv_min=2, qt_min=180), ranks=4)
     assert epoch.assignment.shape == (1, 4)
     assert sorted(epoch.packs.counts.tolist()) == [1, 1, 2, 2]
-    halves = epoch.packs.largest(epoch.index.text_tokens)[epoch.packs.counts == 1]
-    assert max(halves) == 90
+    assert sorted(epoch.packs.sums(epoch.index.text_tokens).tolist()) == [10, 20, 90, 100]
+
+
+def test_padded_micro_batches_are_cut_again_in_the_last_row_alone() -> None:
+    packs = build(index_of([(1, 10)] * 21), Padded(samples=3), ranks=4).packs
+    assert packs.counts.tolist() == [3] * 4 + [2, 2, 2, 3]
+    assert build(index_of([(1, 10)] * 24), Padded(samples=3), ranks=4).packs.counts.tolist() == [3] * 8
 
 
 def test_empty_packs_are_added_where_no_pack_can_be_halved() -> None:

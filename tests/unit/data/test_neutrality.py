@@ -103,6 +103,33 @@ def test_random_order_varies_as_random_order() -> None:
     assert all(ratio == pytest.approx(1, abs=0.25) for ratio in found.variances.values())
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(2, 8), (2, 4), (8, 4), (1, 32)], ids=str)
+def test_the_last_step_of_an_epoch_has_the_samples_that_are_left_over_and_is_no_fault(ranks: int, size: int) -> None:
+    """955 samples are 29 steps of 32 and one of 27, as in any trainer that drops none."""
+    index = index_of([(0, 10), (1, 90)] * 477 + [(0, 10)])
+    settings = EpochSettings(global_batch_samples=32, weights=WEIGHTS)
+    epoch = build_epoch(index, Padded(samples=size), settings, data_parallel=ranks)
+    assert [epoch.step(number).samples for number in range(epoch.steps)] == [32] * 29 + [27]
+    assert neutrality(epoch).faults(settings.mixed) == ()
+    assert balance(epoch, WEIGHTS).steps_near == 1
+
+
+def test_only_the_last_step_may_be_short() -> None:
+    held = np.full(30, 32.0)
+    mixed = Mixed(samples=32, tolerance=0.1, variance=2.0)
+    for place, samples, to_end, near in (
+        (-1, 5, True, 1),
+        (-1, 5, False, 29 / 30),
+        (-1, 40, True, 29 / 30),
+        (7, 28, True, 29 / 30),
+    ):
+        steps = held.copy()
+        steps[place] = samples
+        assert mixed.share_near(steps, to_end=to_end) == near
+    (fault,) = Neutrality(steps=30, steps_near=29 / 30, variances={}).faults(mixed)
+    assert fault.startswith("3% of the steps miss")
+
+
 def test_steps_of_like_samples_are_a_fault() -> None:
     (fault,) = Neutrality(steps=100, steps_near=1.0, variances={"length": 1.9, "images": 3.0}).faults(MIXED)
     assert fault == "the variance of images between steps is 3.00 times that of random order (2.00 is allowed)"

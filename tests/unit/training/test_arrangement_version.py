@@ -1,4 +1,4 @@
-"""Trainings with packs that an earlier version began: their steps had other samples."""
+"""Trainings that an earlier version began: their steps had other samples."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,23 +18,17 @@ OF_PACKS = plan_of("4+2")
 
 @pytest.mark.parametrize(
     ("plans", "changes"),
-    [((OF_PACKS, None), ()), ((PADDED, OF_PACKS), ()), ((OF_PACKS, PADDED), ()), ((PADDED, None), (OF_PACKS,))],
+    [((OF_PACKS, None), ()), ((PADDED, None), ()), ((PADDED, OF_PACKS), ()), ((PADDED, None), (OF_PACKS,))],
 )
-def test_a_training_with_packs_does_not_go_on_with_other_steps(
+def test_a_training_does_not_go_on_with_other_steps(
     plans: tuple[Plan, Plan | None], changes: tuple[Plan, ...], tmp_path: Path
 ) -> None:
-    """An earlier version puts other samples into the steps of any plan with packs that the training has had."""
+    """An earlier version puts other samples into the steps of any plan that the training has had."""
     plan, instead_of = plans
     then = instead_of or plan
     opened = open_output(tmp_path, SETTINGS, then)
     record = replace(opened.record, changes=tuple(PlanChange(plan=each, steps=1) for each in changes))
     (tmp_path / RECORD_FILE).write_text(wire.encode(record))
     now = replace(SETTINGS, arrangement_version=2)
-    with pytest.raises(OutputTaken, match=r"with packs that another version of autotune began.*continue it with"):
+    with pytest.raises(OutputTaken, match=r"that another version of autotune began.*continue it with"):
         open_output(tmp_path, now, plan, instead_of=instead_of)
-
-
-def test_a_training_without_packs_goes_on_with_a_version_that_arranges_packs_otherwise(tmp_path: Path) -> None:
-    open_output(tmp_path, SETTINGS, PADDED)
-    opened = open_output(tmp_path, replace(SETTINGS, arrangement_version=2), PADDED)
-    assert opened.record.settings.arrangement_version == 2

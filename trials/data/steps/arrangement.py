@@ -10,8 +10,8 @@ from trials.data.steps.dealing import deal
 from trials.data.steps.rows import evened, matched
 from trials.data.steps.traits import sums_of_steps, variance_ratios
 
-ARRANGEMENT_VERSION = 3
-"""Version of this arrangement of packs into steps: a training cannot go on with steps of another version."""
+ARRANGEMENT_VERSION = 4
+"""Version of the samples in steps, of packs and padded: a training cannot go on with steps of another version."""
 # Measured in docs/benchmarks/packing.md.
 _WINDOW_ROWS = 64
 """Rows in which packs are matched at most; with more, waiting is below the noise."""

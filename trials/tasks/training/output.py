@@ -21,7 +21,7 @@ from pydantic import Field
 
 from trials import wire
 from trials.errors import OutputTaken, WireError
-from trials.plan import Padded, Plan
+from trials.plan import Plan
 from trials.tasks.training.progress import PROGRESS_FILE, drop_steps_after, read_lines
 from trials.tasks.training.settings import Settings, check_changes, check_fixed
 from trials.units import number_of
@@ -109,7 +109,7 @@ def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Pla
     may change, and a damaged checkpoint, are logged as warnings.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    check_settings(folder, settings, plan, instead_of=instead_of)
+    check_settings(folder, settings, instead_of=instead_of)
     new = TrainingRecord(id=uuid4().hex[:16], settings=settings, plan=plan)
     record = read_record(folder / RECORD_FILE) or new
     record = replace(record, settings=settings.evaluated_as(record.settings), plan=plan)
@@ -128,7 +128,7 @@ def open_output(folder: Path, settings: Settings, plan: Plan, *, instead_of: Pla
     return OpenedOutput(record=record, steps=steps, has_model=has_model)
 
 
-def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: Plan | None = None) -> None:
+def check_settings(folder: Path, settings: Settings, *, instead_of: Plan | None = None) -> None:
     """Check that a training with these settings may begin or resume in `folder`, as `open_output`; change nothing.
 
     Raise OutputTaken, and warn of settings that may change.
@@ -137,10 +137,8 @@ def check_settings(folder: Path, settings: Settings, plan: Plan, *, instead_of: 
     if record is None:
         check_unclaimed(folder)
         return
-    _check_rows(folder, record, [plan, *([instead_of] if instead_of else [])], settings)
-    # The arrangement matters for packs alone, which `_check_rows` has looked at.
-    then = replace(record.settings, arrangement_version=settings.arrangement_version)
-    check_changes(folder, replace(then, plan=settings.plan) if instead_of else then, settings)
+    _check_rows(folder, record, settings)
+    check_changes(folder, replace(record.settings, plan=settings.plan) if instead_of else record.settings, settings)
 
 
 def check_fixed_settings(folder: Path, settings: Settings) -> None:
@@ -251,14 +249,12 @@ def check_unclaimed(folder: Path) -> None:
         )
 
 
-def _check_rows(folder: Path, record: TrainingRecord, plans: Sequence[Plan], now: Settings) -> None:
-    """Raise OutputTaken where a plan of the training had other rows in the version of autotune that began it."""
-    every = (*plans, *(change.plan for change in record.changes))
-    has_packs = any(not isinstance(plan.packing, Padded) for plan in every)
-    if has_packs and record.settings.arrangement_version != now.arrangement_version:
+def _check_rows(folder: Path, record: TrainingRecord, now: Settings) -> None:
+    """Raise OutputTaken where the plans of the training had other rows in the version of autotune that began it."""
+    if record.settings.arrangement_version != now.arrangement_version:
         raise OutputTaken(
-            f"training.output {folder} belongs to a training with packs that another version of autotune began, which "
-            "puts other samples into its steps; continue it with that version, or name another folder"
+            f"training.output {folder} belongs to a training that another version of autotune began, which puts other "
+            "samples into its steps; continue it with that version, or name another folder"
         )
 
 
