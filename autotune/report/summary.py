@@ -12,7 +12,8 @@ from autotune.report.sides import ComparedPlan, compared_baseline
 from autotune.report.source import StudySource
 from autotune.results.certainty import certainty_text
 from autotune.results.evidence import evidence_of
-from autotune.results.headline import headline_of, is_sure, speed_of_baseline
+from autotune.results.headline import compared_first, headline_of, is_sure, speed_of_baseline
+from storage.baseline import Baseline
 from storage.records import BestPlan
 from trials.plan import Plan
 from trials.stage import TOWERS
@@ -83,7 +84,7 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=certainty_text(best), note=ties)
-    yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(source))
+    yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(best))
     evidence = evidence_of(best, source.behind)
     if evidence.disturbed_runs:
         yield Card(
@@ -93,11 +94,11 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
         )
 
 
-def _payback(source: StudySource) -> str:
-    best = source.winner
-    other = None if best is None else best.fastest_baseline
-    if best is None or other is None:
-        return ""
+def _payback(best: BestPlan) -> str:
+    return "; ".join(_paid_back(best, other) for other in compared_first(best))
+
+
+def _paid_back(best: BestPlan, other: Baseline) -> str:
     if other.is_best:
         return f"the best plan is that of {other.role}"
     if speed := speed_of_baseline(other.gain, other.gain_error):

@@ -8,6 +8,7 @@ from autotune.plan_text import plan_parts
 from autotune.results.headline import SIGNIFICANT, is_sure, not_run_text, speed_of_baseline
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES, useful_work_note
+from autotune.search.roles import Role
 from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 from trials.plan import Padded, Plan
@@ -223,9 +224,12 @@ def _ways(why: Explanation) -> str:
 
 
 def _payback(best: BestPlan, why: Explanation) -> str:
-    usual, winner = why.of_usual, why.winner
-    if usual is None:
-        return ""
+    current = (each for each in why.plans if each.role == Role.CURRENT_PLAN and each.plan_id != why.winner.plan_id)
+    others = {each.role: each for each in (why.of_usual, *current) if each is not None}
+    return "\n".join(_paid_back(best, other, why.winner) for other in others.values())
+
+
+def _paid_back(best: BestPlan, usual: PlanTime, winner: PlanTime) -> str:
     cost = f"the {best.search_seconds:,.0f} s of the search's trials"
     gain, error = _gain(best, usual, winner)
     if speed := "as fast" if usual.plan_id == winner.plan_id else speed_of_baseline(gain, error):

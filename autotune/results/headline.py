@@ -1,6 +1,6 @@
 """The gain that a result states first: that over the fastest baseline that could be used instead of the best plan."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.search.roles import Role
@@ -58,6 +58,13 @@ def headline_of(best: BestPlan, stated: Callable[[float, float], str] | None = N
     return Headline(over=over.role, gain=over.gain, gain_error=over.gain_error, text=text)
 
 
+def compared_first(best: BestPlan) -> Sequence[Baseline]:
+    """Return the baseline over which the gain is stated, and what the user runs today, whether or not it may win."""
+    current = (each for each in best.baselines if each.role == Role.CURRENT_PLAN and not each.is_best)
+    found = (best.fastest_baseline, *current)
+    return [*{each.role: each for each in found if each is not None}.values()]
+
+
 def kind_of_baseline(best: BestPlan) -> str:
     """Return what the baseline over which the gain is stated is among the others, in words."""
     other = " other" if best.is_baseline else ""
@@ -95,21 +102,20 @@ def _sentences(best: BestPlan, over: Baseline, stated: Callable[[float, float], 
     else:
         rank = rank_of_baseline(best)
         yield f"The best plan trains {gain} times as fast as {_named(over.role)}, {rank}{_changes(over)}"
-    for each in best.baselines:
+    for each in compared_first(best):
         # A user who trains with another baseline gains more.
-        if each in (over, _current(best)) and not each.is_best and abs(each.gain - 1) <= NEARLY:
+        if not each.is_best and abs(each.gain - 1) <= NEARLY:
             be = "are" if each.role == Role.CURRENT_PLAN else "is"
             yield f"{_named(each.role)} {be} within {100 * NEARLY:.0f} % of the best plan found"
+        elif each is not over:
+            changes = "" if each.is_neutral else ", which change what is learned"
+            yield f"the best plan trains {stated(each.gain, each.gain_error)} times as fast as {_OF_YOURS}{changes}"
 
 
 def _changes(over: Baseline) -> str:
     if over.is_neutral:
         return ""
     return ", which changes what is learned; no baseline that may win ran to its end"
-
-
-def _current(best: BestPlan) -> Baseline | None:
-    return next((each for each in best.baselines if each.role == Role.CURRENT_PLAN), None)
 
 
 def _named(role: str) -> str:

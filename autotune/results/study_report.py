@@ -10,8 +10,9 @@ from autotune.plan_text import plan_parts, plan_text, trial_text
 from autotune.results.certainty import certainty_lines
 from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import explanation_text, plan_time_text
-from autotune.results.headline import headline_of, is_sure, speed_of_baseline
+from autotune.results.headline import headline_of
 from autotune.results.launch_report import ShownLaunch, launch_text
+from autotune.results.payback import payback_text
 from autotune.results.rival import rival_of
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.search.study_settings import TRAINER
@@ -30,7 +31,7 @@ from storage.validity import Validity
 from trials import wire
 from trials.outcome import Completed, StageMeasurement
 from trials.plan import Layout
-from trials.units import number_of, speed_text, time_text
+from trials.units import number_of, speed_text
 from trials.workload import Workload
 
 _MEBI = 1 << 20
@@ -75,7 +76,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         taken = "it" if rival.may_win else "the best plan"
         asked = f"; `launch` and `run` ask, or without a terminal take {taken}" if rival.left_out is None else ""
         lines.append(f"{text[0].upper()}{text[1:]}{asked}")
-    why = explanation_text(best, _changed_text(best)) if best.explanation else _payback_text(best)
+    why = explanation_text(best, _changed_text(best)) if best.explanation else payback_text(best)
     lines += filter(None, (why, _pareto_text(best)))
     return "\n".join(lines)
 
@@ -88,21 +89,6 @@ def _changed_text(best: BestPlan) -> str:
     before, after = plan_parts(usual.plan), plan_parts(best.plan)
     rows = [(name, before[name], after[name]) for name in before if before[name] != after[name]]
     return table(("what changed", usual.role, "best"), rows) if rows else ""
-
-
-def _payback_text(best: BestPlan) -> str:
-    """Compare the time of the search with what its plan saves in an epoch; an explanation compares it itself."""
-    other = best.fastest_baseline
-    if other is None:
-        return ""
-    cost = f"The search's trials took {best.search_seconds:.0f} s"
-    if speed := speed_of_baseline(other.gain, other.gain_error):
-        return f"{cost}; {other.role} is {speed}"
-    if not is_sure(other.gain, other.gain_error):
-        return f"{cost}; the errors are too large to say when they are paid back compared with {other.role}"
-    saved = (other.gain - 1) * best.epoch_seconds
-    epochs = best.search_seconds / saved
-    return f"{cost}; an epoch is {time_text(saved)} shorter than with {other.role}: paid back in {epochs:.1f} epochs"
 
 
 def _pareto_text(best: BestPlan) -> str:

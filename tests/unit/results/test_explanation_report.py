@@ -172,6 +172,17 @@ def test_the_current_plan_is_named_in_words() -> None:
     assert plan_time_text(replace(USUAL, role="tie 56de6d23")).startswith("With the tie 56de6d23 an epoch takes")
 
 
+def test_the_payback_is_stated_over_the_current_plan_too() -> None:
+    own, current = replace(USUAL, plan=packed_plan(), role="packed"), replace(USUAL, role="current-plan")
+    text = text_of(replace(EXPLANATION, plans=(WINNER, own, current), usual="packed"))
+    assert (
+        "the 50 s of the search's trials are not paid back: packed is as fast\nCompared with the current plan, " in text
+    )
+    assert "Compared with the current plan, the 50 s of the search's trials are paid back after 0.5 epochs" in text
+    alone = text_of(replace(EXPLANATION, plans=(WINNER, current), usual="current-plan"))
+    assert alone.count("search's trials") == 1
+
+
 def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:
     unsure = replace(USUAL, epoch_seconds_error=60.0)
     text = text_of(replace(EXPLANATION, plans=(WINNER, unsure)))

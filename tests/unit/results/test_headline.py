@@ -126,6 +126,20 @@ def test_present_settings_that_are_nearly_the_fastest_baseline_are_said_to_be_as
     assert "omnibal" not in text
 
 
+@pytest.mark.parametrize("changes", [True, False])
+def test_the_gain_over_present_settings_is_stated_whether_or_not_they_may_win(changes: bool) -> None:
+    gains = {"packed": (1.0, 0.0), "current-plan": (2.41, 1.2)}
+    best = changing_learning(gains, *(["current-plan"] if changes else []))
+    best = replace(best, explanation=None, search_seconds=50.0)
+    best = replace(best, baselines=tuple(replace(each, may_win=each.role == "packed") for each in best.baselines))
+    what = ", which change what is learned" if changes else ""
+    text = best_text(best)
+    assert f"; the best plan trains 2.41 +- 1.20 times as fast as your present settings{what}\n" in text
+    assert (
+        "packed is as fast; the errors are too large to say when they are paid back compared with current-plan" in text
+    )
+
+
 def test_a_baseline_that_won_is_named_as_the_best_plan() -> None:
     assert said({"packed": (1.0, 0.0), "default": (2.0, 0.1)}) == (
         "The best plan found is that of packed; it trains 2.00 +- 0.10 times as fast as default, the fastest other "
