@@ -84,6 +84,7 @@ def explain(
         limits=limits,
         trials=ledger.trials,
         study_id=ledger.trials[0].study_id,
+        samples=prepared.workload.data.samples,
     )
     explanation = explainer.explain(standings, winner)
     assert explanation is not None

@@ -1,4 +1,4 @@
-"""A baseline with which the winner of a study is compared."""
+"""A baseline or a tie with which the winner of a study is compared."""
 
 import math
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ class Baseline:
     """A plan that the winner was compared with, measured in the same study."""
 
     role: str
+    """Kind of the baseline, or `tie` with the plan's id."""
     estimated_samples_per_second: float
     """Estimated: samples of an epoch over the time that trials give it."""
     estimated_samples_per_second_error: float

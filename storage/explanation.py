@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from storage.baseline import Baseline
 from trials.plan import Plan
 
 Basis: TypeAlias = Literal["measured", "divided", "simulated", "predicted", "rest"]
@@ -129,6 +130,8 @@ class Explanation:
     """Roles of the baselines that the limits of the search left out: they may be faster than the usual settings."""
     failed: tuple[FailedBaseline, ...] = ()
     """Baselines without a result, such as for their memory."""
+    tied: tuple[Baseline, ...] = ()
+    """The ties, compared as baselines are, the fastest first; without those that are baselines."""
     certainty: Certainty | None = None
     """None where the winner has no confidence, and for a winner that an earlier version stored."""
 

@@ -13,6 +13,7 @@ from autotune.report.source import StudySource
 from autotune.results.certainty import certainty_text
 from autotune.results.evidence import evidence_of
 from autotune.results.headline import compared_first, headline_of, is_sure, speed_of_baseline
+from autotune.results.rival import faster_tie
 from storage.baseline import Baseline
 from storage.records import BestPlan
 from trials.plan import Plan
@@ -56,7 +57,10 @@ def _estimated_gain(before: ComparedPlan | None, best: BestPlan) -> str:
 
 def notes(source: StudySource) -> tuple[str, ...]:
     """Return what to keep in mind about the figures of the winner."""
-    return () if source.winner is None else tuple(evidence_of(source.winner, source.behind).warnings)
+    if (best := source.winner) is None:
+        return ()
+    tie = faster_tie(best, source.behind)
+    return *evidence_of(best, source.behind).warnings, *([] if tie is None else [tie.sentence])
 
 
 def _rate(speed: float, error: float) -> str:

@@ -10,7 +10,7 @@ from storage.records import BestPlan, StudyRecord, TrialSummary
 from storage.store import Store
 from trials.units import number_of
 
-_ROUNDING = 0.005
+ROUNDING = 0.005
 """Share by which a figure may be outside the range of its measurements without a word."""
 
 
@@ -25,9 +25,13 @@ class Corrected:
     """Shortest and longest measured seconds of an epoch."""
 
     def __str__(self) -> str:
-        shortest, longest = (f"{seconds:.1f}" for seconds in self.measured)
-        took = shortest if shortest == longest else f"{shortest} to {longest}"
-        return f"{self.name} {self.epoch_seconds:.1f} (its runs {took})"
+        return f"{self.name} {self.epoch_seconds:.1f} (its runs {range_text(self.measured)})"
+
+
+def range_text(measured: tuple[float, float]) -> str:
+    """Return the shortest and the longest of some seconds."""
+    shortest, longest = (f"{seconds:.1f}" for seconds in measured)
+    return shortest if shortest == longest else f"{shortest} to {longest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +160,7 @@ def evidence_of(best: BestPlan, trials: Sequence[TrialSummary]) -> Evidence:
     reasons = [trial.disturbance for trial in disturbed if trial.plan_id == best.plan.id] or [
         trial.disturbance for trial in disturbed
     ]
-    faster = [each for each in best.baselines if each.gain < 1 - _ROUNDING and each.left_out is None]
+    faster = [each for each in best.baselines if each.gain < 1 - ROUNDING and each.left_out is None]
     return Evidence(
         runs=len(runs),
         disturbed_runs=len(disturbed),
@@ -176,19 +180,19 @@ def _count(runs: Sequence[TrialSummary], plan_id: str) -> int:
 
 
 def _corrected(best: BestPlan, runs: Sequence[TrialSummary]) -> Iterator[Corrected]:
-    ranges = _ranges(runs)
+    ranges = ranges_of_runs(runs)
     stated = {"best": best.epoch_seconds}
     stated |= {each.role: best.workload.data.samples / each.estimated_samples_per_second for each in best.baselines}
     for name, seconds in stated.items():
         plans = {best.plan.id} if name == "best" else {trial.plan_id for trial in runs if trial.role == name}
         found = [ranges[plan] for plan in plans if plan in ranges]
-        outside = [(low, high) for low, high in found if not low * (1 - _ROUNDING) <= seconds <= high * (1 + _ROUNDING)]
+        outside = [(low, high) for low, high in found if not low * (1 - ROUNDING) <= seconds <= high * (1 + ROUNDING)]
         # A kind of baseline may have several plans: its figure is from the fastest one, unknown here.
         if found and len(outside) == len(found):
             yield Corrected(name=name, epoch_seconds=seconds, measured=min(found))
 
 
-def _ranges(runs: Sequence[TrialSummary]) -> Mapping[str, tuple[float, float]]:
+def ranges_of_runs(runs: Sequence[TrialSummary]) -> Mapping[str, tuple[float, float]]:
     """Return the shortest and longest seconds of an epoch in the whole runs of each plan."""
     measured = defaultdict[str, list[float]](list)
     for trial in runs:

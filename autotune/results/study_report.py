@@ -13,7 +13,7 @@ from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.headline import headline_of
 from autotune.results.launch_report import ShownLaunch, launch_text
 from autotune.results.payback import payback_text
-from autotune.results.rival import rival_of
+from autotune.results.rival import faster_tie, rival_of
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.search.study_settings import TRAINER
 from storage.annotation import Annotation
@@ -49,7 +49,8 @@ _UNFINISHED = (
 
 
 def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
-    """Show the winner and the baselines, the fastest first; `trials` are those on which the figures rest."""
+    """Show the winner, the baselines and ties, the fastest first; `trials` are those on which the figures rest."""
+    tied = () if best.explanation is None else best.explanation.tied
     rows = [
         ("best", _speed(best), f"{best.epoch_seconds:.1f}", ""),
         *(
@@ -59,7 +60,7 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
                 f"{best.workload.data.samples / baseline.estimated_samples_per_second:.1f}",
                 f"{baseline.gain:.2f} +- {baseline.gain_error:.2f}",
             )
-            for baseline in sorted(best.baselines, key=lambda baseline: baseline.gain)
+            for baseline in sorted((*best.baselines, *tied), key=lambda baseline: baseline.gain)
         ),
     ]
     header = ("plan", "samples/s", "epoch s", "gain of best")
@@ -72,10 +73,11 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
     lines += certainty_lines(best)
     lines += evidence_of(best, trials).warnings
     if (rival := rival_of(best, trials)) is not None:
-        text = str(rival)
         taken = "it" if rival.may_win else "the best plan"
         asked = f"; `launch` and `run` ask, or without a terminal take {taken}" if rival.left_out is None else ""
-        lines.append(f"{text[0].upper()}{text[1:]}{asked}")
+        lines.append(f"{rival.sentence}{asked}")
+    if (tie := faster_tie(best, trials)) is not None:
+        lines.append(tie.sentence)
     why = explanation_text(best, _changed_text(best)) if best.explanation else payback_text(best)
     lines += filter(None, (why, _pareto_text(best)))
     return "\n".join(lines)
@@ -111,7 +113,7 @@ def best_document(best: BestPlan, trials: Sequence[TrialSummary] | None = None) 
     """Return the winner as JSON values; with the `trials` of its study also what the figures rest on."""
     evidence = {} if trials is None else {"evidence": _plain(evidence_of(best, trials))}
     if trials is not None:
-        evidence["rival"] = _plain(rival_of(best, trials))
+        evidence |= {"rival": _plain(rival_of(best, trials)), "faster_tie": _plain(faster_tie(best, trials))}
     headline = headline_of(best)
     return {"id": best.plan.id, "headline": None if headline is None else _plain(headline), **_plain(best), **evidence}
 

@@ -208,6 +208,7 @@ class Tuner:
             limits=Limits.of(self._workload, self._job.search.parallel),
             trials=ledger.everything(),
             study_id=study.id,
+            samples=samples,
             not_run=tuple(map(str, search.not_run)),
             roles=search.all_roles(),
             missing=self._missing,

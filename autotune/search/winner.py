@@ -229,6 +229,16 @@ class Standings:
         )
         return tuple(sorted(compared, key=lambda baseline: baseline.gain))
 
+    def compare_ties(self, winner: Winner, samples: int) -> tuple[Baseline, ...]:
+        """Compare the winner with its ties in the same way, but for the plans with which `compare` does."""
+        baselines = {self.baseline(role) for role in BASELINES}
+        compared = (
+            self._compare(winner.number, f"tie {self.entries[number].plan.id}", number, samples)
+            for number in winner.ties
+            if number not in baselines
+        )
+        return tuple(sorted(compared, key=lambda tie: tie.gain))
+
     def _compare(self, winner: int, role: str, number: int, samples: int) -> Baseline:
         standing = self.entries[number]
         speed = samples / standing.epoch_seconds

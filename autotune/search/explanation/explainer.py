@@ -31,6 +31,8 @@ class Explainer:
     trials: Sequence[FinishedTrial]
     """All trials that the search knows, also those of other studies."""
     study_id: str
+    samples: int
+    """Samples of an epoch."""
     not_run: tuple[str, ...] = ()
     """Roles of the baselines that the limits of the search left out."""
     roles: Roles = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Explainer:
             ways=changes.ways_to_fit(*times[BEST]),
             not_run=self.not_run,
             failed=tuple(self._failed({*times, *self.not_run}, standings)),
+            tied=standings.compare_ties(winner, self.samples),
             certainty=winner.certainty,
         )
 

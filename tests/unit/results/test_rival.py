@@ -17,7 +17,7 @@ from storage.baseline import Baseline
 from storage.records import BestPlan, TrialSummary
 from storage.store import Store, open_store
 from tests.values.search import completed
-from tests.values.storage import PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
+from tests.values.storage import EXPLANATION, PADDED_PLAN, WORKLOAD, best_of, concluded, packed_plan, result_of
 from trials.plan import Padded, Plan
 
 OTHER_PLAN = replace(PADDED_PLAN, packing=Padded(samples=3))
@@ -80,6 +80,38 @@ def test_of_a_baseline_that_the_trainer_cannot_hold_nothing_is_asked() -> None:
     assert "times as fast as the best plan, but ms-swift lacks a pipeline\n" in text
     assert "in its own runs" not in text
     assert "`launch` and `run` ask" not in text
+
+
+def tied(gain: float, *winner: float, runs: tuple[float, ...] = (65.0, 45.5)) -> tuple[BestPlan, list[TrialSummary]]:
+    """Return a winner with a tie, of this gain over it, and the runs of both in seconds of an epoch."""
+    tie = replace(baseline(gain, 0.4), role=f"tie {PADDED_PLAN.id}")
+    best = replace(over(baseline(2.0, 0.1)), ties=(PADDED_PLAN.id,), explanation=replace(EXPLANATION, tied=(tie,)))
+    best = replace(best, baselines=tuple(replace(each, plan_id=OTHER_PLAN.id) for each in best.baselines))
+    made = [completed(best.plan, each) for each in winner] + [completed(PADDED_PLAN, each) for each in runs]
+    return best, [each.summary for each in made]
+
+
+def test_a_tie_has_a_row_and_one_that_ran_faster_a_sentence() -> None:
+    best, trials = tied(0.8, 80.9, 53.0)
+    text = best_text(best, trials)
+    table = text.partition("\n\n")[2].splitlines()
+    assert [row.split("  ")[0] for row in table[2:5]] == ["best", f"tie {PADDED_PLAN.id}", "omnibal"]
+    assert table[3].endswith("0.80 +- 0.40")
+    said = (
+        f"A tie ({PADDED_PLAN.id}) measured faster, 1.25 +- 0.62 times as fast as the best plan, but predictions speak "
+        "against it (an epoch took 45.5 to 65.0 s in its runs, 53.0 to 80.9 s in those of the best plan); two more "
+        "quiet repeats of both decide: `autotune tune JOB --fresh` on an idle machine"
+    )
+    assert f"\n{said}\n" in text
+    document = best_document(best, trials)
+    assert (document["rival"], document["faster_tie"]["plan_id"]) == (None, PADDED_PLAN.id)
+    assert "but it ran once (" in best_text(*tied(0.8, 80.9, 53.0, runs=(45.5,)))
+
+
+def test_a_tie_whose_runs_are_not_faster_or_not_known_has_no_sentence() -> None:
+    for best, trials in (tied(0.997, 80.9, 53.0), tied(1.1, 80.9, 53.0), (tied(0.8)[0], ())):
+        assert "measured faster" not in best_text(best, trials)
+        assert best_document(best, trials)["faster_tie"] is None
 
 
 def test_a_rival_that_the_space_has_comes_before_a_faster_one_that_it_leaves_out() -> None:

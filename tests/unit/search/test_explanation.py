@@ -75,6 +75,7 @@ def explained(
         limits=limits_of(memory),
         trials=known,
         study_id=known[0].study_id,
+        samples=1000,
         not_run=("packed",),
         roles=roles,
         missing=missing,
@@ -219,6 +220,18 @@ def test_usual_settings_that_won_need_no_changes(run: Callable[[Plan], FinishedT
     assert found is not None
     assert (found.usual, found.changes) == ("default", ())
     assert found.further
+
+
+def test_the_winner_is_compared_with_ties_that_are_no_baselines(run: Callable[[Plan], FinishedTrial]) -> None:
+    plans = {Role.SAMPLED: BETTER, Role.PREDICTED: LEAN, Role.OMNIBAL: DEFAULT}
+    found = explained(*((role, replace(run(BETTER), plan=plan)) for role, plan in plans.items()))
+    assert found is not None
+    tied = {tie.plan_id for tie in found.tied}
+    assert tied == {BETTER.id, LEAN.id} - {found.winner.plan_id}
+    for tie in found.tied:
+        assert tie.role == f"tie {tie.plan_id}"
+        assert tie.gain == pytest.approx(1, rel=0.01)
+        assert tie.estimated_samples_per_second == pytest.approx(1000 / found.winner.epoch_seconds, rel=0.01)
 
 
 def test_runs_of_other_studies_explain_nothing(run: Callable[[Plan], FinishedTrial]) -> None:
