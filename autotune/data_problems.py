@@ -77,6 +77,11 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
             what=f"answers of the trained model will not end: {encoder.no_end}",
             remedy=f"write {{{{ eos_token }}}} behind an answer in {file} of the model folder",
         )
+    if encoder.other_prompt:
+        yield Finding(
+            what=f"the trained model will be asked with a text that it did not learn: {encoder.other_prompt}",
+            remedy=f"write the same in both places of {template_file(model.path)} in the model folder",
+        )
 
 
 def _lost_media(report: IndexReport, measurer: Measurer) -> Finding | None:

@@ -216,6 +216,10 @@ class Encoder(Measurer, Protocol):
         """Why a trained model would not end its answers; None where each has an end among its targets."""
 
     @property
+    def other_prompt(self) -> str | None:
+        """How prompts for generation differ from the text before the answers that are learnt; None if they agree."""
+
+    @property
     def no_template(self) -> str | None:
         """What takes the place of a chat template that the model folder does not have; None where it has one."""
 

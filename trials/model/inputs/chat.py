@@ -158,6 +158,7 @@ class ChatMeasurer:
             video=self._video_token,
         )
         self.no_end = self._missing_end(stops)
+        self.other_prompt = self._other_prompt()
         written_here = bool(processor.image_token) and processor.chat_template == chatml(processor.image_token)
         self.no_template = "conversations are written as ChatML" if written_here else None
         if not isinstance(videos, str) and not self.template.shows_videos():
@@ -237,6 +238,16 @@ class ChatMeasurer:
         # A configuration may name a token that the tokenizer does not have.
         named = " or ".join(filter(None, self._tokenizer.convert_ids_to_tokens(sorted(stops))))
         return f"the chat template does not end an answer with {named or 'a token'}, at which the model would stop"
+
+    def _other_prompt(self) -> str | None:
+        """Return how prompts for generation differ from the text before answers that are learnt, None if they agree."""
+        if (found := self.template.other_prompt()) is None:
+            return None
+        between, prompt = found
+        return (
+            f"the chat template writes {between!r} between a question and its answer, but {prompt!r} behind a question "
+            "that asks for one"
+        )
 
     def _check_spelled(self, text: str, sample: Sample) -> None:
         """Raise DataError for a conversation that spells a token in whose place features are put."""

@@ -149,6 +149,10 @@ class ChatEncoder:
         return self.measurer.no_end
 
     @property
+    def other_prompt(self) -> str | None:
+        return self.measurer.other_prompt
+
+    @property
     def no_template(self) -> str | None:
         return self.measurer.no_template
 

@@ -118,6 +118,23 @@ class ChatTemplate:
         """Return what the template writes behind an answer."""
         return self.rendered(self._probe()).partition(_PROBE[1])[2]
 
+    def other_prompt(self) -> tuple[str, str] | None:
+        """Return what stands between a question and its answer, and what stands behind a question that asks for one.
+
+        None where the conversation begins as the prompt does, so that both are the same for the model.
+        """
+        question, answer = self._probe()
+        with suppress(*REFUSALS):
+            asked, whole = self.rendered((question,), asks=True), self.rendered((question, answer))
+            prompt = asked.partition(_PROBE[0])[2]
+            between = whole.partition(_PROBE[0])[2].partition(_PROBE[1])[0]
+            # A prompt may write the beginning of an answer, such as `<think>`, which answers of the data may have too.
+            begun = prompt[len(between) :] if prompt.startswith(between) else ""
+            text = f"{begun if begun.strip() else ''}{answer.text}"
+            if not self.rendered((question, replace(answer, text=text))).startswith(asked):
+                return between, prompt
+        return None
+
     def _probe(self) -> tuple[Turn, ...]:
         question, answer = _PROBE
         asked = Turn(role="user", text=IMAGE * len(self._image_tokens) + question)

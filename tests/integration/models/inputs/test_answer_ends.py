@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
+from autotune.data_problems import model_findings
 from autotune.loop.samples import SampleDataset
 from tests.contracts.test_families import TINY
 from tests.tiny_models import CHATML, qwen2_5_vl, text
@@ -14,6 +15,7 @@ from tests.tiny_models.tiles import llava
 from tests.values.data import record, write_records
 from tests.values.parameters import parameters
 from trials import plugins
+from trials.job import ModelSection
 from trials.model.family import load_family
 from trials.model.inputs.chat_template import template_file
 from trials.model.skeleton import load_config
@@ -73,6 +75,33 @@ def test_a_model_for_text_alone_needs_an_end_too(tmp_path: Path) -> None:
     text.make(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(CHATML.replace("<|im_end|>", ""))
     assert no_end(tmp_path) == REASON
+
+
+SPACED = CHATML.replace("['role'] }}\n", "['role'] }} \n")
+ASKED = "<|im_end|>\n<|im_start|>assistant"
+PROMPTS = {
+    "a blank more in conversations": (SPACED, (f"{ASKED} \n", f"{ASKED}\n")),
+    "a blank more in both": (SPACED.replace("assistant\n", "assistant \n"), None),
+    "a blank more in prompts": (CHATML.replace("assistant\n", "assistant\n{{ ' ' }}"), (f"{ASKED}\n", f"{ASKED}\n ")),
+    "the beginning of an answer in prompts": (CHATML.replace("assistant\n", "assistant\n<think>"), None),
+}
+
+
+@pytest.mark.parametrize(("template", "texts"), PROMPTS.values(), ids=PROMPTS)
+def test_prompts_that_the_training_does_not_have_are_shown(
+    template: str, texts: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    text.make(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    if texts is None:
+        assert encoder.other_prompt is None
+        return
+    shown = "writes {!r} between a question and its answer, but {!r} behind a question that asks for one"
+    assert encoder.other_prompt == f"the chat template {shown.format(*texts)}"
+    (finding,) = model_findings(encoder, ModelSection(path=str(tmp_path)))
+    assert encoder.other_prompt in finding.what
+    assert finding.remedy == "write the same in both places of chat_template.jinja in the model folder"
 
 
 @pytest.mark.usefixtures("devices_in_use")

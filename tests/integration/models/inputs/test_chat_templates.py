@@ -74,6 +74,11 @@ def asked(tokenizer: Any, sample: Sample) -> list[int]:
     return list(tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False))
 
 
+@pytest.mark.parametrize("form", parameters(FORMS, short=SHORT))
+def test_prompts_of_published_templates_are_those_of_the_training(form: Form, save: Callable[..., Path]) -> None:
+    assert text.encoder(str(save(form))).other_prompt is None
+
+
 @pytest.mark.parametrize("name", parameters({name: name for name in FORMS}, short=SHORT))
 def test_ids_and_answers_are_those_of_published_templates(save: Callable[..., Path], name: str) -> None:
     form = FORMS[name]
