@@ -182,6 +182,15 @@ def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
         yield f"Kept of the configuration as they are; check that none changes data or training: {', '.join(rest)}"
 
 
+def unread_prompt(given: Mapping[str, Any]) -> str:
+    """Return the note on arguments of a present configuration that decide on the prompt and are kept unread."""
+    return (
+        f"WARNING: {', '.join(f'{name}: {value}' for name, value in given.items())} of the configuration is kept "
+        "unread; whether it makes the same text as the model's own chat template was not checked, and equal numbers of "
+        "tokens do not show it: compare the text of a sample there with that of the model"
+    )
+
+
 def target_regex(parts: Iterable[Part], targets: Iterable[str]) -> str:
     """Return the pattern of the layers with these names, or ends of names, in these parts of a model."""
     names = {part: "|".join(name for name, its in PARTS_BY_NAME.items() if its == part) for part in PARTS}

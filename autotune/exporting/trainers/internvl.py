@@ -23,6 +23,7 @@ from autotune.exporting.trainers import (
     kept_of,
     launch_script,
     own_settings,
+    unread_prompt,
     zero_configuration,
 )
 from autotune.exporting.turns import CHATML, OwnTurns
@@ -129,6 +130,14 @@ def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa
     return count_by_processor(samples, export.job.model, why_not="it is no package")
 
 
+def _has_its_turns(export: Export) -> bool:
+    """Return whether the model's own chat template writes the turns of the usual style, without a system prompt."""
+    try:
+        return OwnTurns(export.job.model).system_of(CHATML) == ""
+    except ExportError:
+        return False
+
+
 def _tiles(export: Export) -> int:
     return image_limits(export.job.model.path).get("max_tiles", 12)
 
@@ -228,7 +237,9 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:
-    """Yield which packs the predicted time is for, and what the model has to be."""
+    """Yield a prompt that is kept unread, which packs the predicted time is for, and what the model has to be."""
+    if "conv_style" in export.present and not (_style(export) == _STYLE and _has_its_turns(export)):
+        yield unread_prompt({"conv_style": _style(export)})
     if isinstance(export.held.plan.packing, Packed):
         yield "The predicted time of an epoch is that of the plan's packs, not of those that its own packer makes"
     yield "model_name_or_path has to be the model in InternVL's own form, not in that of transformers"

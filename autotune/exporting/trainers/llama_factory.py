@@ -17,8 +17,16 @@ from autotune.exporting.conversations import Media, checked_sample, has_unlearnt
 from autotune.exporting.counting.counted import Counted, Package, count_by_package
 from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, common_settings, learning_left_out
-from autotune.exporting.trainers import Export, has_videos, kept_of, own_settings, starter, zero_configuration
-from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns
+from autotune.exporting.trainers import (
+    Export,
+    has_videos,
+    kept_of,
+    own_settings,
+    starter,
+    unread_prompt,
+    zero_configuration,
+)
+from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns, Turns
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
@@ -232,8 +240,7 @@ def _prompt(export: Export, kept: Mapping[str, Any]) -> dict[str, str]:
     model, name = export.job.model, kept.get("template")
     if name is None:
         return template_of(model, export.family)
-    turns = next((known[name] for known in _TEMPLATES.values() if name in known), None)
-    if turns is None:
+    if (turns := _turns_of(name)) is None:
         return {}
     system = OwnTurns(model).system_of(turns)
     if system is None:
@@ -247,6 +254,11 @@ def _prompt(export: Export, kept: Mapping[str, Any]) -> dict[str, str]:
             f"template, {system!r}; leave it out, or change one of the two"
         )
     return {"default_system": system}
+
+
+def _turns_of(name: str) -> Turns | None:
+    """Return the turns of a template, None for one that is not known here."""
+    return next((known[name] for known in _TEMPLATES.values() if name in known), None)
 
 
 def template_of(model: ModelSection, family: str) -> dict[str, str]:
@@ -292,7 +304,10 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:
-    """Yield the template that was chosen."""
-    if "template" not in export.present:
+    """Yield the template that was chosen, and one that is kept unread."""
+    given = export.present.get("template")
+    if given is None or isinstance(given, NoValue):
         template = template_of(export.job.model, export.family)["template"]
         yield f"The template is {template}, which writes the turns of the model's own chat template"
+    elif _turns_of(given) is None:
+        yield unread_prompt({"template": given})

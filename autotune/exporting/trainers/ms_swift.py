@@ -25,6 +25,7 @@ from autotune.exporting.trainers import (
     own_settings,
     starter,
     target_regex,
+    unread_prompt,
     zero_configuration,
 )
 from autotune.exporting.turns import CHATML, OwnTurns
@@ -236,7 +237,11 @@ def left_out(export: Export) -> Iterator[str]:
 
 
 def notes(export: Export) -> Iterator[str]:
-    """Yield the version, and what packing needs."""
+    """Yield the version, a prompt that is kept unread, and what packing needs."""
     yield "Fields and packing are those of ms-swift 4.6; earlier versions have no packing_strategy and pack otherwise"
+    prompts = {name: export.present.get(name) for name in ("template", "system")}
+    given = {name: value for name, value in prompts.items() if not (value is None or isinstance(value, NoValue))}
+    if given and given != _system(export):
+        yield unread_prompt(given)
     if export.held.order is not None:
         yield "Packing needs FlashAttention there (attn_impl)"

@@ -197,6 +197,31 @@ def test_what_a_present_configuration_would_change_is_not_kept_and_the_rest_is_n
     assert "Taken from the configuration" not in "".join(document["notes"])
 
 
+def test_a_prompt_of_the_configuration_that_is_kept_unread_has_a_warning_of_its_own(
+    job: JobFile, model: Path, exported: Exported, tmp_path: Path
+) -> None:
+    job.spoil(model__path=str(model))
+    own: dict[str, dict[str, Any]] = {
+        "llama-factory": {"model_name_or_path": "m", "finetuning_type": "full", "dataset": "d"},
+        "ms-swift": {"model": "m", "tuner_type": "full", "dataset": ["d"]},
+        "internvl": {"model_name_or_path": "m", "meta_path": "d"},
+    }
+    cases = (
+        ("llama-factory", {"template": "mine"}, "template: mine"),
+        ("llama-factory", {"template": "intern_vl"}, None),
+        ("ms-swift", {"template": "mine", "system": "Hi."}, "template: mine, system: Hi."),
+        ("ms-swift", {"system": ""}, None),
+        ("internvl", {"conv_style": "phi3-chat"}, "conv_style: phi3-chat"),
+        ("internvl", {"conv_style": "internvl2_5"}, None),
+    )
+    for trainer, prompt, named in cases:
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump(own[trainer] | prompt))
+        document, _ = exported(trainer, HELD_BY_ALL, "--from", tmp_path / "own.yaml")
+        warnings = [note for note in document["notes"] if note.startswith("WARNING")]
+        assert len(warnings) == (named is not None), (trainer, prompt, warnings)
+        assert all(f"WARNING: {named} of the configuration is kept unread; whether" in each for each in warnings)
+
+
 @pytest.mark.parametrize(
     ("trainer", "own", "name"),
     [
