@@ -28,6 +28,7 @@ _SEARCHED = {
     "batch_flattening",
     "group_by_length",
     "group_by_modality_length",
+    "group_by_modality_length_auto",
     "zero_optimization",
     "fsdp",
     "fsdp_config",
@@ -183,6 +184,7 @@ _LEARNING = {
     *(f"datasets.{name}" for name in ("field_messages", "message_property_mappings", "message_field_training")),
 }
 """Arguments about what is learnt that a job does not have."""
+KNOWN = _SEARCHED | _IMAGES | _PARTS | _LEARNING
 _ADAMW = ("adamw", "adam")
 _ON, _ABSENT = ("true", "1", "yes"), ("none", "null", "")
 _OFF = ("false", "no", "0", "[]", "{}", *_ABSENT)
@@ -227,7 +229,7 @@ def notes_on(given: Given) -> Iterator[str]:
         yield f"The job has nothing for these, so the training differs: {learning}"
     if searched := sorted(_SEARCHED & left.keys()):
         yield f"Left to the search for a plan: {', '.join(searched)}"
-    if rest := sorted(name for name in left if _general(name) not in _SEARCHED | _IMAGES | _PARTS | _LEARNING):
+    if rest := sorted(name for name in left if _general(name) not in KNOWN):
         yield f"Not taken over: {', '.join(rest)}"
 
 

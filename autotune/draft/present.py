@@ -17,7 +17,7 @@ PACKED = ("packing", "neat_packing", "use_packed_ds", "data_packing", "sample_pa
 """Arguments with which a sample of a micro-batch is a pack of them."""
 _FLAT = ("padding_free", "data_flatten", "batch_flattening")
 """Arguments with which the samples of a micro-batch are joined without padding."""
-_GROUPED = ("group_by_length", "group_by_modality_length")
+_GROUPED = ("group_by_length", "group_by_modality_length", "group_by_modality_length_auto")
 DEGREES = (
     "tensor_parallel_size",
     "tensor_model_parallel_size",

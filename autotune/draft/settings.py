@@ -11,6 +11,7 @@ from autotune.draft.arguments import Arguments
 from autotune.draft.draft import Draft
 from autotune.draft.given import Given, count, flag, limit, number, text, texts
 from autotune.draft.leftovers import notes_on
+from autotune.draft.misspelt import take_misspelt
 from autotune.draft.present import DEGREES, PACKED, own_packs, present_of, replaced_by_deepspeed
 from autotune.draft.trainers import TRAINERS, Trainer
 from autotune.errors import JobError
@@ -77,6 +78,7 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     take_adapters(given, draft)
     draft.notes += replaced_by_deepspeed(given)
     draft.present = present_of(given, arguments)
+    draft.notes += take_misspelt(given, arguments.values, trainer)
     draft.notes += notes_on(given)
     return draft
 

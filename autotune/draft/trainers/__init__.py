@@ -1,6 +1,6 @@
 """Trainers whose configurations become job files. One module each, found by name."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Protocol
 
 from autotune.draft.arguments import Arguments
@@ -12,6 +12,8 @@ class Trainer(Protocol):
 
     TITLE: str
     """Name of the trainer, for messages."""
+    KNOWN: Set[str]
+    """Its own names of the arguments that become settings of a job; `autotune.draft.leftovers` has others."""
 
     def recognises(self, arguments: Arguments) -> bool:
         """Return whether these are arguments of this trainer."""

@@ -39,6 +39,14 @@ _NAMES = {
     "peft_init_lora_weights": "init_weights",
     "tokens": "new_special_tokens",
 }
+KNOWN = {
+    *transformers_trainer.TRAINING,
+    *transformers_trainer.ADAPTERS,
+    *_NAMES,
+    *_OWN,
+    *("adapter", "lora_target_linear", "freeze_mm_modules", "batch_size", "test_datasets", "saves_per_epoch"),
+    *("evals_per_epoch", "processor_type"),
+}
 _OTHER = ("rl", "reward_model", "process_reward_model", "pretraining_dataset")
 """Arguments of trainings that are not fine-tuning."""
 _LOADERS = ("json", "csv", "parquet", "arrow", "text")

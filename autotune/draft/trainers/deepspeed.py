@@ -12,6 +12,7 @@ _OWN = {"zero_optimization", "train_micro_batch_size_per_gpu"}
 _SCHEDULES = {"WarmupLR": "constant_with_warmup", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 _NESTED = ("optimizer", "scheduler", "bf16", "fp16")
 _NAMES = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm"}
+KNOWN = {*_NAMES, *_OWN, *_NESTED, "train_batch_size", "gradient_accumulation_steps"}
 _OFFLOADS = ("offload_optimizer", "offload_param")
 _OPTIMIZERS = ("adam", "adamw", "fusedadam")
 

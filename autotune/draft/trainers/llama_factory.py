@@ -33,6 +33,12 @@ NAMES = {
     "eval_dataset": "evaluation_names",
     "media_dir": "images",
 }
+KNOWN = {
+    *transformers_trainer.TRAINING,
+    *transformers_trainer.ADAPTERS,
+    *NAMES,
+    *("stage", "finetuning_type", "lora_rank", "lora_target", "dataset_dir", "pure_bf16"),
+}
 
 
 def recognises(arguments: Arguments) -> bool:

@@ -13,6 +13,9 @@ _OWN = {"mm_projector_type", "mm_vision_select_layer", "tune_mm_mlp_adapter", "m
 _DEFAULTS = {"lora_enable": False, "lora_rank": 64, "lora_alpha": 16, "lora_dropout": 0.05, "cut_to": 512}
 _PARTS = {"vision": "mm_vision_tower", "projector": "mm_mlp_adapter", "language": "mm_language_model"}
 """Name in `mm_tunable_parts` by part."""
+_TAKEN = {"mm_tunable_parts", "tune_mm_mlp_adapter", "freeze_mm_mlp_adapter", "unfreeze_mm_vision_tower"}
+"""Arguments that say what is trained."""
+KNOWN = {*transformers_trainer.KNOWN, *_OWN, *_TAKEN}
 
 
 def recognises(arguments: Arguments) -> bool:
@@ -30,8 +33,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         found["lora_train_projector"] = not given.take("freeze_mm_mlp_adapter", flag)
         trained = {"language"}
     frozen = {f"freeze_{part}": part not in trained for part in _PARTS}
-    taken = {"mm_tunable_parts", "tune_mm_mlp_adapter", "freeze_mm_mlp_adapter", "unfreeze_mm_vision_tower"}
-    return {name: value for name, value in found.items() if name not in taken} | frozen
+    return {name: value for name, value in found.items() if name not in _TAKEN} | frozen
 
 
 def _trained(given: Given) -> set[str]:

@@ -37,6 +37,13 @@ _NAMES = {
     "eval_interval": "eval_steps",
     "save": "output_dir",
 }
+KNOWN = {
+    *ms_swift.NAMES,
+    *_NAMES,
+    *_OWN,
+    *("weight_decay", "adam_beta1", "adam_beta2", "seed", "bf16", "fp16", "dataloader_num_workers"),
+    *("lora_rank", "lora_alpha", "lora_dropout", "target_regex", "use_distributed_optimizer"),
+}
 
 
 def recognises(arguments: Arguments) -> bool:

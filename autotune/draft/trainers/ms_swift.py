@@ -49,6 +49,14 @@ NAMES = {
     "aligner_lr": "projector_lr",
     "target_modules": "lora_target",
 }
+KNOWN = {
+    *transformers_trainer.TRAINING,
+    *transformers_trainer.ADAPTERS,
+    *NAMES,
+    "lora_rank",
+    "target_regex",
+    "task_type",
+}
 _OF_MODELS = (
     *(f"{kind}{end}_PIXELS" for kind in ("", "VIDEO_") for end in ("MAX", "MIN")),
     *(f"{kind}_{end}_TOKEN_NUM" for kind in ("IMAGE", "VIDEO") for end in ("MAX", "MIN")),

@@ -17,6 +17,7 @@ _DEFAULTS = {
     "lora_dropout": 0.05,
     "lora_target": ["q_proj", "k_proj", "v_proj", "o_proj"],
 }
+KNOWN = transformers_trainer.KNOWN
 
 
 def recognises(arguments: Arguments) -> bool:

@@ -43,6 +43,7 @@ _NAMES = {
     "tune_merger": "tune_projector",  # of older versions
     "max_seq_length": "max_seq_length (it cuts no sample there)",
 }
+KNOWN = {*transformers_trainer.KNOWN, *_NAMES, *_OWN}
 _OUTER = {"embed_tokens", "lm_head"}
 """Modules that have adapters there unless `lora_namespan_exclude` names them, and never here."""
 

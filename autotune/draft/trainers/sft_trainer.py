@@ -25,6 +25,7 @@ _NAMES = {
     "max_length": "cut_to",
     "lora_target_modules": "lora_target",
 }
+KNOWN = {*transformers_trainer.KNOWN, *_NAMES, "packing_strategy"}
 
 
 def recognises(arguments: Arguments) -> bool:

@@ -51,6 +51,15 @@ NAMES = {
     "lora_target_modules": "lora_target",
     "torch_dtype": "dtype",
 }
+TRAINING = {
+    *DEFAULTS,
+    *("model_name_or_path", "output_dir", "bf16", "fp16", "dataloader_num_workers", "max_steps", "warmup_steps"),
+    *("warmup_ratio", "save_strategy", "save_steps", "save_total_limit", "eval_strategy", "eval_steps"),
+}
+"""Arguments of Trainer that a job takes over."""
+ADAPTERS = {"lora_alpha", "lora_dropout"}
+_PARTS = {f"{verb}_{part}" for verb in ("freeze", "tune") for part in ("vision", "projector", "language")}
+KNOWN = {*TRAINING, *NAMES, *ADAPTERS, *_PARTS, "data_path", "vision_lr", "projector_lr", "lora_enable", "lora_rank"}
 _OF_INTERNVL = {"dynamic_image_size": False, "use_thumbnail": False}
 """Defaults of InternVL's images where other models that read such files have others."""
 
