@@ -1,6 +1,8 @@
 """CSV and TSV files as containers: no cell moves to another column or is lost."""
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from trials.data.containers import delimited
 from trials.data.records import file_chunk, record
 from trials.data.records.file_chunk import Chunk
 from trials.data.records.record import RecordError
+from trials.data.records.sample import BadLine, Measured, Sample
 from trials.errors import DataError
 from trials.job import Source
 
@@ -115,3 +118,61 @@ def test_chunks_can_be_read_alone_and_their_digests_know_the_header(
     other = _written(tmp_path / "b.csv", f"b,a\n{rows}")
     assert not {delimited.digest(other, part) for part in parts} & set(digests)
     assert delimited.digest(path, Chunk(start=parts[1].start, end=parts[1].end, line=9)) == digests[1]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"messages": '[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]', "images": ""},
+        {"conversations": "[{'from': 'human', 'value': 'Hi'}, {'from': 'gpt', 'value': 'Yo'}]"},
+    ],
+)
+def test_a_list_of_turns_as_text_is_told_from_an_unknown_format(tmp_path: Path, cells: dict[str, str]) -> None:
+    path = _table(tmp_path / "a.csv", cells)
+    key = next(iter(cells))
+    with pytest.raises(DataError, match=f"`{key}` is a list or an object as text; write it as such in JSON Lines or"):
+        formats.resolve(Source(path=str(path)), tmp_path)
+    bad = _said(path, format="messages" if key == "messages" else "llava")
+    assert isinstance(bad, BadLine)
+    assert bad.reason.startswith(f"`{key}` is a list or an object as text")
+
+
+@pytest.mark.parametrize(
+    "cell", ['["a.jpg"]', "['a.jpg', 'b.jpg']", " [ ] ", '{"path": "a.jpg"}', "[{'path': 'a.jpg'}]"]
+)
+@pytest.mark.parametrize("key", ["images", "videos"])
+def test_a_list_of_files_as_text_is_no_file_name(tmp_path: Path, key: str, cell: str) -> None:
+    bad = _said(_table(tmp_path / "a.csv", {"prompt": "What?", "completion": "A circle.", key: cell}))
+    assert isinstance(bad, BadLine)
+    assert bad.reason.startswith(f"`{key}` is a list or an object as text; write it as such in JSON Lines or Parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "[a].jpg", '["a"].jpg', "{a}", "[a]"])
+def test_brackets_in_the_name_of_a_file_are_no_list(tmp_path: Path, name: str) -> None:
+    cells = {"prompt": "What?", "completion": "A circle.", "images": name}
+    assert _sample(_table(tmp_path / "a.csv", cells)).images == (tmp_path / name,)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", '["a", "b"]', '[{"role": "user"}]', "[]"])
+def test_a_text_that_is_a_list_stays_a_text(tmp_path: Path, text: str) -> None:
+    path = _table(tmp_path / "a.csv", {"instruction": text, "output": text})
+    assert [turn.text for turn in _sample(path).turns] == [text, text]
+
+
+def _table(path: Path, cells: dict[str, str]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([cells.keys(), cells.values()])
+    return path
+
+
+def _said(path: Path, **settings: Any) -> Sample | Measured | BadLine:
+    """What the only row of a file says."""
+    (file,) = formats.resolve(Source(path=str(path), **settings), path.parent)
+    ((_, found),) = (each for chunk in formats.chunks(file) for each in formats.records(file, chunk))
+    return found
+
+
+def _sample(path: Path) -> Sample:
+    found = _said(path)
+    assert isinstance(found, Sample), found
+    return found

@@ -18,7 +18,7 @@ from trials.data.mixtures import Entry
 from trials.data.records.census import Miscounted
 from trials.data.records.columns import Columns
 from trials.data.records.file_chunk import Chunk, Place, where
-from trials.data.records.record import Record, RecordError
+from trials.data.records.record import AS_TEXT, Record, RecordError, is_as_text
 from trials.data.records.sample import BadLine, Measured, Sample
 from trials.errors import DataError, UnknownName
 from trials.job import Source
@@ -30,6 +30,8 @@ _LOOKED_AT = 64
 """Records that are tried before a file's format counts as unknown."""
 # A choice: keys of a message, which stays one line; records of known formats have fewer.
 _SHOWN_KEYS = 10
+_LISTS = "messages", "conversations", "conversation", "texts"
+"""Keys under which formats have lists of turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,7 @@ def detect(path: Path, container: str) -> str:
     else:
         keys = [*islice(first, _SHOWN_KEYS), *(["more"] if len(first) > _SHOWN_KEYS else [])]
         seen = f"its first record has {', '.join(keys) or 'no keys'}"
+        remedy = next((f"`{key}` {AS_TEXT}" for key in _LISTS if is_as_text(first.get(key))), remedy)
     raise DataError(f"annotation file {path} is in no format known here ({seen}); {remedy}")
 
 

@@ -10,7 +10,7 @@ from trials.data.records.census import check
 from trials.data.records.columns import TOOL_CALLS, TOOL_RESULTS, Chat, Columns, Pairs
 from trials.data.records.image_options import options_of
 from trials.data.records.placement import Said, placed
-from trials.data.records.record import Record, RecordError
+from trials.data.records.record import AS_TEXT, Record, RecordError, is_as_text
 from trials.data.records.references import Picture, gives_image, images_of, is_unicode, picture_of
 from trials.data.records.sample import IMAGE, VIDEO, Role, Sample, Video
 from trials.data.records.video_references import video_of, videos_of
@@ -103,6 +103,8 @@ def _check_answers(found: Sample) -> None:
 
 def _chat(record: Record, columns: Chat, root: Path) -> Iterator[Said]:
     turns = record.get(columns.turns)
+    if is_as_text(turns):
+        raise RecordError(f"`{columns.turns}` {AS_TEXT}")
     if not isinstance(turns, list):
         fault = "is not a list" if columns.turns in record else "is missing"
         raise RecordError(f"`{columns.turns}` {fault}; the record has {_keys(record)}")
@@ -271,7 +273,8 @@ def _said(role: Role, text: str) -> Said:
 def _pairs(record: Record, columns: Pairs) -> Iterator[Said]:
     history = record.get(columns.history) if columns.history else None
     if history is not None and not isinstance(history, list):
-        raise RecordError(f"`{columns.history}` is not a list of questions with their answers")
+        fault = AS_TEXT if is_as_text(history) else "is not a list of questions with their answers"
+        raise RecordError(f"`{columns.history}` {fault}")
     for number, pair in enumerate(history or (), 1):
         yield from _pair(pair, f"pair {number} of `{columns.history}`", columns, record)
     if columns.answer in record or not history:

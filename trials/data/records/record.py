@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,12 +15,24 @@ MAX_RECORD_BYTES = 16 << 20
 
 Record: TypeAlias = dict[str, Any]
 
+AS_TEXT = (
+    "is a list or an object as text; write it as such in JSON Lines or Parquet, since cells of CSV and TSV are plain "
+    "text"
+)
+"""What is wrong with a value for which `is_as_text` is true."""
+_AS_TEXT = re.compile(r"\[\s*\]|\[\s*[\[{\"'].*\]|\{\s*[\"'].*\}", re.DOTALL)
+
 
 class RecordError(ValueError):
     """A record that cannot be used; the message says what is wrong with it, in one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(in_one_line(message))
+
+
+def is_as_text(value: object) -> bool:
+    """Return whether it is a text with a list or an object in it, as JSON or Python writes them."""
+    return isinstance(value, str) and _AS_TEXT.fullmatch(value.strip()) is not None
 
 
 def once(pairs: list[tuple[str, Any]]) -> Record:

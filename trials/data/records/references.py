@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from trials.data.records.image_options import options_of
 from trials.data.records.inline_images import inline_image
-from trials.data.records.record import Record, RecordError
+from trials.data.records.record import AS_TEXT, Record, RecordError, is_as_text
 from trials.data.records.sample import Image, ImageOptions
 from trials.data.records.watched import is_nothing
 
@@ -145,6 +145,8 @@ def is_unicode(text: str) -> bool:
 
 def named_file(name: str, what: str, root: Path) -> Path:
     """Return the path of a file name or file:// URL, relative to `root`. Raise RecordError for any other URL."""
+    if is_as_text(name):
+        raise RecordError(f"{what} {AS_TEXT}")
     if name[: len(_FILE)].lower() == _FILE:
         name = unquote(name[len(_FILE) :])
     elif _SCHEME.match(name):
