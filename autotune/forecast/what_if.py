@@ -42,6 +42,7 @@ _SETTINGS: Mapping[str, tuple[tuple[tuple[str, str | None], ...], tuple[str, ...
     "fps": (_VIDEOS, ("fps",)),
 }
 """Where each setting stands, and its names in the files of different models."""
+_RESOLUTIONS = "image_grid_pinpoints"
 _EDGES = {"shortest_edge", "longest_edge"}
 NAMES = (*_SETTINGS, CUTOFF)
 _LARGEST = 10
@@ -281,7 +282,7 @@ def _model_with(path: str, settings: Mapping[str, float]) -> Iterator[str]:
         if name not in known:
             raise PackError(
                 f"what if: {name}: the processors of {path} have no such setting; give one of "
-                f"{', '.join((*known, CUTOFF))}"
+                f"{', '.join((*known, CUTOFF))}{_of_resolutions(files, name)}"
             )
         for holder, key in _holders(files, name):
             holder[key] = value
@@ -294,6 +295,17 @@ def _model_with(path: str, settings: Mapping[str, float]) -> Iterator[str]:
         for name, contents in files.items():
             folder.joinpath(name).write_text(json.dumps(contents))
         yield str(folder)
+
+
+def _of_resolutions(files: Mapping[str, Any], name: str) -> str:
+    """Return what to change instead where images are cut to one of a list of resolutions, as in LLaVA-OneVision."""
+    parts = (files.get(file, {}).get(part) if part else files.get(file) for file, part in _IMAGES)
+    if _SETTINGS[name][0] is not _IMAGES or not any(part and _RESOLUTIONS in part for part in parts):
+        return ""
+    return (
+        f". Its images are cut by {_RESOLUTIONS}, which the model reads too: change it in config.json and "
+        f"{_IMAGES[0][0]} of a copy of the model folder, and compare with `autotune pack JOB --set model.path=COPY`"
+    )
 
 
 def _holders(files: Mapping[str, Any], name: str) -> list[tuple[dict[str, Any], str]]:

@@ -222,6 +222,26 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(job: JobFile) -> Non
     assert re.search(rf"max_tiles={tiles} changes nothing: the processors of .* have it already, or do not read", error)
 
 
+def test_resolutions_of_crops_are_changed_in_a_copy_of_the_model(
+    job: JobFile, pictures: tuple[Path, Path], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    plugins.load(TINY, "llava-onevision").make(model)
+    job.spoil(model__path=str(model), data__sources=[{"path": str(pictures[1])}])
+    for setting in ("max_tiles=1", "max_pixels=980"):
+        code, error = refusal("pack", job.path, "--what-if", setting)
+        assert code == 2
+        assert "have no such setting; give one of frames, fps, cutoff. Its images are cut by image_grid_pin" in error
+    assert "image_grid" not in refusal("pack", job.path, "--what-if", "cutoff=1000")[1]
+    named = re.findall(r"change it in (\S+) and (\S+) of a copy", error)
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    for file in named[0]:
+        settings = {**json.loads((model / file).read_bytes()), "image_grid_pinpoints": [[30, 30]]}
+        (copy / file).write_text(json.dumps(settings))
+    assert measured(job.path, copy)["vision_units"] < measured(job.path, model)["vision_units"]
+    assert document("pack", job.path, "--set", f"model.path={copy}")["after"]["samples"] == 3
+
+
 def test_lengths_without_a_model_have_no_settings(lengths_file: Path) -> None:
     code, error = refusal("pack", lengths_file, "--what-if", "cutoff=40")
     assert code == 2
