@@ -10,7 +10,8 @@ from sqlalchemy.exc import ArgumentError
 from storage.errors import BadUrl
 from storage.user_folders import data_folder
 
-_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgresql+psycopg": "postgresql+psycopg"}
+_POSTGRESQL = "postgresql+psycopg"
+_DRIVERS = {"sqlite": "sqlite", **dict.fromkeys(("postgresql", "postgres", _POSTGRESQL), _POSTGRESQL)}
 _EXAMPLES = "use sqlite:///FILE or postgresql://USER@HOST/DATABASE"
 _SECRET_KEY = re.compile(r"pass|secret|token|key", re.IGNORECASE)
 _SCHEME = re.compile(r"\w[\w+]*://")

@@ -39,7 +39,7 @@ def test_the_home_directory_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert sqlite_path(parse("sqlite:///~/results.db")) == tmp_path / "results.db"
 
 
-@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
 def test_postgresql_uses_psycopg(scheme: str) -> None:
     url = parse(f"{scheme}://me:{CANARY}@db.example:5433/results?sslmode=require")
     assert url.drivername == "postgresql+psycopg"
