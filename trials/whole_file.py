@@ -28,7 +28,10 @@ def whole_file(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterat
         if durable:
             sync(path.parent)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a write, unlike an opening, does not say where it failed
+        # A write, unlike an opening, does not say where it failed, and nobody has asked for the file beside `path`.
+        if error.filename is None or str(error.filename) == str(partial):
+            error.filename = str(path)
+            del error.filename2  # None would be shown
         partial.unlink(missing_ok=True)
         raise
     except BaseException:
