@@ -1,7 +1,7 @@
 """Notes on the arguments of a trainer that a job does not take over."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -210,17 +210,20 @@ _USUAL = {
 """Values with which an argument changes nothing, where they are others than those that turn it off."""
 
 
-def notes_on(given: Given) -> Iterator[str]:
-    """Yield the notes, those on what changes the training with their values."""
+def notes_on(given: Given, stated: Collection[str]) -> Iterator[str]:
+    """Yield the notes, those on what changes the training with their values.
+
+    `stated` has the names of the arguments that the user gave; others have the trainer's defaults.
+    """
     if given.unknown:
         yield f"Not known, since the script does not set them: {', '.join(sorted(given.unknown))}"
     if given.automatic:
         names = ", ".join(sorted(given.automatic))
         yield f"`auto`, so decided by a script or a model that was not read; check them in the job: {names}"
     left = {name: value for name, value in given.left.items() if name not in given.unknown}
-    if parts := _written(left, _PARTS):
+    if parts := _written(left, _PARTS, left):
         yield f"model.path has to be a whole model; the job does not join the parts of one: {parts}"
-    if images := _written(left, _IMAGES):
+    if images := _written(left, _IMAGES, stated):
         yield (
             "Here the files of the model folder decide on images and prompts; change these there, if they have such a "
             f"setting: {images}"
@@ -235,11 +238,15 @@ def notes_on(given: Given) -> Iterator[str]:
 
 def learning_text(values: Mapping[str, Any]) -> str:
     """Return the arguments about what is learnt that a job does not have, with their values; empty without any."""
-    return _written({name: value for name, value in values.items() if not _is_usual(name, value)}, _LEARNING)
+    return _written({name: value for name, value in values.items() if not _is_usual(name, value)}, _LEARNING, values)
 
 
-def _written(values: dict[str, Any], names: set[str]) -> str:
-    return ", ".join(f"{name}: {values[name]!s:.60}" for name in sorted(values) if _general(name) in names)
+def _written(values: Mapping[str, Any], names: set[str], stated: Collection[str]) -> str:
+    return ", ".join(
+        f"{name}: {values[name]!s:.60}{'' if name in stated else ' (default there)'}"
+        for name in sorted(values)
+        if _general(name) in names
+    )
 
 
 def _general(name: str) -> str:

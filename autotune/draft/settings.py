@@ -79,7 +79,8 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     draft.notes += replaced_by_deepspeed(given)
     draft.present = present_of(given, arguments)
     draft.notes += take_misspelt(given, arguments.values, trainer)
-    draft.notes += notes_on(given)
+    # Variables have the names of arguments in capitals, such as MAX_PIXELS.
+    draft.notes += notes_on(given, {*arguments.values, *map(str.lower, arguments.environment)})
     return draft
 
 

@@ -68,7 +68,7 @@ def test_a_value_that_is_what_a_job_does_is_not_named(name: str, value: Any) -> 
         (f"{SWIFT} --save_strategy no", "The configuration writes no checkpoints, and the job one at the end of each"),
         (f"{TRAINER} --save_total_limit 0", "The configuration keeps all checkpoints"),
         (f"{TRAINER} --deepspeed ds.json", "deepspeed: scheduler.type: WarmupLR replaces that of the arguments there"),
-        (INTERNVL, "such a setting: conv_style: internvl2_5, dynamic_image_size: False, use_thumbnail: False"),
+        (INTERNVL, "setting: conv_style: internvl2_5, dynamic_image_size: False (default there), use_thumbnail: False"),
     ],
 )  # fmt: skip
 def test_what_a_job_does_otherwise_is_named(script: str, note: str) -> None:

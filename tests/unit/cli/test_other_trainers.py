@@ -120,7 +120,7 @@ def test_a_script_of_qwen_vl_series_becomes_a_job() -> None:
     ]
     assert (job.data.oversize, job.data.max_tokens) == ("own-pack", None)
     assert "lora_namespan_exclude" not in converted(f"{SERIES.rstrip()} --lora_namespan_exclude \"['lm_head']\"")[1]
-    limits = "image_max_pixels: 1003520, image_min_pixels: 401408, video_max_pixels: 602112"
+    limits = "image_max_pixels: 1003520, image_min_pixels: 401408, video_max_pixels: 602112 (default there)"
     assert f"change these there, if they have such a setting: {limits}" in notes
     assert "Not taken over: max_seq_length (it cuts no sample there), use_liger" in notes
     assert "differs" not in notes
