@@ -59,13 +59,14 @@ def vacuum(options: Options) -> None:
     metavar="NAME",
     help="Every finished study on devices with NAME in their name, but archived and imported ones.",
 )
+@click.option("--all", "takes_all", is_flag=True, help="Every finished study, but archived and imported ones.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this .jsonl file. Default: stdout.")
 @common
-def export(options: Options, studies: tuple[str, ...], hardware: str | None, out: Path | None) -> None:
+def export(options: Options, studies: tuple[str, ...], hardware: str | None, takes_all: bool, out: Path | None) -> None:
     """Write finished studies, with all that was measured, as a bundle for another database."""
     from autotune.cli.stored.database import export_bundle
 
-    export_bundle(options, studies, hardware=hardware, out=out)
+    export_bundle(options, studies, hardware="" if takes_all else hardware, out=out)
 
 
 @db.command(name="import")

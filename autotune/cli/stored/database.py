@@ -65,8 +65,9 @@ def vacuum_database(options: Options) -> None:
 
 
 def export_bundle(options: Options, names: Sequence[str], *, hardware: str | None, out: Path | None) -> None:
+    """Export the named studies, and all on devices with `hardware` in their name; an empty text is in all names."""
     if not names and hardware is None:
-        raise click.UsageError("name what to export: --study STUDY, or --hardware NAME")
+        raise click.UsageError("name what to export: --study STUDY, --hardware NAME, or --all")
     if out:
         output_file.check_output_file(out, (".jsonl",))
     with read_store(options.database_url()) as store:
@@ -75,7 +76,8 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
             found = store.best_plans(hardware_name=hardware)
             ids |= dict.fromkeys(best.study_id for best in found if best.imported_from is None)
         if not ids:
-            raise UnknownRecord(f"no finished study ran on {hardware!r}; `autotune studies --archived` lists all")
+            where = f"ran on {hardware!r}" if hardware else "is here, but archived or imported ones"
+            raise UnknownRecord(f"no finished study {where}; `autotune studies --archived` lists all")
         if out is None:
             options.give_lines(store.export_studies(tuple(ids), _name(store)))
             return

@@ -371,7 +371,7 @@ def test_exports_and_imports_that_cannot_be_done_are_refused(store: Store, tmp_p
     ):
         code, refused = refusal(*arguments)
         assert (code, output in refused) == (expected, True), refused
-    assert CliRunner().invoke(main, ["db", "export"]).exit_code == 2
+    assert refusal("db", "export") == (2, "name what to export: --study STUDY, --hardware NAME, or --all")
 
 
 def test_a_check_that_finds_something_exits_with_1_after_its_result(store: Store) -> None:

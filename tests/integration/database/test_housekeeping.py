@@ -191,6 +191,16 @@ def test_an_archived_study_is_hidden_until_it_is_asked_for(store: Store, older: 
     assert len(document("plans")["plans"]) == 2
 
 
+def test_all_studies_but_archived_ones_are_exported(store: Store, older: StudyRecord, tmp_path: Path) -> None:
+    command = ("db", "export", "--all", "--out", str(tmp_path / "all.jsonl"))
+    assert sorted(document(*command)["studies"]) == sorted(study.id for study in store.studies())
+    run("studies", "archive", older.name)
+    assert document(*command)["studies"] == [study.id for study in store.studies() if study.id != older.id]
+    store.archive_studies([study.id for study in store.studies()])
+    code, message = refusal(*command)
+    assert (code, message.startswith("no finished study is here, but archived or imported ones; ")) == (2, True)
+
+
 def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: StudyRecord) -> None:
     run("note", older.name, f"before the new driver {HOSTILE}\nsecond line")
     run("tag", older.name, "paper", "slow")
