@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,8 +62,8 @@ def load_job(path: str | os.PathLike[str], changes: Iterable[str] = ()) -> Job:
     """Return the job that the file describes; relative paths are made absolute against the file's folder.
 
     `changes` replace values of the file, or add some: KEY=VALUE with a dotted key, such as `training.epochs=2` or
-    `data.sources[0].repeat=2`, and a value in YAML. `model.path` is taken for a hub id when no such folder exists; of
-    a model in the hub's cache it becomes the folder there.
+    `data.sources[0].repeat=2`, and a value in YAML; null removes a section. `model.path` is taken for a hub id when no
+    such folder exists; of a model in the hub's cache it becomes the folder there.
     Raise JobError, which lists every mistake with its line or change, the key, the value and the remedy.
     """
     if not isinstance(path, str | os.PathLike):
@@ -204,11 +205,20 @@ def _apply(document: Document, change: str) -> None:
     if value.mistakes:
         raise JobError(f"--set {key}: {value.mistakes[0].text}")
     place: Place = tuple(int(part) if part.isdigit() else part for part in _KEY_PART.findall(key))
-    _set(document, place, value.value)
+    # Of a single key it may come from a variable of a script that is not set, so that the default would surprise.
+    _set(document, place, {} if value.value is None and _is_section(place) else value.value)
     replaced = [known for known in document.lines if known[: len(place)] == place]
     for known in replaced:
         del document.lines[known]
     document.lines |= {(*place, *inner): _NO_LINE for inner in value.lines} | {place: _NO_LINE}
+
+
+def _is_section(place: Place) -> bool:
+    """Return whether the key at `place` is that of a section; False for one that no job has."""
+    with suppress(KeyError, AttributeError):  # AttributeError: a key inside of a value
+        kind = _section(place[:-1]).model_fields[str(place[-1])].annotation
+        return isinstance(kind, type) and issubclass(kind, BaseModel)
+    return False
 
 
 def _set(document: Document, place: Place, value: object) -> None:

@@ -99,7 +99,9 @@ class EvaluationSection(Section):
         if self.samples is not None and self.sources is not None:
             raise ValueError("has both `samples` and `sources`; keep one")
         if self.samples is None and self.sources is None and (self.every is not None or self.seed):
-            raise ValueError("has nothing to evaluate on; add `samples`, or `sources`")
+            raise ValueError(
+                "has nothing to evaluate on; add `samples`, or `sources`, or remove the section (--set evaluation=null)"
+            )
         return self
 
 

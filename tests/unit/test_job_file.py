@@ -378,7 +378,7 @@ def test_problems_of_the_file_and_of_changes_are_listed_together(job_file: Path)
             "{samples: 2.5}",
             "must be a share below 1 or a whole number of samples, not 2.5; round it",
         ),
-        ("{every: 5}", "evaluation: has nothing to evaluate on; add `samples`, or `sources`"),
+        ("{every: 5}", "evaluation: has nothing to evaluate on; add `samples`, or `sources`, or remove the section"),
         ("{samples: 5, sources: [{path: a}]}", "evaluation: has both `samples` and `sources`; keep one"),
         ("{sources: [{pth: a}]}", "evaluation.sources[0].pth: unknown key; did you mean path?"),
         ("{sources: [{}]}", "evaluation.sources[0].path: missing; add it (Annotation file, relative to the job file.)"),

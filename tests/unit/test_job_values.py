@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import JobError
-from autotune.job_file import as_job, load_job, with_values
-from trials.job import Job
+from autotune.job_file import as_job, job_of_values, load_job, with_values
+from trials.job import EvaluationSection, Job
 
 EVERYTHING = """\
 model: {path: some/model, weights: random}
@@ -54,6 +54,21 @@ def test_values_replace_those_of_a_section_and_are_checked(job: Job) -> None:
     assert with_values(job, "search", {}) is job
     with pytest.raises(JobError, match=r"^the job: search.trials: must be a whole number, not 2.5$"):
         with_values(job, "search", {"trials": 2.5})
+
+
+def test_null_removes_a_section_and_nothing_else() -> None:
+    values: dict[str, Any] = {
+        "model": {"path": "some/model"},
+        "data": {"sources": [{"path": "train.jsonl"}]},
+        "evaluation": {"samples": 0.05, "every": 20},
+        "training": {"lora": {"rank": 8, "alpha": 4}},
+    }
+    job = job_of_values(values, ("evaluation=null", "training.lora=null", "search.space=null"))
+    assert (job.evaluation, job.training.lora.rank) == (EvaluationSection(), None)
+    assert job_of_values(values, ("evaluation.sources=null",)).evaluation.samples == 0.05
+    for key in ("training.learning_rate", "evalution", "training.epochs.x", "model"):
+        with pytest.raises(JobError, match=f"^the job: {key.removesuffix('.x')}"):
+            job_of_values(values, (f"{key}=null",))
 
 
 def test_values_that_no_file_can_hold_are_refused() -> None:
