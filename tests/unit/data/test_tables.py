@@ -1,6 +1,7 @@
 """Tables as containers: Parquet, Arrow and folders that `save_to_disk` wrote."""
 
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,26 @@ def test_a_damaged_table_is_refused(tmp_path: Path, name: str, content: bytes) -
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"cannot be read as a table: .*; write it again"):
         read_all(path)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_cache_that_cannot_be_written_is_named_and_not_the_table(
+    tmp_path: Path, dataset: Any, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, cache = tmp_path / "a.parquet", tmp_path / ("cache" if is_full else "file/cache")
+    dataset.to_parquet(path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if is_full:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(
+            DataError, match=f"cannot write {cache} .*; make it writable, free .* set HF_HOME to another"
+        ):
+            read_all(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_folder_of_splits_asks_for_one(tmp_path: Path, datasets: Any, dataset: Any) -> None:

@@ -4,10 +4,12 @@ The `datasets` package reads them, and keeps a copy of the files in its cache, f
 Images come as they are stored: nothing is decoded.
 """
 
+import errno
 import glob
 import hashlib
 import importlib
 import logging
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +23,7 @@ from trials.regular_file import check_regular
 
 # A choice: columns may hold images of some MB each, and the rows of a batch are in memory together.
 _BATCH_ROWS = 64
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 def chunks(path: Path) -> Iterator[Chunk]:
@@ -103,9 +106,28 @@ def _opened(path: Path, state: str) -> Any:
             check_regular(file)
         table = datasets.load_from_disk(str(path)) if path.is_dir() else _loaded(datasets, path, state)
     except Exception as error:  # the package lets through what its own readers raise, of any kind
+        if fault := _fault_of_cache(error, path):
+            folder = fault.filename or datasets.config.HF_DATASETS_CACHE
+            raise DataError(
+                f"annotation file {path} cannot be read: the package `datasets` copies tables to its cache, and "
+                f"cannot write {folder} ({fault.strerror}); make it writable, free some space, or set HF_HOME to "
+                "another folder"
+            ) from error
         reason = " ".join(str(error.__cause__ or error).split())
         raise DataError(f"annotation file {path} cannot be read as a table: {reason}; write it again") from error
     return table.with_format("arrow")
+
+
+def _fault_of_cache(error: BaseException | None, path: Path) -> OSError | None:
+    """Return the error of the system, among an error and its causes, that is not one of the table's own files."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            # A write, unlike an opening, does not say where it failed.
+            elsewhere = error.filename and not Path(os.fsdecode(error.filename)).is_relative_to(path)
+            if elsewhere or (error.filename is None and error.errno in _NO_ROOM):
+                return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _loaded(datasets: ModuleType, path: Path, state: str) -> Any:
