@@ -13,6 +13,7 @@ from autotune.machine.device_problems import check_devices
 from autotune.machine.devices import device_names, locked, make_folder, resource
 from autotune.machine.node import node_facts
 from autotune.workload import Prepared, look_at, read_data
+from storage.reading import read_store
 from storage.spool import Spool
 from storage.store import Store, open_store
 from trials import plugins
@@ -44,7 +45,8 @@ def workbench(
     """Describe the model, check and lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
-    read. Without ranks to start, devices are leased only where their free memory decides the memory limit.
+    read. Without ranks to start, no database is created, as `read_store` says, and devices are leased only where their
+    free memory decides the memory limit.
     Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
     Raise HardwareError for devices on which no rank can run, and NoCompiler where layers cannot be compiled.
     """
@@ -68,7 +70,7 @@ def workbench(
     make_folder(folder)
     with (
         locked(names),
-        open_store(database_url) as store,
+        open_store(database_url) if starts_ranks else read_store(database_url) as store,
         Agent(store) as agent,
         module.open_site(place) as site,
     ):

@@ -13,7 +13,7 @@ from autotune.job_file import load_job
 from autotune.machine.devices import locked
 from autotune.workload import look_at, read_data
 from storage.store import open_store
-from tests.programs.users import JobFile, refusal
+from tests.programs.users import JobFile, databases, refusal
 from tests.values.storage import peaking_at, result_of
 from tests.values.training import plan_of
 from trials import channels
@@ -80,6 +80,16 @@ def test_commands_are_printed_while_another_process_uses_the_devices(
         code, message = refusal("launch", job.path, "--plan", plan)
     assert (code, during) == (6, printed(job.path, "--plan", plan))
     assert "another autotune process uses the devices of this machine" in message
+
+
+def test_a_dry_run_creates_no_database(
+    job: JobFile, plan_file: Callable[[Plan], Path], home: Path, tmp_path: Path
+) -> None:
+    printed(job.path, "--plan", plan_file(plan_of("12+8", data=2)))
+    code, message = refusal("launch", job.path, "--dry-run", "--db", f"sqlite:///{tmp_path}/wrong/results.db")
+    assert (code, "results.db does not exist; check --db" in message) == (4, True)
+    assert not databases(home)
+    assert not (tmp_path / "wrong").exists()
 
 
 @pytest.mark.parametrize("option", ["--certify", "--retune-on-drift", "--submit"])
