@@ -8,14 +8,14 @@ from autotune.certification.certificate import Certificate
 from autotune.certification.certify import known_certificate, warn_of
 from autotune.database_setting import chosen_database
 from autotune.errors import JobError, PlanNotValid
-from autotune.events import Listener, unheard
+from autotune.events import Listener, Note, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
 from autotune.plan_choice import Keeps, binding, choose_plan, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
-from autotune.training.plan_change import check_begun, plan_of_training
+from autotune.training.plan_change import check_begun, plan_begun, plan_of_training
 from autotune.training.retuning import certified, check_checkpoints
 from autotune.training.watched_training import TrainingOptions, WatchedTraining
 from autotune.workbench import Workbench
@@ -96,7 +96,8 @@ def bench_with_plan(
 ) -> Iterator[tuple[Workbench, KnownPlan]]:
     """Open the bench of a training, and choose the wanted plan, or the winner, or what `trusted` puts in its place.
 
-    Without a wanted plan, a training that has begun goes on with its own, unless it `retunes`.
+    Without a wanted plan, a training that has begun goes on with its own; one that `retunes` only where no plan is
+    known for the job here.
 
     Raise what `training_bench`, `choose_plan` and `check_begun` raise.
     """
@@ -106,6 +107,10 @@ def bench_with_plan(
             chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps, binds=binding(bench.prepared))
         except PlanNotValid:
             check_begun(bench.prepared)  # where that raises, another plan would not help
-            raise
+            own = plan_begun(bench, listener) if wanted is None else None
+            if own is None:
+                raise
+            listener(Note(text=f"The training goes on with its plan {own.plan.id}: no plan is known for this job here"))
+            chosen = own
         keeps_own = wanted is None and not retunes
         yield bench, plan_of_training(bench, chosen, listener) if keeps_own else chosen

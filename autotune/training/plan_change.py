@@ -59,19 +59,28 @@ def _own_plan(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan:
 def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
     """Return the plan of the training in the output folder, which a later search does not change, else `chosen`."""
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
-    if record is None or record.settings.plan == chosen.plan.id:
-        return chosen
-    try:
-        found = _own_plan(bench, record.plan, listener)
-        check_plan(bench.prepared, found.plan)
-    except (PlanNotValid, UnknownRecord):  # the refusal of the chosen plan says how to go on
+    # Where the own plan cannot run here, the refusal of the chosen one says how to go on.
+    if record is None or record.settings.plan == chosen.plan.id or (own := plan_begun(bench, listener)) is None:
         return chosen
     listener(
         Note(
-            text=f"The training goes on with its plan {found.plan.id}, not with {chosen.plan.id}, to which "
+            text=f"The training goes on with its plan {own.plan.id}, not with {chosen.plan.id}, to which "
             f"`autotune launch JOB --resume-with {chosen.plan.id}` changes it"
         )
     )
+    return own
+
+
+def plan_begun(bench: Workbench, listener: Listener) -> KnownPlan | None:
+    """Return the plan of the training in the output folder; None without one, and where it cannot run here."""
+    record = read_record(bench.prepared.job.training.output / RECORD_FILE)
+    if record is None:
+        return None
+    try:
+        found = _own_plan(bench, record.plan, listener)
+        check_plan(bench.prepared, found.plan)
+    except (PlanNotValid, UnknownRecord):
+        return None
     return found
 
 

@@ -314,8 +314,10 @@ def test_no_search_begins_where_a_training_has_begun_and_its_plan_is_offered(job
     code, reported = refusal("run", job.path)
     assert code == 2
     assert f"continue with `autotune launch JOB --plan {plan.id}`, or name another folder" in reported
-    offered = CliRunner().invoke(main, ["launch", str(job.path), "--plan", plan.id[:10], "--dry-run"])
-    assert offered.exit_code == 0, offered.stderr
+    for given in (["--plan", plan.id[:10]], []):
+        offered = CliRunner().invoke(main, ["launch", str(job.path), *given, "--dry-run"])
+        assert offered.exit_code == 0, offered.stderr
+    assert f"The training goes on with its plan {plan.id}: no plan is known for this job here" in offered.stderr
     code, reported = refusal("launch", job.path, "--plan", plan_of("12+5", "0+3").id, "--dry-run")
     assert code == 2
     assert "no study has tried a plan yet" in reported
