@@ -136,8 +136,10 @@ def warn_of_bad_data(report: IndexReport) -> None:
         )
     if report.cut:
         _log.warning(
-            "%s %d tokens: longer ones are cut to that",
-            number_of(report.cut, "sample has", "samples have"),
+            "%d of %s %s %d tokens: longer ones are cut to that",
+            report.cut,
+            number_of(report.usable, "sample"),
+            "has" if report.cut == 1 else "have",
             report.max_tokens,
         )
     if report.wrong_sizes:

@@ -25,7 +25,7 @@ from autotune.machine.job_hardware import hardware_of
 from autotune.model_shape import model_shape
 from trials.arrays import Ints
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
-from trials.data.index import DatasetIndex, median_text_tokens, profile
+from trials.data.index import DatasetIndex, profile
 from trials.data.indexing import IndexReport, build_index
 from trials.data.pack_cost import cost_weights
 from trials.data.records.sample import Encoder
@@ -196,8 +196,8 @@ class Survey:
 
     workload: Workload
     report: IndexReport
-    median_text_tokens: int
-    """Of the samples of an epoch."""
+    index: DatasetIndex
+    """The samples to train on."""
 
 
 def survey(job: Job, outline: Outline, listener: Listener = unheard) -> Survey:
@@ -207,7 +207,7 @@ def survey(job: Job, outline: Outline, listener: Listener = unheard) -> Survey:
     """
     with tempfile.TemporaryDirectory() as folder:
         prepared, report = _read(job, outline, Path(folder), listener, lengths_folder())
-    return Survey(workload=prepared.workload, report=report, median_text_tokens=median_text_tokens(prepared.index))
+    return Survey(workload=prepared.workload, report=report, index=prepared.index)
 
 
 def workload_of(job: Job, outline: Outline, listener: Listener = unheard) -> Workload:

@@ -17,7 +17,7 @@ from storage.reading import read_store
 from trials import wire
 from trials.model.refusals.compiling import INSTALL, missing_tool
 from trials.units import duration_text, number_of, size_setting
-from trials.workload import Hardware, Part, Workload
+from trials.workload import Hardware, Part
 
 if TYPE_CHECKING:
     from autotune.job_file import JobFile
@@ -109,7 +109,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         lambda: _text(
             _hardware_text(hardware, memory),
             database,
-            _job_lines(job, found.workload, data, model, least) if job and found and data and model and least else [],
+            _job_lines(job, found, data, model, least) if job and found and data and model and least else [],
             findings,
             warned=bool(warnings),
         ),
@@ -119,6 +119,8 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
 
 
 def _data(found: "Survey") -> dict[str, Any]:
+    from trials.data.index import median_text_tokens  # numpy
+
     lengths, report = found.workload.data, found.report
     return {
         "samples": lengths.samples,
@@ -129,7 +131,7 @@ def _data(found: "Survey") -> dict[str, Any]:
         "model": found.workload.model.name,
         "lengths": {
             "mean_text_tokens": lengths.text_tokens / lengths.samples,
-            "half_have_at_most": found.median_text_tokens,
+            "half_have_at_most": median_text_tokens(found.index),
             "most_text_tokens": lengths.longest_text_tokens,
             "mean_vision_units": lengths.vision_units / lengths.samples,
             "most_vision_units": lengths.most_vision_units,
@@ -165,15 +167,16 @@ def _hardware_text(hardware: Hardware, memory: _Part) -> str:
     return f"{text}\nMemory    a rank may use {origin} of the {memory['device_bytes'] / 2**30:.1f} GiB of {owner}"
 
 
-def _job_lines(job: "Job", work: Workload, data: dict[str, Any], model: Mapping[Part, int], least: int) -> list[str]:
-    lengths, shape, search = data["lengths"], work.model, job.search
+def _job_lines(job: "Job", found: "Survey", data: dict[str, Any], model: Mapping[Part, int], least: int) -> list[str]:
+    lengths, shape, search = data["lengths"], found.workload.model, job.search
+    origin = found.report.origin(found.index)
     parts = ", ".join(f"{part} {count:,}" for part, count in model.items())
     layers = f"{shape.vision_layers} + {shape.language_layers}" if shape.vision_layers else f"{shape.language_layers}"
     units = f"; vision units {lengths['mean_vision_units']:.1f} (at most {lengths['most_vision_units']})"
     lines = [
         f"Model     {shape.name} ({shape.family}, {shape.dtype}): parameters of {parts}; {layers} layers; at least "
         f"{least / 2**20:,.0f} MiB on a rank for weights, gradients and AdamW's states",
-        f"Data      {number_of(data['samples'], 'sample')}, {data['text_only_samples']} of them without images",
+        f"Data      {number_of(data['samples'], 'sample')}{origin}, {data['text_only_samples']} of them without images",
         f"Lengths   text tokens {lengths['mean_text_tokens']:.0f} on average, half of the samples at most "
         f"{lengths['half_have_at_most']}, the longest {lengths['most_text_tokens']}"
         f"{units if lengths['most_vision_units'] else ''}; {100 * lengths['target_share']:.3g}% of the tokens are "

@@ -18,6 +18,8 @@ _MEBI = 1 << 20
 def what_if_text(found: WhatIf) -> str:
     """Return a table with a column for each variant, the best plans, and the samples that fill most of a pack."""
     now, *_ = found.variants
+    # A part of a sample's repeats is a random choice, which counts by its expectation.
+    unit = "of an epoch" if not np.any(now.index.repeats % 1) else "of an epoch, about"
     names = [_name(each) for each in found.variants]
 
     def row(name: str, unit: str, value: Callable[[Variant], float]) -> tuple[str, ...]:
@@ -31,9 +33,9 @@ def what_if_text(found: WhatIf) -> str:
         row("samples", "of an epoch", lambda each: _samples(each.index)),
         row("lost", "records", lambda each: each.lost),
         row("cut", "records", lambda each: each.packs.material.cut),
-        row("text tokens", "of an epoch", lambda each: _total(each.index, "text_tokens")),
-        row("vision units", "of an epoch", lambda each: _total(each.index, "vision_units")),
-        row("target tokens", "of an epoch", lambda each: _total(each.index, "target_tokens")),
+        row("text tokens", unit, lambda each: _total(each.index, "text_tokens")),
+        row("vision units", unit, lambda each: _total(each.index, "vision_units")),
+        row("target tokens", unit, lambda each: _total(each.index, "target_tokens")),
         row("forward passes", "GFLOP, analytic", lambda each: each.operations / 1e9),
         *([] if found.unknown else _forecast_rows(found)),
     ]

@@ -74,9 +74,11 @@ def pack_text(found: Balanced) -> str:
     """Show the choices, the table before and after, over-size samples and bad lines."""
     material = found.material
     saved = 1 - found.after.sample_flops / found.before.sample_flops
+    origin = material.found.origin(material.index)
+    samples = f"{_count(round(float(material.index.repeats.sum())))} samples{origin}\n" if origin else ""
     header = (
         f"{material.path}: {found.after.balance.data_parallel} data ranks, global batch "
-        f"{material.settings.global_batch_samples}, seed {material.settings.seed}, epoch {found.number}\n"
+        f"{material.settings.global_batch_samples}, seed {material.settings.seed}, epoch {found.number}\n{samples}"
         f"Compared by forward FLOP of {material.cost_model} alone; memory and fixed costs are unknown here\n"
         f"Before: {packing_text(UNPACKED)}, in random order\n"
         f"After: {packing_text(found.packing)}: {found.reason}"

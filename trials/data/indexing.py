@@ -34,6 +34,7 @@ LISTED = 1000
 """Bad lines that a report lists; all are counted."""
 # A choice: names of a warning, which stays a few lines.
 _SHOWN_KEYS = 10
+_SHOWN_FILES = 3
 
 
 def set_images(section: Section) -> str:
@@ -63,6 +64,8 @@ class IndexReport:
     """Lines that are not blank."""
     bad: int
     """Records left out."""
+    usable: int
+    """Samples of the index: all others, less those that `sampling` leaves out."""
     bad_lines: tuple[BadLine, ...]
     """The first LISTED of them."""
     bad_media: int
@@ -79,6 +82,24 @@ class IndexReport:
     cut: int
     """Samples of exactly `max_tokens` tokens."""
     unused: tuple[Unused, ...]
+
+    def origin(self, trained: DatasetIndex) -> str:
+        """Return what to write behind the number of an epoch's samples, where they are not each record once.
+
+        `trained` has the samples of the index that are not held out.
+        """
+        left_out = {
+            "that cannot be used": self.bad,
+            "left out by `sampling`": self.records - self.bad - self.usable,
+            "held out": self.usable - len(trained),
+        }
+        parts = [f"{count:,} {why}" for why, count in left_out.items() if count]
+        shown = [f"{file.path.name} shown {file.repeat:.3g} times" for file in trained.files if file.repeat != 1]
+        if not (parts or shown):
+            return ""
+        more = [f"{len(shown) - _SHOWN_FILES} more files too"] if len(shown) > _SHOWN_FILES else []
+        of_records = ", ".join((*parts, f"{len(trained):,} to train on"))
+        return f" an epoch ({'; '.join((f'{self.records:,} records: {of_records}', *shown[:_SHOWN_FILES], *more))})"
 
     @property
     def surprises(self) -> tuple[Unused, ...]:
@@ -149,7 +170,7 @@ def build_index(
     index = tally.index(files)
     tally.check_used(index)
     index = _sampled(index)
-    return index, tally.report(max_tokens, int(np.count_nonzero(index.text_tokens == max_tokens)))
+    return index, tally.report(index, max_tokens)
 
 
 def _scanned(
@@ -259,11 +280,12 @@ class _Tally:
         )
         return DatasetIndex(files=files, kept=kept if self.token_files else None, **columns)
 
-    def report(self, max_tokens: int | None, cut: int) -> IndexReport:
+    def report(self, index: DatasetIndex, max_tokens: int | None) -> IndexReport:
         return IndexReport(
             section=self.section,
             records=self.records,
             bad=self.bad,
+            usable=len(index),
             bad_lines=tuple(self.bad_lines),
             bad_media=self.bad_media,
             first_bad_media=self.first_bad_media,
@@ -271,7 +293,7 @@ class _Tally:
             wrong_sizes=self.wrong_sizes,
             measured=self.measured,
             max_tokens=max_tokens,
-            cut=cut,
+            cut=int(np.count_nonzero(index.text_tokens == max_tokens)),
             unused=tuple(self.unused.values()),
         )
 

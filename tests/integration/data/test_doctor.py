@@ -39,6 +39,26 @@ def test_the_doctor_shows_the_model_and_the_lengths_of_a_job(job: JobFile, examp
     assert f"half of the samples at most {lengths['half_have_at_most']}, the longest " in shown
 
 
+def test_the_samples_of_an_epoch_are_traced_to_the_records(
+    job: JobFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "train.jsonl"
+    answers = ["yes", "no and " * 200, "maybe", "no", "well", "why", "so"]
+    turns = [[{"from": "human", "value": "so?"}, {"from": "gpt", "value": answer}] for answer in answers]
+    file.write_text("".join(json.dumps({"conversations": each}) + "\n" for each in (*turns, [])))
+    source = {"path": str(file), "sampling": "first:6", "repeat": 0.5}
+    job.spoil(data={"sources": [source], "oversize": "truncate", "max_tokens": 200}, evaluation={"samples": 2})
+    answer = CliRunner().invoke(main, ["doctor", str(job.path)])
+    origin = (
+        "2 samples an epoch (8 records: 1 that cannot be used, 1 left out by `sampling`, 2 held out, 4 to train on; "
+        "train.jsonl shown 0.5 times)"
+    )
+    assert f"Data      {origin}, 2 of them without images" in answer.stdout
+    assert "1 of 6 samples has 200 tokens: longer ones are cut to that" in caplog.text
+    packed = CliRunner().invoke(main, ["pack", str(job.path), "--qv", "9", "--qt", "500", "--data-parallel", "1"])
+    assert f"\n{origin}\n" in packed.stdout
+
+
 @pytest.mark.parametrize(
     ("frozen", "bytes_of_parameter"), [pytest.param((), 16, marks=pytest.mark.long), (("language",), 4)]
 )

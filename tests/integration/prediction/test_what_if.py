@@ -114,6 +114,10 @@ def test_the_samples_of_an_epoch_are_as_many_as_their_file_repeats_them(watching
     assert (now["samples"], then["samples"]) == (9, 9)
     answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "frames=4"])
     assert re.search(r"samples +of an epoch +9 +9\n", answer.stdout.replace(" \n", "\n")), answer.stdout
+    assert re.search(r"text tokens +of an epoch  ", answer.stdout), answer.stdout
+    watching.spoil(data__sources=[{"path": str(source.path), "repeat": 0.5}])  # a random half, which the seed chooses
+    answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "frames=4"])
+    assert re.search(r"text tokens +of an epoch, about  ", answer.stdout), answer.output
 
 
 @pytest.mark.parametrize(
