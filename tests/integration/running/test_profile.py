@@ -25,16 +25,19 @@ from tests.values.training import job_of, plan_of, prepared_of, variant_of
 from trials import plugins, wire
 from trials.costs.coefficients import KINDS, LayerKind
 from trials.costs.layer_costs import LayerCosts
+from trials.data.loader import MicroBatch, PackDataset
 from trials.launchers.local import LocalLauncher
 from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import LayerTiming, UpdateTiming
 from trials.tasks.profiling import layer_profile
+from trials.tasks.profiling.caches import Caches
 from trials.tasks.profiling.exchanges import Exchanges
 from trials.tasks.profiling.layer_profile import run_profile
+from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.probes import Probe
-from trials.tasks.request import ProbeSizes, Profile, Request
+from trials.tasks.request import ProbeSizes, Profile, Request, Trial
 
 pytestmark = pytest.mark.ranks
 
@@ -270,6 +273,24 @@ def test_exchanges_are_timed_before_between_and_after_the_layers(
     report = run_profile(prepared_of(shallow, tmp_path).request(plan_of("4+2"), task), task, torch.device("cpu"))
     assert begun == ["exchanges", "layers", "exchanges", "layers", "exchanges"]
     assert [update.seconds_per_parameter for update in report.updates] == [0.5]
+
+
+def test_packs_are_loaded_in_turns_with_empty_caches_as_in_a_training(
+    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[object] = []
+    load = PackDataset.__getitem__
+
+    def noted(packs: PackDataset, number: int) -> MicroBatch:
+        events.append(number)
+        return load(packs, number)
+
+    monkeypatch.setattr(PackDataset, "__getitem__", noted)
+    monkeypatch.setattr(Caches, "empty", lambda _: events.append("emptied"))
+    task = Trial(warmup_steps=(), timed_steps=(0,))
+    time_loading(prepared_of(shallow, tmp_path).request(plan_of("4+2"), task), repeats=2)
+    of_round = [event for number in range(6) for event in ("emptied", number)]
+    assert events == 2 * 3 * of_round
 
 
 @pytest.mark.parametrize("loaded", ["pixels_seconds", "labels_seconds"])

@@ -1,7 +1,8 @@
 """Timing of what follows the passes of a step: reduction of gradients and the optimizer, as the engine runs them."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from trials.model.stage import StageModule
 from trials.plan import Layout, Padded, Plan
 from trials.stage import Stage as PlanStage
 from trials.tasks.answer import UpdateTiming
+from trials.tasks.profiling.caches import Caches
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.request import Profile, Request
 
@@ -72,13 +74,28 @@ def time_updates(
     return tuple(timings)
 
 
+class _OfUpdates(Stopwatch):
+    """Empties the caches before an update, which those of one layer of each kind would else fit into."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._caches = Caches(device)
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        if name == OPTIMIZER:
+            self._caches.empty()
+        with super().section(name):
+            yield
+
+
 def _optimizer_seconds(stage: StageModule, training: TrainingSection, repeats: int) -> float:
     stage.float()  # the engine updates float32 copies of bfloat16 weights
     parameters = [parameter for parameter in stage.parameters() if parameter.requires_grad]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer(stage, training)
-    stopwatch = Stopwatch(parameters[0].device)
+    stopwatch = _OfUpdates(parameters[0].device)
     seconds = []
     for _ in range(_WARMUP + repeats):
         with stopwatch.section(OPTIMIZER):
@@ -101,6 +118,7 @@ def _engine_seconds(request: Request, layout: Layout, stage: StageModule, repeat
     device = next(stage.parameters()).device
     where = layout.grid.coordinates(comm.get_rank())
     engine = build_engine(plan, stage, where, device, request.job.training)
+    engine.stopwatch = _OfUpdates(device)
     seconds = []
     try:
         for _ in range(_WARMUP + repeats):
