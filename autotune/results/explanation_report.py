@@ -224,8 +224,12 @@ def _ways(why: Explanation) -> str:
 
 
 def _payback(best: BestPlan, why: Explanation) -> str:
-    current = (each for each in why.plans if each.role == Role.CURRENT_PLAN and each.plan_id != why.winner.plan_id)
-    others = {each.role: each for each in (why.of_usual, *current) if each is not None}
+    # A current plan without a whole run has no gain.
+    current = [each for each in why.plans if each.role == Role.CURRENT_PLAN and not each.shortened]
+    others = dict[str, PlanTime]()
+    for each in (why.of_usual, *(each for each in current if each.plan_id != why.winner.plan_id)):
+        if each is not None:
+            others.setdefault(each.plan_id, each)
     return "\n".join(_paid_back(best, other, why.winner) for other in others.values())
 
 

@@ -86,7 +86,7 @@ def faster_tie(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
     tie = next(found, None)
     if tie is None:
         return None
-    runs = [trial for trial in trials if trial.kind == "completed" and not trial.shortened]
+    runs = _counting([trial for trial in trials if trial.kind == "completed" and not trial.shortened])
     own, of_best = ([run for run in runs if run.plan_id == plan_id] for plan_id in (tie.plan_id, best.plan.id))
     lost = "it ran once" if len(own) < 2 <= len(of_best) else "predictions speak against it"
     ranges = ranges_of_runs(runs)
@@ -94,6 +94,12 @@ def faster_tie(best: BestPlan, trials: Sequence[TrialSummary]) -> Rival | None:
         took, best_took = (range_text(ranges[plan_id]) for plan_id in (tie.plan_id, best.plan.id))
         lost = f"{lost} (an epoch took {took} s in its runs, {best_took} s in those of the best plan)"
     return replace(tie, role="a tie", lost=lost)
+
+
+def _counting(runs: Sequence[TrialSummary]) -> list[TrialSummary]:
+    """Return the runs by which a search ranks plans: a disturbed one counts only for a plan without another."""
+    quiet = {run.plan_id for run in runs if run.disturbance is None}
+    return [run for run in runs if run.disturbance is None or run.plan_id not in quiet]
 
 
 def _rival(best: BestPlan, compared: Baseline, trials: Sequence[TrialSummary]) -> Rival | None:

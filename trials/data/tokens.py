@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import torch
 
@@ -35,6 +36,11 @@ class PackTokens:
     """Whether the units are one of zeros, which no token shows, because this rank has none to compute."""
     level: int = 0
     """Level of the pack, which decides the ranks that share it and the layers that are recomputed."""
+
+    @property
+    def checksum(self) -> int:
+        """The same for packs of the same tokens."""
+        return crc32(self.input_ids.numpy().tobytes())
 
 
 def pack(states: Sequence[torch.Tensor], tokens: PackTokens) -> tuple[torch.Tensor, torch.Tensor]:

@@ -299,13 +299,16 @@ def _receive(engine: Any, buffer_id: int) -> None:
 def _learnt(targets: Targets, own: PackTokens, received: PackTokens, stage: StageModule) -> Targets:
     """Return the targets of the samples that have the same tokens on the first stage, which sent `received`.
 
-    A sample that it could not read is blank there, and its answer would be learnt from nothing.
+    A sample that it could not read is blank there, and its answer would be learnt from nothing. Raise DataError where
+    ranks that share the pack have not read the same samples.
     """
+    sharing = stage.sharing[received.level]
+    sharing.check_alike(own.checksum, targets.rows.device)
     if torch.equal(own.input_ids, received.input_ids):
         return targets
     pairs = zip(own.input_ids.split(own.lengths), received.input_ids.split(own.lengths), strict=True)
     alike = torch.cat([torch.full_like(mine, torch.equal(mine, first), dtype=torch.bool) for mine, first in pairs])
-    part = stage.sharing[received.level].share.part(len(alike))
+    part = sharing.share.part(len(alike))
     kept = alike[part].to(targets.rows.device)[targets.rows]
     return Targets(*(each[kept] if each.dim() else each for each in targets))
 

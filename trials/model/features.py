@@ -1,7 +1,6 @@
 """Projected image features in the language model."""
 
 from collections.abc import Sequence
-from zlib import crc32
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
@@ -31,14 +30,16 @@ def join_text(
     part = sharing.share.part(len(tokens.input_ids))
     embedding = model.get_input_embeddings()
     text = embedding(tokens.input_ids[part].to(next(embedding.parameters()).device, non_blocking=True))
+    # A rank that cannot read a sample has blank tokens in its place.
+    checksum = tokens.checksum
     if not features:
+        sharing.check_alike(checksum, text.device)
         return (before_layers(model.config, text.unsqueeze(0)),)
     is_image = _is_shown(model, tokens)
     if sharing.share.degree > 1:
         # The features of a stand-in are no token's.
         own = [each[:0] if tokens.stands_in else each for each in features]
-        # A rank that cannot read a sample has blank tokens in its place.
-        features = sharing.features_of_tokens(own, is_image, crc32(tokens.input_ids.numpy().tobytes()))
+        features = sharing.features_of_tokens(own, is_image, checksum)
     first, *later = features
     images = _places(is_image[part], text.device)
     joined = text.index_copy(0, images, first[: len(images)].to(text.dtype))

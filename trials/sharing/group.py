@@ -108,19 +108,16 @@ class SharingGroup:
         the same `checksum` of the pack.
         """
         held = list(features)
-        own = torch.tensor([len(held[0]), checksum], device=held[0].device)
-        of_ranks = own.new_empty(2 * self.share.degree)
-        dist.all_gather_into_tensor(of_ranks, own, group=self.group)
-        # `all_to_all_single` takes its sizes from the host, so `tolist` has to wait for the device.
-        owns, checksums = of_ranks.view(-1, 2).T.tolist()
-        if len(set(checksums)) > 1:
-            raise DataError(
-                "ranks that share a pack have read different samples of it, since one of them lacks files that another "
-                "has; restore the files that the logs of the ranks name on each node, and run the same command again"
-            )
+        # `all_to_all_single` takes its sizes from the host, which has to wait for the device.
+        owns = self._alike(len(held[0]), checksum, held[0].device)
         wants = wanted.view(self.share.degree, -1).sum(dim=1).tolist()
         give, take = _overlaps(owns, wants, self.share.index), _overlaps(wants, owns, self.share.index)
         return [_exchanged(each[: sum(give)], give, take, self._joined) for each in held]
+
+    def check_alike(self, checksum: int, device: torch.device) -> None:
+        """Raise DataError unless all ranks have the same `checksum` of a pack; without other ranks do nothing."""
+        if self.group is not None:
+            self._alike(0, checksum, device)
 
     def states_of_all(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states of all tokens [1, T, hidden]; `states` [1, t, hidden] are of this rank's tokens."""
@@ -145,6 +142,20 @@ class SharingGroup:
     def _exchange_evenly(self, rows: torch.Tensor) -> torch.Tensor:
         ones = [1] * self.share.degree
         return _exchanged(rows, ones, ones, self._joined)
+
+    def _alike(self, value: int, checksum: int, device: torch.device) -> list[int]:
+        """Return the `value` of each rank. Raise DataError unless they have the same `checksum` of their pack."""
+        own = torch.tensor([value, checksum], device=device)
+        of_ranks = own.new_empty(2 * self.share.degree)
+        dist.all_gather_into_tensor(of_ranks, own, group=self.group)
+        values, checksums = of_ranks.view(-1, 2).T.tolist()
+        if len(set(checksums)) > 1:
+            raise DataError(
+                "ranks that share a pack have read different samples of it, since one of them lacks files that another "
+                "has; restore the files that the logs of the ranks name on each node, and run the same command again"
+            )
+        found: list[int] = values
+        return found
 
     @property
     def _joined(self) -> dist.ProcessGroup:

@@ -81,10 +81,11 @@ def warn_of_batch(prepared: Prepared, plan: Plan) -> None:
         return
     if not epoch.keeps_batch:
         _log.warning(
-            "search.current_plan: a step of %s has about %.0f samples, where training.global_batch_samples is %d, so "
-            "that it would learn otherwise than the other plans and is not run; set training.global_batch_samples to "
-            "the samples of your steps: where another trainer's batch counts packs, it is that number times the "
-            "samples of one, which `autotune pack JOB` shows for their length as --qt",
+            "search.current_plan: a step of %s has %.0f samples on average, a short last one included, where "
+            "training.global_batch_samples is %d, so that it would learn otherwise than the other plans and is not "
+            "run; set training.global_batch_samples to the samples of your steps: where another trainer's batch counts "
+            "packs, it is that number times the samples of one, which `autotune pack JOB` shows for their length as "
+            "--qt",
             prepared.job.search.current_plan,
             epoch.batch_samples,
             prepared.job.training.global_batch_samples,

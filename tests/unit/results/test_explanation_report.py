@@ -181,6 +181,10 @@ def test_the_payback_is_stated_over_the_current_plan_too() -> None:
     assert "Compared with the current plan, the 50 s of the search's trials are paid back after 0.5 epochs" in text
     alone = text_of(replace(EXPLANATION, plans=(WINNER, current), usual="current-plan"))
     assert alone.count("search's trials") == 1
+    twice = text_of(replace(EXPLANATION, plans=(WINNER, USUAL, current), usual=USUAL.role))
+    assert twice.count("search's trials") == 1
+    shortened = text_of(replace(EXPLANATION, plans=(WINNER, own, replace(current, shortened=True)), usual="packed"))
+    assert "Compared with the current plan" not in shortened
 
 
 def test_a_gain_within_the_errors_is_not_said_to_pay_back() -> None:

@@ -106,6 +106,8 @@ def test_a_tie_has_a_row_and_one_that_ran_faster_a_sentence() -> None:
     document = best_document(best, trials)
     assert (document["rival"], document["faster_tie"]["plan_id"]) == (None, PADDED_PLAN.id)
     assert "but it ran once (" in best_text(*tied(0.8, 80.9, 53.0, runs=(45.5,)))
+    disturbed = [*trials[:-1], replace(trials[-1], disturbance="other load")]
+    assert "but it ran once (an epoch took 65.0 s in its runs" in best_text(best, disturbed)
 
 
 def test_a_tie_whose_runs_are_not_faster_or_not_known_has_no_sentence() -> None:

@@ -85,6 +85,7 @@ class _OfUpdates(Stopwatch):
     def section(self, name: str) -> Iterator[None]:
         if name == OPTIMIZER:
             self._caches.empty()
+            comm.barrier()  # which ranks end at different times
         with super().section(name):
             yield
 

@@ -1,14 +1,18 @@
 """Samples that can no longer be read when ranks come to them, on this machine or on another node."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from autotune.errors import PlanFailed, TrialsKeepFailing
 from autotune.search.execution.profiling import profile_layers
@@ -17,11 +21,17 @@ from autotune.workload import Prepared
 from storage.spool import Spool
 from storage.store import open_store
 from tests.integration.models.layouts.test_sharing import compared
+from tests.machines.own_ranks import on_ranks
 from tests.values.training import PACKED, plan_of, prepared_of, train
 from trials.certification import Reference
+from trials.data.tokens import PackTokens
+from trials.engine.group import process_group
+from trials.errors import DataError
+from trials.model.features import join_text
 from trials.outcome import Crash
 from trials.plan import Plan
 from trials.run.pool import Answers, WarmPool
+from trials.sharing.group import join_groups
 from trials.sites.local import LocalSite
 from trials.tasks.answer import TrainingReport, TrialReport
 from trials.tasks.request import Training, Trial
@@ -33,7 +43,9 @@ PIPELINE = plan_of("3+0r1,0", "1+2")
 EVERY_STEP = {"global_batch_samples": 24, "checkpoint_every": 1}
 
 
-def job_with_pictures(shallow: Path, folder: Path, *, evaluation: bool = False, **data: Any) -> tuple[Prepared, Path]:
+def job_with_pictures(
+    shallow: Path, folder: Path, *, evaluation: bool = False, devices: int = 2, **data: Any
+) -> tuple[Prepared, Path]:
     """Return a job of two steps with a checkpoint after each, and a picture of its first pack, to be damaged.
 
     With `evaluation` it evaluates on the samples that it trains on, after each step.
@@ -41,7 +53,14 @@ def job_with_pictures(shallow: Path, folder: Path, *, evaluation: bool = False, 
     shutil.copytree(shallow / "data", folder / "data")
     sources = [{"path": str(folder / "data" / "train.jsonl")}]
     sections = {"evaluation": {"sources": sources, "every": 1}} if evaluation else {}
-    prepared = prepared_of(shallow, folder, data={"sources": sources, **data}, training=EVERY_STEP, **sections)
+    prepared = prepared_of(
+        shallow,
+        folder,
+        data={"sources": sources, **data},
+        training=EVERY_STEP,
+        hardware={"devices": devices},
+        **sections,
+    )
     first = prepared.epoch(PIPELINE.packing, PIPELINE.layout.data).step(0).packs[0][0]
     picture = next(image for row in first.tolist() for image in prepared.index.sample(row).images)
     assert isinstance(picture, Path)
@@ -176,14 +195,42 @@ def test_an_answer_counts_nothing_where_the_first_stage_alone_cannot_read_the_im
     assert all(one != other for one, other in zip(of_all, on_both, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("plan", "lost"),
+    [
+        (SHARED, {"0": 0, "1": 1}),
+        # The last stage, whose ranks have labels alone.
+        (plan_of("4+0", "0+2", data=2, packing=replace(PACKED, sequence=2)), {"3": 0}),
+    ],
+    ids=["one stage", "last stage"],
+)
 def test_ranks_that_share_a_pack_and_read_different_samples_end_with_a_remedy(
-    shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, lost: Mapping[str, int], shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared, _ = job_with_pictures(shallow, tmp_path)
-    first, *_ = (pictures for pictures in pictures_of_packs(prepared, SHARED) if len(set(pictures)) > 1)
-    hide(tmp_path, {"0": first[:1], "1": first[1:2]}, monkeypatch, 6)
+    prepared, _ = job_with_pictures(shallow, tmp_path, devices=plan.layout.world_size)
+    first, *_ = (pictures for pictures in pictures_of_packs(prepared, plan) if len(set(pictures)) > 1)
+    hide(tmp_path, {rank: [first[place]] for rank, place in lost.items()}, monkeypatch, 4 + plan.layout.world_size)
     with pytest.raises(PlanFailed, match="ranks that share a pack have read different samples of it"):
-        launch_in(tmp_path, prepared, SHARED)
+        launch_in(tmp_path, prepared, plan)
+
+
+def test_ranks_that_share_a_pack_of_text_have_to_read_the_same_samples(tmp_path: Path) -> None:
+    for reason in on_ranks(reason_of_other_text, tmp_path / "ranks"):
+        assert "ranks that share a pack have read different samples of it" in reason
+
+
+def reason_of_other_text(file: Path) -> str:
+    """Join a pack of text of which this rank has other tokens than the other one; return the error."""
+    rank = int(os.environ["RANK"])
+    ids = torch.arange(4) + rank
+    tokens = PackTokens(input_ids=ids, positions=ids[None], lengths=(4,), grids=torch.zeros(0, 0, dtype=torch.int64))
+    model: Any = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(8, 2))
+    with process_group(rank, rank, 2, f"file://{file}.rendezvous"):
+        try:
+            join_text(model, (), tokens, join_groups([range(2)], rank))
+        except DataError as error:
+            return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("lost", ["all images", "images of a file", "a file"])

@@ -78,4 +78,7 @@ def test_a_plan_whose_steps_have_other_samples_is_named_with_their_number(
     prepared = prepared_of(tmp_path)
     samples = prepared.epoch(large.packing, 1).batch_samples
     warn_of_batch(prepared, large)
-    assert f"has about {samples:.0f} samples, where training.global_batch_samples is 16" in caplog.text
+    assert (
+        f"has {samples:.0f} samples on average, a short last one included, where training.global_batch_samples is 16"
+        in caplog.text
+    )
