@@ -85,7 +85,8 @@ class _OfUpdates(Stopwatch):
     def section(self, name: str) -> Iterator[None]:
         if name == OPTIMIZER:
             self._caches.empty()
-            comm.barrier()  # which ranks end at different times
+            if comm.is_initialized():
+                comm.barrier()  # ranks end it at different times
         with super().section(name):
             yield
 
