@@ -28,7 +28,7 @@ def whole_file(path: Path, mode: int = 0o666, *, durable: bool = True) -> Iterat
         if durable:
             sync(path.parent)
     except OSError as error:
-        # A write, unlike an opening, does not say where it failed, and nobody has asked for the file beside `path`.
+        # The error of a write names no file, and the user has not asked for the temporary one.
         if error.filename is None or str(error.filename) == str(partial):
             error.filename = str(path)
             del error.filename2  # None would be shown

@@ -15,7 +15,7 @@ _MEBI = 1 << 20
 _LEAST = 0.01
 """Device-hours, or their price, below which a job is too small for its figures to matter."""
 _HOST_SECONDS = 2e-3
-"""Of the host for both passes of a layer with a pack, a choice: docs/benchmarks/gpu.md has 2 to 4 ms beside an H200."""
+"""A choice: what the host takes to launch both passes of a layer. docs/benchmarks/gpu.md has 2 to 4 ms with an H200."""
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",

@@ -46,6 +46,6 @@ def useful_work_note(one: PlanTime, other: PlanTime) -> str:
         return ""
     return (
         "Useful work is that of the same samples under both plans, but its time is measured in their passes. It "
-        "differs by more than its errors, as passes are slower or faster in packs of other sizes, on cores that ranks "
-        "share, and beside other programs."
+        "differs by more than its errors, because the speed of a pass depends on the sizes of packs, on cores that "
+        "ranks share, and on other programs that run."
     )

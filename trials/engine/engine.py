@@ -299,8 +299,8 @@ def _receive(engine: Any, buffer_id: int) -> None:
 def _learnt(targets: Targets, own: PackTokens, received: PackTokens, stage: StageModule) -> Targets:
     """Return the targets of the samples that have the same tokens on the first stage, which sent `received`.
 
-    A sample that it could not read is blank there, and its answer would be learnt from nothing. Raise DataError where
-    ranks that share the pack have not read the same samples.
+    A sample that it could not read is blank there, and its answer would be learnt without the image. Raise DataError
+    where ranks that share the pack have not read the same samples.
     """
     sharing = stage.sharing[received.level]
     sharing.check_alike(own.checksum, targets.rows.device)

@@ -202,6 +202,12 @@ def test_when_a_search_is_paid_back_is_stated_where_the_errors_allow(error: floa
     assert expected in note
 
 
+def test_when_a_search_is_paid_back_is_stated_over_the_present_settings_too() -> None:
+    source = source_of(*KNOWN_BEFORE, gains={"default": (2.0, 0.1), "current-plan": (2.4, 0.1)})
+    (note,) = (card.note for card in cards(source, sides_of(source)) if card.name == "time of the search's trials")
+    assert [part.rpartition(" ")[2] for part in note.split("; ")] == ["default", "current-plan"]
+
+
 @pytest.mark.parametrize(("error", "speed"), [(0.02, "faster"), (0.5, "as fast")])
 def test_a_baseline_that_is_faster_is_not_said_to_be_as_fast(error: float, speed: str) -> None:
     source = source_of(*KNOWN_BEFORE, gains={"default": (0.6, error)})

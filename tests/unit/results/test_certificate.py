@@ -165,7 +165,7 @@ def test_a_part_without_gradients_holds_only_without_them() -> None:
 def test_a_gradient_is_compared_as_exactly_as_it_was_read() -> None:
     assert faults_of(parameter("a", difference=1.19e-3, reading_error=1e-3)) == ()
     assert faults_of(parameter("a", difference=1.21e-3, reading_error=1e-3))
-    other = parameter("b", difference=3e-2, expected=100.0)  # a real difference, beside a gradient that is not known
+    other = parameter("b", difference=3e-2, expected=100.0)  # a real difference; the other is not compared
     (fault,) = faults_of(parameter("a", difference=1e-2, reading_error=2e-2), other)
     assert "that of b by 0.0003 (0.0002)" in fault
     nothing = parameter("a", difference=1e-9, expected=0.0, found=1e-9, reading_error=2e-9)

@@ -64,7 +64,7 @@ class _Share:
     unreadable: int
     """Samples of the step, over all ranks."""
     read_share: float
-    """Share of the weights of all samples that those which could be read have."""
+    """Sum of the weights of the samples that could be read, as a share of that of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -346,7 +346,7 @@ def _comparison(
 ) -> GradientComparison:
     loss, gradients = found
     exact, rounded = reference.exact.clipped(clip_norm), reference.rounded and reference.rounded.clipped(clip_norm)
-    # A training tells the mean over the samples that could be read, and its gradient is that of all.
+    # A training logs the mean over the samples that could be read, but divides its gradient by the weights of all.
     read = reference.read_share or 1.0
     return GradientComparison(
         loss=loss,

@@ -75,7 +75,7 @@ def time_updates(
 
 
 class _OfUpdates(Stopwatch):
-    """Empties the caches before an update, which those of one layer of each kind would else fit into."""
+    """Empties the caches before an update: one layer of each kind would fit into them, and a stage does not."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
