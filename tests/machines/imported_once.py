@@ -5,6 +5,7 @@ import gc
 import pytest  # noqa: F401
 
 import autotune  # noqa: F401
+from tests.programs import storms  # noqa: F401
 from tests.values import search, training  # noqa: F401
 from trials.run.worker import import_serve
 

@@ -1,7 +1,6 @@
 """Agents that record trials while they are killed, and openings of one new database at the same moment."""
 
 import ctypes
-import multiprocessing
 import os
 import random
 import signal
@@ -30,19 +29,13 @@ from storage.queries import agents, studies
 from storage.records import FinishedTrial, RunningTrial, TrialResult
 from storage.spool import Spool
 from storage.store import Store, open_store
+from tests.programs.forked import FORKED
 from tests.values.storage import WORKLOAD, completed, packed_plan
 from trials import wire
 
 _PLANS_OF_A_WORKER = 10_000
 _LONGEST_TRIAL_SECONDS = 0.02
 _GATE_SECONDS = 120.0
-
-
-def context() -> "multiprocessing.context.ForkServerContext":
-    """Processes that start at once: what they import is loaded once."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["tests.programs.storms"])
-    return found
 
 
 @dataclass(kw_only=True)
@@ -107,16 +100,16 @@ class _Work(NamedTuple):
 class _Workers:
     def __init__(self, works: list[_Work]) -> None:
         self.alive: dict[_Work, BaseProcess] = {}
-        self.commits = context().RawArray("b", len(works))
+        self.commits = FORKED.RawArray("b", len(works))
         """By worker: whether it is in a commit."""
-        self.calm = context().Event()
+        self.calm = FORKED.Event()
         """Set after the last kill. However fast the workers are, they go on until then."""
         for work in works:
             self.begin(work)
 
     def begin(self, work: _Work) -> None:
         self.commits[work.number] = False
-        self.alive[work] = context().Process(target=_work, args=(work, self.commits, self.calm))
+        self.alive[work] = FORKED.Process(target=_work, args=(work, self.commits, self.calm))
         self.alive[work].start()
 
     def committing(self) -> BaseProcess | None:
@@ -246,9 +239,8 @@ def _inspect(report: Storm, url: str, folder: Path, processes: int) -> None:
 
 def race(url: str, folder: Path, *, processes: int) -> list[str]:
     """Open the database with Optuna's tables in several processes at once; return the messages of those that fail."""
-    start = context()
-    gate = start.Barrier(processes, timeout=_GATE_SECONDS)
-    openers = [start.Process(target=_open, args=(url, folder, number, gate)) for number in range(processes)]
+    gate = FORKED.Barrier(processes, timeout=_GATE_SECONDS)
+    openers = [FORKED.Process(target=_open, args=(url, folder, number, gate)) for number in range(processes)]
     for opener in openers:
         opener.start()
     for opener in openers:
