@@ -74,7 +74,7 @@ def explain(
     for baseline in (*tried, *tried):
         trial = ledger.begin(baseline.plan, baseline.role, {})
         finished = ledger.finish(trial, ledger.put(trial, runner.run(baseline.plan)))
-        calibrated.learn(finished.plan, finished.result.outcome, prepared.job.search)
+        calibrated.learn(finished, prepared.job.search)
         surrogate.learn(finished)
     standings = standings_of(ledger.trials, surrogate, {each.plan: frozenset({str(each.role)}) for each in tried})
     winner = standings.winner()

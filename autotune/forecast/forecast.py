@@ -200,7 +200,7 @@ class Forecaster:
                 continue
             base = self._predictor.base.with_costs(costs)
             search = search_of(study.settings, self.job.search)
-            self._predictor.learn(trial.plan, trial.result.outcome, search, base=base)
+            self._predictor.learn(trial, search, base=base)
             if trial.plan.layout.world_size == self.cluster.devices:
                 self._surrogate.learn(trial)
             if isinstance(trial.result.outcome, Completed):

@@ -64,6 +64,7 @@ class Trials:
         truth: LayerCosts,
         *,
         factor_of: Callable[[Plan], float] = lambda _: 1.0,
+        disturbance: str | None = None,
         settings: Mapping[str, object] = MappingProxyType({}),
         seed: int = 0,
         **changes: Any,
@@ -85,6 +86,7 @@ class Trials:
                     result_of(trial.id, ran.outcome),
                     epoch_seconds=ran.epoch_seconds,
                     epoch_seconds_error=ran.epoch_seconds_error,
+                    disturbance=disturbance,
                     finished=NOON + timedelta(minutes=number),
                 )
                 store.finish_trial(result)

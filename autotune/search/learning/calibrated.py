@@ -15,13 +15,14 @@ from autotune.prediction.predictor import EpochOf, Prediction, Predictor
 from autotune.prediction.sizes import ExcerptSizes
 from autotune.prediction.trial_steps import trial_steps, warmup_of
 from autotune.search.learning.excerpt import Excerpt
+from storage.records import FinishedTrial
 from trials.arrays import Floats
 from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import CostWeights, EpochSettings, build_epoch
 from trials.data.index import DatasetIndex
 from trials.data.neutral import neutrality
 from trials.job import Job, SearchSection
-from trials.outcome import Completed, Failed, Measurement, Outcome, OutOfMemory, Rejected
+from trials.outcome import Completed, Failed, Measurement, OutOfMemory, Rejected
 from trials.plan import Layout, Packing, Plan
 
 # A choice: 0.6 GB at most, for what would take seconds to pack again.
@@ -201,15 +202,16 @@ class CalibratedPredictor:
         count = sum(map(len, self.profiled.sizes(plan.packing, plan.layout).timed_blocks))
         return tuple(np.unique(np.linspace(0, count - 1, min(count, _STEPS)).round()).astype(int).tolist())
 
-    def learn(self, plan: Plan, outcome: Outcome, settings: SearchSection, *, base: Predictor | None = None) -> None:
+    def learn(self, trial: FinishedTrial, settings: SearchSection, *, base: Predictor | None = None) -> None:
         """Learn from a trial that completed or ran out of memory; other failures are ignored.
 
         A rejected plan teaches how much heavier packs of the whole epoch are than those of the excerpt, as these do.
         `base` has the layer costs for the number of devices that the trial ran on, where that is another one.
         """
-        match outcome:
+        plan, result = trial.plan, trial.result
+        match result.outcome:
             case Completed(measurement=measurement):
-                self.observe(plan, measurement, settings.warmup_steps, base=base)
+                self.observe(plan, measurement, settings.warmup_steps, is_disturbed=result.is_disturbed, base=base)
             case Failed(cause=OutOfMemory() as cause):
                 steps = trial_steps(self.base.predict(plan), settings.warmup_steps, settings.timed_steps)
                 # The stage failed in one of these steps; which one is unknown, so all of them count.
@@ -225,24 +227,30 @@ class CalibratedPredictor:
                 pass
 
     def observe(
-        self, plan: Plan, measurement: Measurement, warmup_steps: int, *, base: Predictor | None = None
+        self,
+        plan: Plan,
+        measurement: Measurement,
+        warmup_steps: int,
+        *,
+        is_disturbed: bool = False,
+        base: Predictor | None = None,
     ) -> None:
         """Learn from a measurement, which came after `warmup_steps` that were not timed.
 
+        A disturbed one teaches how the times of its parts compare: what slowed all of them is fitted apart.
         A measurement of steps that this epoch does not have, as of a job with another seed, is ignored.
         """
         base, steps = base or self.base, measurement.steps
         if max(steps) >= self.base.sizes(plan.packing, plan.layout).epoch.steps:
             return
         # The whole step tells what the sum of its parts does not: the schedule, and communication.
-        mean = sum(measurement.step_seconds) / len(steps)
-        self._observations.append(Observation(features=self._features(base, plan, steps), seconds=mean))
+        measured = [(self._features(base, plan, steps), sum(measurement.step_seconds) / len(steps))]
         updates = []
         for stage in measurement.stages:
             load, forward, backward, update = stage_features(
                 base, plan, steps, self._calibration.factors, stage=stage.stage, data_rank=stage.data_rank
             )
-            measured = [(load, stage.load_seconds)]
+            measured.append((load, stage.load_seconds))
             # A rank waits for the others where all of them exchange.
             if not plan.layout.shards_weights:
                 measured.append((forward, stage.forward_seconds))
@@ -252,9 +260,13 @@ class CalibratedPredictor:
             # Some of the waiting for other ranks of the stage may be left in the update of the last one.
             if plan.layout.grid.of_stage == 1:
                 updates.append((update, stage.optimizer_seconds))
-            self._observations += _observations(measured)
         # ZeRO and clipping add up the norms of all stages, for which stages that end early wait inside their update.
-        self._observations += sorted(_observations(updates), key=lambda each: each.seconds / sum(each.features))[:1]
+        measured += sorted(_predicted(updates), key=lambda each: each[1] / sum(each[0]))[:1]
+        trial = self.trials if is_disturbed else None
+        self._observations += [
+            Observation(features=features, seconds=seconds, disturbed_trial=trial)
+            for features, seconds in _predicted(measured)
+        ]
         self._peaks += peaks(self.base, plan, measurement, warmup_steps)
         self.trials += 1
         self._weigh(plan)
@@ -292,9 +304,9 @@ class CalibratedPredictor:
         return step_features(base, plan, steps, self._calibration.factors)
 
 
-def _observations(measured: Iterable[tuple[Features, float]]) -> list[Observation]:
-    """Return observations of the parts whose predicted time is not 0."""
-    return [Observation(features=features, seconds=seconds) for features, seconds in measured if sum(features) > 0]
+def _predicted(measured: Iterable[tuple[Features, float]]) -> list[tuple[Features, float]]:
+    """Return the measured times of which the predicted one is not 0."""
+    return [(features, seconds) for features, seconds in measured if sum(features) > 0]
 
 
 def peaks(predictor: Predictor, plan: Plan, measurement: Measurement, warmup_steps: int) -> list[Peak]:

@@ -140,7 +140,7 @@ class Advisor:
         Nor does a trial that `answers` nothing keep its plan from being proposed.
         """
         if is_conclusive(trial):
-            self._predictor.learn(trial.plan, trial.result.outcome, self._settings)
+            self._predictor.learn(trial, self._settings)
         self.surrogate.learn(trial)
         self._renew_space()
         self._trials.append(trial)

@@ -70,6 +70,16 @@ def test_plans_of_a_kind_that_runs_faster_than_predicted_are_forecast_as_they_ra
         assert sum(found["parts"].values()) == pytest.approx(found["epoch_seconds"])
 
 
+def test_what_other_programs_slowed_is_not_predicted_of_other_plans(
+    job: JobFile, costs: LayerCosts, trials: Trials, plan_file: Callable[[Plan], Path]
+) -> None:
+    store_profile(job, costs)
+    trials.keep(OTHERS[:2], costs)
+    trials.keep(OTHERS[2:], costs, factor_of=lambda _: 1.5, disturbance="other processes used 1.2 of 2 cores")
+    (found,) = predicted(job.path, "--plan", plan_file(PLAN))["plans"]
+    assert found["epoch_seconds"] == pytest.approx(trials.seconds(PLAN, costs), rel=0.03)
+
+
 def test_trials_with_other_software_or_a_profile_file_correct_nothing(
     job: JobFile, costs: LayerCosts, profile: Path, trials: Trials, plan_file: Callable[[Plan], Path]
 ) -> None:

@@ -46,7 +46,7 @@ def test_a_trial_of_cut_layers_is_measured_and_corrects_the_prediction(
     assert min(rank.peak_bytes - rank.static_bytes for rank in measured.stages) > 0
     for rank in measured.stages:
         assert 0 < rank.forward_seconds + rank.backward_seconds < sum(measured.step_seconds)
-    predictor.learn(plan, outcome, prepared.job.search)
+    predictor.observe(plan, measured, prepared.job.search.warmup_steps)
     assert predictor.trials == 1
     assert predictor.epoch_seconds(plan) != before
     steps = list(measured.steps)

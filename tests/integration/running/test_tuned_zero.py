@@ -48,7 +48,7 @@ def test_a_trial_is_measured_and_corrects_the_prediction(
     before = predictor.epoch_seconds(plan)
     outcome = Runner(prepared, predictor, pool).run(plan).outcome
     assert isinstance(outcome, Completed), outcome
-    predictor.learn(plan, outcome, prepared.job.search)
+    predictor.observe(plan, outcome.measurement, prepared.job.search.warmup_steps)
     assert predictor.trials == 1
     assert predictor.epoch_seconds(plan) != before
     (predicted,) = predictor.base.predict(plan).stage_bytes

@@ -19,7 +19,7 @@ from tests.machines.simulated import Behaviour, SimulatedLauncher
 from tests.values.exchanges import copies, exchanging
 from tests.values.parameters import examples
 from tests.values.search import COSTS as LAYER_COSTS
-from tests.values.search import MEBI, deferring, keeping, predictor_of, prepared_of, runner_of
+from tests.values.search import MEBI, deferring, finished, keeping, predictor_of, prepared_of, runner_of
 from tests.values.training import offloading, plan_of
 from trials.arrays import Floats
 from trials.costs.coefficients import times
@@ -277,6 +277,21 @@ def test_a_machine_unlike_its_profile_is_learned_from_a_few_plans(tmp_path: Path
     assert calibrated.relative_error(held_out) < width / 2
 
 
+def test_how_much_other_programs_slow_trials_says_nothing_of_the_machine(tmp_path: Path) -> None:
+    slowed = predictor_of(scaled(LAYER_COSTS, [1.5] * len(COSTS)))
+    machines = dict(zip(PLANS, (PREDICTOR, PREDICTOR, slowed, slowed, slowed), strict=False))
+
+    def error(*, says_so: bool) -> float:
+        calibrated = CalibratedPredictor(PREDICTOR)
+        for plan, machine in machines.items():
+            is_disturbed = says_so and machine is slowed
+            calibrated.observe(plan, measured(plan, tmp_path, machine), warmup_steps=1, is_disturbed=is_disturbed)
+        return abs(calibrated.epoch_seconds(PLANS[-1]) / PREDICTOR.predict(PLANS[-1]).epoch_seconds - 1)
+
+    assert error(says_so=False) > 0.2
+    assert error(says_so=True) < 0.03
+
+
 @pytest.mark.parametrize(
     ("zero", "bucket", "learns"),
     [(1, 0, (True, True)), (1, 1 << 20, (True, False)), (2, 0, (True, False)), (3, 0, (False, False))],
@@ -332,7 +347,7 @@ def test_memory_is_learnt_from_trials_that_ran_out_of_it_alone(tmp_path: Path) -
         fullest = max(measured(plan, tmp_path, truth).stages, key=lambda stage: stage.peak_bytes)
         limit = round(0.99 * fullest.peak_bytes)  # passed by little, though the stage was predicted to stay below it
         cause = OutOfMemory(stage=fullest.stage, rank=0, needed_bytes=limit + 1000, limit_bytes=limit)
-        calibrated.learn(plan, Failed(cause=cause), settings)
+        calibrated.learn(finished(plan, Failed(cause=cause)), settings)
     assert calibrated.trials == len(PLANS) - 1
     for before, after, real in zip(
         PREDICTOR.predict(held_out).stage_memory,
@@ -350,5 +365,5 @@ def test_memory_is_learnt_from_trials_that_ran_out_of_it_alone(tmp_path: Path) -
 def test_crashes_and_rejected_plans_teach_nothing(tmp_path: Path) -> None:
     calibrated = CalibratedPredictor(PREDICTOR)
     for outcome in (Failed(cause=Crash(rank=0, detail="boom")), Rejected(reason="too large")):
-        calibrated.learn(PLANS[0], outcome, prepared_of(tmp_path).job.search)
+        calibrated.learn(finished(PLANS[0], outcome), prepared_of(tmp_path).job.search)
     assert calibrated.trials == 0

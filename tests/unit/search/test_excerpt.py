@@ -166,7 +166,7 @@ def test_trials_run_steps_of_the_whole_epoch_and_correct_the_excerpt(
     outcome = Runner(prepared, calibrated, slower, watch=Undisturbed).run(plan).outcome
     assert isinstance(outcome, Completed)
     assert max(outcome.measurement.steps) > calibrated.profiled.sizes(plan.packing, plan.layout).epoch_steps
-    calibrated.learn(plan, outcome, prepared.job.search)
+    calibrated.observe(plan, outcome.measurement, prepared.job.search.warmup_steps)
     assert calibrated.epoch_seconds(other) / before == pytest.approx(1.3, rel=0.05)
 
 
@@ -216,7 +216,7 @@ def test_a_plan_that_does_not_fit_the_whole_epoch_teaches_how_much_heavier_its_p
     plan, other = max(starts, key=excess), min(starts, key=excess)
     assert excess(plan) > 1.02
     before, kept = calibrated.memory(other), calibrated.factors[-1]
-    calibrated.learn(plan, Rejected(reason="it does not fit"), prepared_of(tmp_path).job.search)
+    calibrated.learn(finished(plan, Rejected(reason="it does not fit")), prepared_of(tmp_path).job.search)
     fullest = [max(stage.expected for stage in stages) for stages in (calibrated.memory(plan), before)]
     assert fullest[0] == pytest.approx(max(calibrated.base.predict(plan).stage_bytes), rel=1e-3)
     # Of packs that are not known half as much is expected.

@@ -33,6 +33,7 @@ from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.packs import Oversize
 from trials.job import SearchSection
 from trials.model.cut import check_layers
+from trials.outcome import Completed
 from trials.plan import Packed, Packing, Plan
 from trials.workload import Workload
 
@@ -127,7 +128,9 @@ def test_the_calibration_state_of_one_search_is_used_by_the_next(store: Store, t
     launcher, first = SimulatedLauncher(slower), CalibratedPredictor(PREDICTOR)
     runner = runner_of(tmp_path, launcher, predictor=PREDICTOR)
     for plan in SPACE.starts[::3]:
-        first.learn(plan, runner.run(plan).outcome, SETTINGS)
+        outcome = runner.run(plan).outcome
+        assert isinstance(outcome, Completed)
+        first.observe(plan, outcome.measurement, SETTINGS.warmup_steps)
     keep(store, bigger(workload_of()), PLAN, wire.encode(first.state))
     second = CalibratedPredictor(PREDICTOR, inherited_calibration(store, workload_of()))
     truth = slower.epoch_seconds(PLAN)
