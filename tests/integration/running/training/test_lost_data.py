@@ -4,11 +4,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -123,9 +123,11 @@ import json
 import os
 from pathlib import Path
 
-lost, opened = json.loads(Path(__file__).with_name("lost.json").read_text()), Path.open
+opened = Path.open
 
 def open_here(self, *arguments, **options):
+    with open(Path(__file__).with_name("lost.json")) as file:
+        lost = json.load(file)
     if str(self) in lost.get(os.environ.get("RANK"), ()):
         raise FileNotFoundError(2, "No such file or directory", str(self))
     return opened(self, *arguments, **options)
@@ -134,16 +136,29 @@ Path.open = open_here
 """
 """A `sitecustomize` for Python processes: ranks are on nodes that lack pictures."""
 SHARED = plan_of("4+2", data=2, packing=replace(PACKED, sequence=2))
+Hide: TypeAlias = Callable[[Mapping[str, Sequence[object]]], None]
 
 
-def hide(folder: Path, lost: Mapping[str, Sequence[object]], monkeypatch: pytest.MonkeyPatch, server: int) -> None:
-    """Hide pictures from ranks by their number. Each `server` of this file is a fork server of its own."""
-    folder.mkdir(exist_ok=True)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of Python modules for ranks that lack pictures."""
+    folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(HIDES_FROM_RANKS)
-    (folder / "lost.json").write_text(json.dumps({rank: [*map(str, pictures)] for rank, pictures in lost.items()}))
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    # A text that no other test has selects it.
-    monkeypatch.setenv("OMP_NUM_THREADS", "0" * (2 + server) + "1")
+    return folder
+
+
+@pytest.fixture
+def hide(site: Path, monkeypatch: pytest.MonkeyPatch) -> Hide:
+    """Hide pictures from ranks by their number."""
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    # A text that no other test has, so that these ranks have a fork server of their own, with this path.
+    monkeypatch.setenv("OMP_NUM_THREADS", "0001")
+
+    def hide(lost: Mapping[str, Sequence[object]]) -> None:
+        (site / "lost.json").write_text(json.dumps({rank: [*map(str, pictures)] for rank, pictures in lost.items()}))
+
+    hide({})
+    return hide
 
 
 def pictures_of_packs(prepared: Prepared, plan: Plan) -> list[list[object]]:
@@ -160,7 +175,7 @@ def steps_of(prepared: Prepared) -> list[Progress]:
 
 @pytest.mark.parametrize("plan", [PIPELINE, SHARED])
 def test_samples_that_some_ranks_alone_cannot_read_are_counted(
-    plan: Plan, shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    plan: Plan, shallow: Path, hide: Hide, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared, _ = job_with_pictures(shallow, tmp_path)
     shown = [prepared.index.sample(row).images for row in range(len(prepared.index))]
@@ -168,7 +183,7 @@ def test_samples_that_some_ranks_alone_cannot_read_are_counted(
     picture, other = [pictures[0] for pictures in pictures_of_packs(prepared, plan)][:2]
     # Ranks that share a pack have to read the same samples of it.
     of_ranks = {"0": [picture], "1": [other]} if plan is PIPELINE else {"0": [picture, other], "1": [picture, other]}
-    hide(tmp_path, of_ranks, monkeypatch, plan.layout.data)
+    hide(of_ranks)
     launched = launch_in(tmp_path, prepared, plan)
     showing = sum(picture in images or other in images for images in shown)
     assert launched.blank_samples == sum(step.blank_samples for step in steps_of(prepared)) == showing
@@ -176,13 +191,13 @@ def test_samples_that_some_ranks_alone_cannot_read_are_counted(
 
 
 def test_an_answer_counts_nothing_where_the_first_stage_alone_cannot_read_the_image(
-    shallow: Path, pool: WarmPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shallow: Path, hide: Hide, pool: WarmPool, tmp_path: Path
 ) -> None:
     found = dict[str, list[float]]()
     for without in ("none", "first", "both"):
         prepared, picture = job_with_pictures(shallow, tmp_path / without, evaluation=True)
         if without == "first":
-            hide(tmp_path / without, {"0": [picture]}, monkeypatch, 3)
+            hide({"0": [picture]})
             launch_in(tmp_path / without, prepared)
         else:
             if without == "both":
@@ -208,11 +223,11 @@ def test_an_answer_counts_nothing_where_the_first_stage_alone_cannot_read_the_im
     ids=["one stage", "last stage"],
 )
 def test_ranks_that_share_a_pack_and_read_different_samples_end_with_a_remedy(
-    plan: Plan, lost: Mapping[str, int], shallow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Plan, lost: Mapping[str, int], shallow: Path, hide: Hide, tmp_path: Path
 ) -> None:
     prepared, _ = job_with_pictures(shallow, tmp_path, devices=plan.layout.world_size)
     first, *_ = (pictures for pictures in pictures_of_packs(prepared, plan) if len(set(pictures)) > 1)
-    hide(tmp_path, {rank: [first[place]] for rank, place in lost.items()}, monkeypatch, 4 + plan.layout.world_size)
+    hide({rank: [first[place]] for rank, place in lost.items()})
     with pytest.raises(PlanFailed, match="ranks that share a pack have read different samples of it"):
         launch_in(tmp_path, prepared, plan)
 
