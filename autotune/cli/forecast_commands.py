@@ -37,9 +37,26 @@ class DeviceName(click.types.StringParamType):
         return self.KNOWN
 
 
-@click.command()
+class JobOrModel(click.Command):
+    """A command with a model and data, or with a job file in place of both."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing or ctx.params["data"]:
+            return rest
+        from autotune.job_file import JobFile
+
+        path = Path(ctx.params["model"])
+        if not path.exists() or path.is_dir():
+            raise click.UsageError(f"{path} is not a job file; name one, or the annotation files after the model", ctx)
+        ctx.params["model"] = JobFile(path=path, changes=ctx.params["changes"])
+        return rest
+
+
+@click.command(cls=JobOrModel)
 @click.argument("model")
-@click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("data", nargs=-1, metavar="[DATA...]", type=click.Path(path_type=Path))
 @click.option("--device", metavar="NAME", type=DeviceName(), required=True, help=DeviceName.KNOWN)
 @click.option(
     "--devices", multiple=True, type=SIZE, help="Number of devices; may be given several times. Default: 1, 2, ... 64."
@@ -54,10 +71,11 @@ class DeviceName(click.types.StringParamType):
     help="Value of a job, such as training.epochs=2; may be given several times.",
 )
 @common
-def recommend(options: Options, model: str, data: tuple[Path, ...], **wanted: Any) -> None:
+def recommend(options: Options, model: "str | JobFile", data: tuple[Path, ...], **wanted: Any) -> None:
     """Recommend how many devices, and which plan, train MODEL on DATA, without a device.
 
-    The device is one with a data sheet, or part of the name of one on which MODEL was profiled.
+    A job file may stand in place of MODEL, without DATA. The device is one with a data sheet, or part of the name of
+    one on which MODEL was profiled.
     """
     from autotune.cli.recommend import recommend_devices
 

@@ -8,7 +8,7 @@ from autotune.advice.data_sheets import DATA_SHEETS, unknown_device
 from autotune.cli.context import Options, check_model_and_data
 from autotune.errors import JobError
 from autotune.events import Listener, Note
-from autotune.job_file import job_of_values
+from autotune.job_file import JobFile, job_of_values
 from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 
@@ -18,7 +18,7 @@ _KEYS = ("model.", "data.", "evaluation.", "training.", "hardware.memory_limit")
 
 def recommend_devices(
     options: Options,
-    model: str,
+    model: str | JobFile,
     data: Sequence[Path],
     *,
     device: str,
@@ -27,10 +27,15 @@ def recommend_devices(
     price: float | None,
     changes: Sequence[str],
 ) -> None:
+    """Show what is recommended for a job, or for a model and data with these changes of a job's values."""
     for change in changes:
         if not change.startswith(_KEYS):
             raise JobError(f"--set {change}: a recommendation depends on {', '.join(_KEYS)} alone; leave it out")
-    job, database = job_of_values(job_values(model, [str(path) for path in data]), changes), options.database_url(None)
+    if isinstance(model, JobFile):
+        job = model.job
+    else:
+        job = job_of_values(job_values(model, [str(path) for path in data]), changes)
+    database = options.database_url(job.database)
     _check_device(device, database, options.display)
     check_model_and_data(job)
     # They import torch, which takes seconds.

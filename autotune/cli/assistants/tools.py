@@ -26,10 +26,10 @@ _REFUSED_SETTINGS = {
 }
 """Keys of a job that an assistant may not set where runs are not allowed, and what each would do."""
 _ARGUMENTS = {
-    "data": "Annotation files or folders.",
+    "data": "Annotation files or folders; none where a job file stands in place of the model.",
     "first": "Id of a plan, or its beginning; PLAN@STUDY chooses a study, and a STUDY alone means its winner.",
     "job": "Path of a job file; for `pack`, a file of lengths as well.",
-    "model": "Folder of a model, or its id in the hub.",
+    "model": "Folder of a model, or its id in the hub; for `recommend`, a job file as well, without data.",
     "study": "Name or id of a study, or its beginning.",
 }
 _ARGUMENTS["second"] = _ARGUMENTS["plan"] = _ARGUMENTS["first"]

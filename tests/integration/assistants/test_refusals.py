@@ -38,8 +38,10 @@ def test_a_job_that_trusts_code_trusts_that_of_its_own_folder_alone(
     document["model"]["trust_remote_code"] = True
     trusting = job.with_name("trusting.yaml")
     trusting.write_text(yaml.safe_dump(document))
-    for tool, argument in (("pack", "job"), ("plans", "like"), ("doctor", "job")):
-        other = {argument: str(trusting), "set": ["model.path=/absent"]}
+    for tool, argument in (("pack", "job"), ("plans", "like"), ("doctor", "job"), ("recommend", "model")):
+        other: dict[str, object] = {argument: str(trusting), "set": ["model.path=/absent"]}
+        if tool == "recommend":
+            other["device"] = "h100"
         message = reader.refused(tool, **other)
         assert message.startswith("set model.path would run code of /absent")
         assert str(trusting) in message

@@ -169,6 +169,8 @@ def test_what_the_database_knows_of_a_device_is_measured(job: JobFile, costs: La
         assert choice.forecast.prediction.epoch_seconds == expected.prediction.epoch_seconds
         assert choice.relative_error == expected.relative_error
     text = recommendation_text(found, None)
+    asked = document("recommend", job.path, "--device", "h100", "--devices", "2", "--devices", "4")
+    assert asked["choices"] == recommendation_document(found, None)["choices"]
     assert "2, 4: measured, from the profile of the model's layers; times may be off by " in text
     assert "Profile: 2 x NVIDIA H100 80GB HBM3" in text
     # Only two devices were profiled.

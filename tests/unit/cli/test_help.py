@@ -3,6 +3,7 @@
 import re
 from itertools import chain
 
+import pytest
 from click.testing import CliRunner
 
 from autotune.cli import main
@@ -22,3 +23,10 @@ def test_every_command_stands_in_one_section_of_the_help_with_its_first_sentence
 def test_a_recommendation_without_a_device_names_those_with_data_sheets() -> None:
     shown = CliRunner().invoke(main, ["recommend", "model", "data.jsonl"]).stderr
     assert "Missing option '--device'. One of a10, a100-40gb, " in re.sub(r"\s+", " ", shown)
+
+
+@pytest.mark.parametrize("model", ["OpenGVLab/InternVL3-2B", "."])
+def test_a_recommendation_for_a_model_without_data_says_what_is_missing(model: str) -> None:
+    shown = CliRunner().invoke(main, ["recommend", model, "--device", "h100"])
+    assert shown.exit_code == 2
+    assert f"{model} is not a job file; name one, or the annotation files after the model" in shown.stderr
