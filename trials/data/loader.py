@@ -1,10 +1,12 @@
 """Micro-batches: packs encoded and joined into tensors, in the order of the steps."""
 
+import gc
 import logging
 import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -124,7 +126,7 @@ def micro_batches(
         passed,
         batch_size=None,
         num_workers=workers,
-        worker_init_fn=_end_with_rank,
+        worker_init_fn=_begin_work,
         pin_memory=pin,
         # The usual one would advance by a seed of the workers, and with it the dropout of the first step of a launch.
         generator=torch.Generator(),
@@ -146,7 +148,7 @@ def _received_ahead(loader: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
     Its tensors come over several connections to a process that is busy with the one after it. Raise SharedMemoryFull
     where no process can start.
     """
-    with shared_memory("to start data workers"):
+    with shared_memory("to start data workers"), _no_collection():
         batches = iter(loader)
     with ThreadPoolExecutor(1, thread_name_prefix="receiver") as receiver:
         coming = receiver.submit(next, batches, None)
@@ -155,7 +157,24 @@ def _received_ahead(loader: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
             yield batch
 
 
-def _end_with_rank(_worker: int) -> None:
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage here, nor in processes that are forked meanwhile before they freeze what they inherit.
+
+    A decoder that is collected ends its threads. In a forked process it would wait for ever, as that has none of them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _begin_work(_worker: int) -> None:
+    gc.freeze()
+    gc.enable()
     for each in (signal.SIGINT, signal.SIGTERM):  # a training finishes its step after these: see `stop_requests`
         signal.signal(each, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -1,14 +1,18 @@
 """Packs from data workers, and those that cannot be passed to their rank."""
 
+import gc
 import multiprocessing
+import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.programs.small_shared_memory import loaded
+from trials.data import loader
 from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
@@ -42,6 +46,37 @@ def test_workers_give_the_same_micro_batches_in_the_same_order(epoch: Epoch, enc
         assert one.pixel_values is not None
         assert other.pixel_values is not None
         assert torch.equal(one.pixel_values, other.pixel_values)
+
+
+class Decoder:
+    """Garbage, once nothing else names it, that says when another process than its own collects it."""
+
+    def __init__(self, collected: Path) -> None:
+        self.itself, self.collected, self.process = self, collected, os.getpid()
+
+    def __del__(self) -> None:
+        if os.getpid() != self.process:
+            self.collected.touch()
+
+
+def test_workers_collect_no_garbage_of_their_rank(
+    epoch: Epoch, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that is collected waits for its threads, of which a forked process has none."""
+
+    def collecting(*arguments: Any, encode: Any = loader.encode, **options: Any) -> Any:
+        gc.collect()
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(loader, "encode", collecting)
+    gc.disable()
+    try:
+        Decoder(tmp_path / "collected")
+        assert list(micro_batches(epoch.index, epoch, [0], 0, encoder, pixels=True, workers=1, on_error="fail"))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert not (tmp_path / "collected").exists()
 
 
 @pytest.mark.long

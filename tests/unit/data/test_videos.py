@@ -1,5 +1,6 @@
 """Videos that records name, as files, folders or lists of frames."""
 
+import gc
 import importlib.util
 import struct
 import sys
@@ -207,6 +208,19 @@ def test_a_file_is_decoded_where_frames_are_wanted(film: Path) -> None:
     frames = list(video_pixels(video, [0, 7, 7, 24]))
     assert [frame.shape for frame in frames] == [(32, 48, 3)] * 4
     assert np.allclose([frame.mean() for frame in frames], [0, 70, 70, 240], atol=4)
+
+
+@needs_av
+def test_a_file_that_was_decoded_leaves_no_thread(film: Path) -> None:
+    """Of its garbage, in a process that is forked before it is collected, such a thread would be waited for."""
+    tasks = Path("/proc/self/task")
+    gc.disable()
+    try:
+        before = len(list(tasks.iterdir()))
+        assert len(list(video_pixels(Video(source=film), [0, 1]))) == 2
+        assert len(list(tasks.iterdir())) == before
+    finally:
+        gc.enable()
 
 
 @needs_av

@@ -80,15 +80,21 @@ def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
     """
     wanted = iter(chosen)
     number = next(wanted, None)
-    seen = 0
+    seen, is_mirrored = 0, None
     with _opened(path) as (container, stream):
+        from av.video.reformatter import VideoReformatter  # noqa: PLC0415 - see `_opened`
+
+        # One of a frame would live as long as the frame, until its garbage is collected, and its threads with it.
+        reformatter = VideoReformatter()
         size = stream.codec_context.height, stream.codec_context.width
         for seen, frame in enumerate(_decoded(path, container, stream), 1):
             while number == seen - 1:
                 if (frame.height, frame.width) != size:
                     raise DataError(f"frames of {_video(path)} have several sizes; encode it again")
-                pixels = _pixels(frame, has_alpha=_has_alpha(container, stream, frame))
-                yield np.ascontiguousarray(np.rot90(pixels[::-1] if _is_mirrored(frame) else pixels, _turns(frame)))
+                if is_mirrored is None:  # of the first alone: a frame and its side data name each other
+                    is_mirrored = _is_mirrored(frame)
+                pixels = _pixels(frame, reformatter, has_alpha=_has_alpha(container, stream, frame))
+                yield np.ascontiguousarray(np.rot90(pixels[::-1] if is_mirrored else pixels, _turns(frame)))
                 number = next(wanted, None)
             if number is None:
                 return
@@ -137,12 +143,13 @@ def _is_mirrored(frame: Any) -> bool:
     return bool(a * d < b * c)
 
 
-def _pixels(frame: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
-    colours: NDArray[np.uint8] = frame.to_ndarray(format="rgb24")
+def _pixels(frame: Any, reformatter: Any, *, has_alpha: bool) -> NDArray[np.uint8]:
+    colours: NDArray[np.uint8] = reformatter.reformat(frame, format="rgb24").to_ndarray()
     if not has_alpha:
         return colours
     picture = Pillow.fromarray(colours)
-    picture.putalpha(Pillow.fromarray(np.ascontiguousarray(frame.to_ndarray(format="rgba")[..., 3])))
+    with_alpha = reformatter.reformat(frame, format="rgba").to_ndarray()
+    picture.putalpha(Pillow.fromarray(np.ascontiguousarray(with_alpha[..., 3])))
     return on_white(picture)
 
 
