@@ -30,6 +30,10 @@ from trials.sharing.share import ALONE, Share
 
 logger = logging.getLogger(__name__)
 
+# A choice: far longer than a pack takes, and shorter than `COLLECTIVE_TIMEOUT`, when others fail and name no cause.
+_MOST_SECONDS = 20 * 60
+"""How long a rank waits for a pack of its data workers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -115,7 +119,8 @@ def micro_batches(
 
     A sample that can no longer be read, or whose lengths have changed, becomes a blank one of the lengths in the index,
     with a warning of its file and line. Under `on_error: fail` it raises DataError instead. Raise SharedMemoryFull, and
-    Unwritable where workers cannot make sockets; MemoryError where there is no room for page-locked memory.
+    Unwritable where workers cannot make sockets; DataError where they give nothing for long; MemoryError where there is
+    no room for page-locked memory.
     """
     parts = (epoch.part(pack, data_rank) for step in steps for pack in epoch.rows(step)[:, data_rank].tolist())
     packs = [replace(part, share=part.share.divided(within)) for part in parts]
@@ -126,6 +131,7 @@ def micro_batches(
         passed,
         batch_size=None,
         num_workers=workers,
+        timeout=_MOST_SECONDS if workers else 0,
         worker_init_fn=_begin_work,
         pin_memory=pin,
         # The usual one would advance by a seed of the workers, and with it the dropout of the first step of a launch.
@@ -151,10 +157,23 @@ def _received_ahead(loader: Iterable[MicroBatch | Exception]) -> Iterator[MicroB
     with shared_memory("to start data workers"), _no_collection():
         batches = iter(loader)
     with ThreadPoolExecutor(1, thread_name_prefix="receiver") as receiver:
-        coming = receiver.submit(next, batches, None)
+        coming = receiver.submit(_received, batches)
         while (batch := coming.result()) is not None:
-            coming = receiver.submit(next, batches, None)
+            coming = receiver.submit(_received, batches)
             yield batch
+
+
+def _received(batches: Iterator[MicroBatch | Exception]) -> MicroBatch | Exception | None:
+    """Return the next one, or None after the last."""
+    try:
+        return next(batches, None)
+    except RuntimeError as error:
+        if "timed out" not in str(error):
+            raise
+        return DataError(
+            f"data workers gave no pack for {_MOST_SECONDS / 60:g} minutes; see whether the disk of the data answers, "
+            "or set data.workers: 0"
+        )
 
 
 @contextmanager

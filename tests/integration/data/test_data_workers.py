@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import re
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
 from trials.data.records.sample import Encoder
-from trials.errors import Unwritable, in_brief
+from trials.errors import DataError, Unwritable, in_brief
 from trials.job import DataSection, Source
 from trials.model.families import internvl
 from trials.plan import Packed
@@ -77,6 +78,20 @@ def test_workers_collect_no_garbage_of_their_rank(
     finally:
         gc.enable()
     assert not (tmp_path / "collected").exists()
+
+
+def test_a_rank_does_not_wait_for_ever_for_a_worker(
+    epoch: Epoch, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(loader, "encode", lambda *_, **__: time.sleep(60))
+    batches = micro_batches(epoch.index, epoch, [0], 0, encoder, pixels=True, workers=1, on_error="fail")
+    try:
+        with pytest.raises(DataError, match=r"^data workers gave no pack for 0\.0166667 minutes; see whether the disk"):
+            next(batches)
+    finally:
+        for worker in multiprocessing.active_children():
+            worker.kill()  # it ignores SIGTERM, for which the end of this process would wait
 
 
 @pytest.mark.long
