@@ -113,6 +113,7 @@ def expected_losses(prepared: Prepared, steps: int) -> list[float]:
 def test_a_training_on_videos_has_the_losses_of_transformers_own_model(
     plan: Plan, shallow: Path, data: Path, pool: WarmPool, tmp_path: Path
 ) -> None:
+    """Workers decode, in processes that are forked from ranks that have decoded some themselves."""
     folder = tmp_path / "model"
     plugins.load(TINY, "qwen2-5-vl").make(folder)
     torch.manual_seed(0)
@@ -121,7 +122,7 @@ def test_a_training_on_videos_has_the_losses_of_transformers_own_model(
         shallow,
         tmp_path,
         model={"path": str(folder), "weights": "pretrained"},
-        data={"sources": [{"path": str(data)}]},
+        data={"sources": [{"path": str(data)}], "workers": 1},
         training={"global_batch_samples": 6, "epochs": 4, "learning_rate": LEARNING_RATE, "weight_decay": 0.0},
     )
     report = train(pool, prepared, plan)
