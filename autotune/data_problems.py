@@ -15,6 +15,7 @@ from trials.data.records.sample import Encoder, Measurer
 from trials.errors import DataError
 from trials.job import Job, ModelSection, TrainingSection
 from trials.model.inputs.chat_template import template_file
+from trials.model.inputs.encoders import video_limits
 from trials.plan import Packing
 from trials.tasks.certifying.inputs import compare_inputs
 from trials.units import number_of
@@ -70,6 +71,11 @@ def model_findings(encoder: Encoder, model: ModelSection) -> Iterator[Finding]:
         yield Finding(
             what=f"model {model.path} has no chat template: {encoder.no_template}",
             remedy="save the template that the model was trained with as chat_template.jinja in the model folder",
+        )
+    if (videos := video_limits(encoder)) and videos.unknown:
+        yield Finding(
+            what=f"settings in {videos.file} of model {model.path} that nothing reads: {', '.join(videos.unknown)}",
+            remedy=f"correct their names, or take them out: frames of videos are decided by {', '.join(videos.read)}",
         )
     if encoder.no_end:
         file = template_file(model.path)

@@ -1,6 +1,7 @@
 """The command `doctor`: hardware, software, database, and problems that a search would meet."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.context import Options, warnings_kept
@@ -78,14 +79,15 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         problem = error
     if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):
         findings.append(Finding(what=f"training.compile needs {missing}", remedy=INSTALL))
-    data = model = least = None
+    data = model = least = videos = None
     if job and outline and found:
         from autotune.data_problems import data_findings
         from autotune.model_shape import count_of_job, least_memory
         from autotune.search.traps import tried_traps
+        from trials.model.inputs.encoders import video_limits
 
         work, counts = found.workload, count_of_job(job.model, job.training)
-        data, model = _data(found), counts.parts
+        data, model, videos = _data(found), counts.parts, video_limits(outline.encoder)
         least = counts.least_bytes(work.model, hardware.devices)
         findings += [
             *data_findings(found.report, outline.encoder),
@@ -99,6 +101,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         "software": wire.to_document(software()),
         "database": database,
         "data": data,
+        "videos": asdict(videos) if videos else None,
         "parameters": model,
         "least_bytes": least,
         "warnings": list(warnings),
@@ -109,7 +112,10 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
         lambda: _text(
             _hardware_text(hardware, memory),
             database,
-            _job_lines(job, found, data, model, least) if job and found and data and model and least else [],
+            [
+                *(_job_lines(job, found, data, model, least) if job and found and data and model and least else ()),
+                *([f"Videos    {videos}"] if videos else ()),
+            ],
             findings,
             warned=bool(warnings),
         ),

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from autotune.cli import main
 from tests.programs.users import JobFile
+from tests.tiny_models import qwen2_5_vl
 
 
 def said(*arguments: str | Path) -> str:
@@ -75,3 +76,24 @@ def test_the_doctor_names_the_least_memory_and_a_limit_below_it(
         job.spoil(hardware={"memory_limit": f"{found['least_bytes'] + off}B"})
         findings = json.loads(said("--json", job.path))["findings"]
         assert any("so no plan fits" in each["what"] for each in findings) == says
+
+
+def test_the_doctor_shows_what_decides_on_videos_and_names_settings_that_nothing_reads(
+    job: JobFile, tmp_path: Path
+) -> None:
+    qwen2_5_vl.make(tmp_path / "qwen")
+    job.spoil(model__path=str(tmp_path / "qwen"))
+    line = "\nVideos    2 fps, 4 to 12 frames, 196 to 2,352 pixels a frame, from video_preprocessor_config.json\n"
+    shown = said(job.path)
+    assert line in shown
+    assert "that nothing reads" not in shown
+    file = tmp_path / "qwen" / "video_preprocessor_config.json"
+    wrong = {"fps_max_frames": 12, "FPS": 2, "video_max_pixels": 37632}
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    found = json.loads(said("--json", job.path))
+    assert found["videos"]["max_frames"] == 12
+    (finding,) = (each for each in found["findings"] if "that nothing reads" in each["what"])
+    assert finding["what"].endswith("that nothing reads: FPS, fps_max_frames, video_max_pixels")
+    assert "max_frames, " in finding["remedy"]
+    file.unlink()
+    assert "pixels a frame, from preprocessor_config.json\n" in said(job.path)

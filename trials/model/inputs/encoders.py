@@ -7,6 +7,8 @@ from trials.errors import ModelError
 from trials.job import DataSection, ModelSection
 from trials.model.family import find_family, load_family
 from trials.model.inputs import chat
+from trials.model.inputs.chat_encoder import ChatEncoder
+from trials.model.inputs.video_limits import VideoLimits
 from trials.model.refusals.refusal import refusing
 from trials.model.skeleton import load_config
 
@@ -29,6 +31,12 @@ def load_measurer(model: ModelSection, data: DataSection) -> Measurer:
     if find_family(config):
         return load_encoder(model, data)
     return chat.measurer(model.path, model.trust_remote_code, token_limit(data, config))
+
+
+def video_limits(measurer: Measurer) -> VideoLimits | None:
+    """Return what decides on the frames of video files; None where the model takes no videos."""
+    measuring = measurer.measurer if isinstance(measurer, ChatEncoder) else measurer
+    return measuring.videos.limits if isinstance(measuring, chat.ChatMeasurer) and measuring.videos else None
 
 
 def token_limit(data: DataSection, config: PretrainedConfig) -> int | None:

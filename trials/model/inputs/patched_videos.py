@@ -49,6 +49,10 @@ class VideoRules:
     """(frames, size, settings) -> size of the prepared frames; ValueError for a shape that is refused."""
     as_images: bool = False
     """Whether the tokens of a layer of frames are those of an image."""
+    is_of_frame: bool = False
+    """Whether the bounds on pixels apply to each frame, and not to all frames together."""
+    samples: bool = True
+    """Default of `do_sample_frames` in transformers."""
 
 
 def _sampled_in_steps(clip: Clip, settings: Mapping[str, Any]) -> Ints:
@@ -137,6 +141,8 @@ QWEN2 = VideoRules(
     },
     sampled=_sampled_in_steps,
     resized=_resized_by_frame,
+    is_of_frame=True,
+    samples=False,
 )
 """Frames in equal steps; the bounds on pixels apply to each frame."""
 QWEN3 = VideoRules(

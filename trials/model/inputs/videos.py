@@ -15,8 +15,8 @@ from trials.arrays import Ints
 from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import Clip, Video
 from trials.errors import DataError, ModelError
+from trials.model.inputs.video_limits import FILE, VideoLimits
 
-FILE = "video_preprocessor_config.json"
 _MODES = {2: "bilinear", 3: "bicubic"}
 """Names in torch of Pillow's numbers for resampling."""
 _STEPS = ("do_resize", "do_rescale", "do_normalize")
@@ -50,6 +50,10 @@ class VideoInputs(Protocol):
     @property
     def settings(self) -> Mapping[str, Any]:
         """What lengths of videos depend on in addition to the model's processor."""
+
+    @property
+    def limits(self) -> VideoLimits:
+        """What of the settings decides on the frames of video files."""
 
     @property
     def token(self) -> int:

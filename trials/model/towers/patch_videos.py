@@ -15,8 +15,8 @@ from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
 from trials.model.inputs.patched_videos import USUAL_FPS, VideoRules
+from trials.model.inputs.video_limits import FILE, VideoLimits, keys, settings_of
 from trials.model.inputs.videos import (
-    FILE,
     FramePreparation,
     PreparedVideo,
     VideoCount,
@@ -39,6 +39,7 @@ class PatchVideos:
         self._rules = rules
         self.settings = _sized(load_settings(path, rules.defaults))
         _check(self.settings, config)
+        self._file, self._stated = settings_of(path)
         self._frames = FramePreparation(self.settings)
         # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
@@ -46,6 +47,26 @@ class PatchVideos:
         # In the text a layer of frames has a token of its own, by which it is found.
         self._processor.image_token = self._processor.video_token
         self.token: int = config.image_token_id if rules.as_images else config.video_token_id
+
+    @property
+    def limits(self) -> VideoLimits:
+        settings, size = self.settings, self.settings["size"]
+        fps, least, most = settings["fps"], settings["min_frames"], settings["max_frames"]
+        if "max_duration" in settings:  # frames at a rate alone, and of longer videos as many
+            least, most = None, int(settings["max_duration"] * fps)
+        elif (count := settings["num_frames"]) is not None:
+            fps, least, most = None, count, count
+        return VideoLimits(
+            fps=fps,
+            min_frames=least,
+            max_frames=most,
+            min_pixels=size["shortest_edge"],
+            max_pixels=size["longest_edge"],
+            is_of_frame=self._rules.is_of_frame,
+            samples=bool(self._stated.get("do_sample_frames", self._rules.samples)),
+            file=self._file,
+            **keys(self._file, self._stated, self._rules.defaults),
+        )
 
     def chosen(self, clip: Clip) -> Ints:
         most = self.settings["max_frames"]

@@ -16,8 +16,8 @@ from trials.arrays import Ints
 from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
+from trials.model.inputs.video_limits import FILE, VideoLimits, keys, settings_of
 from trials.model.inputs.videos import (
-    FILE,
     FramePreparation,
     PreparedVideo,
     VideoCount,
@@ -81,6 +81,8 @@ class TileVideos:
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: TileRules) -> None:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self.settings = load_settings(path, rules.defaults)
+        self._file, self._stated = settings_of(path)
+        self._known = rules.defaults.keys()
         self._processor = copy.copy(processor)
         self.token: int = config.video_token_id
         self._tile: int = config.vision_config.image_size
@@ -97,6 +99,22 @@ class TileVideos:
                 f"the processor shows a frame as {made} tokens but the model makes {side**2} of it; correct "
                 "num_image_tokens or patch_size in processor_config.json"
             )
+
+    @property
+    def limits(self) -> VideoLimits:
+        fps, count = self.settings["fps"], self.settings["num_frames"]
+        least = None if count is None else int(count)
+        return VideoLimits(
+            fps=fps,
+            min_frames=least,
+            max_frames=_USUAL_FRAMES if fps is None and count is None else least,
+            min_pixels=None,
+            max_pixels=None,
+            is_of_frame=True,
+            samples=bool(self._stated.get("do_sample_frames", False)),
+            file=self._file,
+            **keys(self._file, self._stated, self._known),
+        )
 
     def _check_size(self) -> None:
         """Raise ModelError for frames of another size than the tower's tiles."""
