@@ -36,12 +36,19 @@ class Arguments:
     """Processes that the command starts, on all nodes."""
     environment: Mapping[str, str | NoValue] = field(default_factory=dict)
     """Variables that the script sets."""
+    exported: Set[str] = frozenset()
+    """Names of those that the command gets: others are the script's own."""
     place: str = ""
     """File and line of the command in a script."""
     remarks: tuple[str, ...] = ()
     """What of the script is not followed, and what is assumed instead."""
     others: tuple["Arguments", ...] = ()
     """Those of the script's other commands."""
+
+    @property
+    def passed(self) -> dict[str, str | NoValue]:
+        """The variables that the command gets."""
+        return {name: value for name, value in self.environment.items() if name in self.exported}
 
     def starts(self, *programs: str) -> bool:
         """Return whether one of these programs is among the words, perhaps as a file or with its folder."""
@@ -119,6 +126,7 @@ def _of_command(path: Path, command: ShellCommand) -> Arguments:
         words={str(word) for word in (*starting, *leading)},
         devices=_processes(starter),
         environment=command.variables,
+        exported=command.exported,
         place=f"{path.name}, line {command.line}",
         remarks=tuple(_unfollowed(path, command)),
     )

@@ -6,6 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 from autotune.draft.given import Given
+from autotune.draft.video_settings import ARGUMENTS as VIDEO_ARGUMENTS
+from autotune.draft.video_settings import video_note
 
 _SEARCHED = {
     "deepspeed",
@@ -78,19 +80,14 @@ _IMAGES = {
     "frames_upbound",
     "min_num_frame",
     "max_num_frame",
-    "fps",
-    "nframes",
     "max_num",
     "input_size",
     "video_segments",
-    "fps_max_frames",
-    "fps_min_frames",
-    "video_fps",
-    "video_maxlen",
+    *VIDEO_ARGUMENTS,
     *(f"{kind}{end}_pixels" for kind in ("", "image_", "video_") for end in ("max", "min")),
     *(f"{kind}_resized_{side}" for kind in ("image", "video") for side in ("height", "width")),
     "video_total_pixels",
-    *("num_frames", "max_num_frames", "image_factor", "frame_factor", "spatial_merge_size", "max_ratio"),
+    *("max_num_frames", "image_factor", "frame_factor", "spatial_merge_size", "max_ratio"),
     *("video_max_num", "video_max_slice_nums", "max_partition", "hd_num", "num_crops", "qwenvl_bbox_format"),
     *(f"{kind}_{end}_token_num" for kind in ("image", "video") for end in ("max", "min")),
 }
@@ -223,7 +220,10 @@ def notes_on(given: Given, stated: Collection[str]) -> Iterator[str]:
     left = {name: value for name, value in given.left.items() if name not in given.unknown}
     if parts := _written(left, _PARTS, left):
         yield f"model.path has to be a whole model; the job does not join the parts of one: {parts}"
-    if images := _written(left, _IMAGES, stated):
+    note, of_videos = video_note(left, stated)
+    if note:
+        yield note
+    if images := _written(left, _IMAGES - of_videos, stated):
         yield (
             "Here the files of the model folder decide on images and prompts; change these there, if they have such a "
             f"setting: {images}"

@@ -1,17 +1,12 @@
 """Arguments of a trainer that are probably misspelt."""
 
-import re
 from collections.abc import Collection, Iterator, Set
-from difflib import get_close_matches
 
 from autotune.draft import leftovers
 from autotune.draft.given import Given
+from autotune.draft.nearest import nearest
 from autotune.draft.trainers import TRAINERS, Trainer
 from trials import plugins
-
-# A choice: a letter or two of a usual name may differ, and no two names of one trainer are as near.
-_LIKE = 0.9
-"""Least ratio of `difflib` between a name and the one that it was probably meant to be."""
 
 
 def take_misspelt(given: Given, own: Collection[str], trainer: Trainer) -> Iterator[str]:
@@ -29,7 +24,4 @@ def meant_by(name: str, known: Set[str], own: Collection[str] = ()) -> str | Non
     """Return the known name, none of `own`, that another name was probably meant to be; None for none."""
     if name in leftovers.KNOWN or any(name in trainer.KNOWN for _, trainer in plugins.each(TRAINERS)):
         return None
-    # Names that differ in a number are different ones, such as adam_beta2 and adam_beta3.
-    numbers = re.findall(r"\d+", name)
-    likely = [other for other in known if other not in own and re.findall(r"\d+", other) == numbers]
-    return next(iter(get_close_matches(name, likely, n=1, cutoff=_LIKE)), None)
+    return nearest(name, known, own)

@@ -80,7 +80,9 @@ def draft_of(arguments: Arguments, devices: int) -> Draft:
     draft.present = present_of(given, arguments)
     draft.notes += take_misspelt(given, arguments.values, trainer)
     # Variables have the names of arguments in capitals, such as MAX_PIXELS.
-    draft.notes += notes_on(given, {*arguments.values, *map(str.lower, arguments.environment)})
+    own = arguments.values.get("ENV")
+    names = (*arguments.environment, *(own if isinstance(own, dict) else ()))
+    draft.notes += notes_on(given, {*arguments.values, *(str(name).lower() for name in names)})
     return draft
 
 

@@ -48,6 +48,8 @@ class ShellCommand:
     line: int
     unfollowed: tuple[int, ...] = ()
     """Lines of the tests and loops that decide whether it runs, where only a run of the script can say."""
+    exported: frozenset[str] = frozenset()
+    """Names of the variables that stand before it or are exported: its own environment."""
     doubts: Mapping[str, int] = field(default_factory=dict)
     """Line of such a test or loop by the variable that has no value because of it."""
 
@@ -67,7 +69,9 @@ def commands_of(text: str) -> Iterator[ShellCommand]:
 class _Reader:
     """A text of the script that is read once, from its start to its end."""
 
-    def __init__(self, text: str, variables: dict[str, str], branches: Branches, line: int = 1) -> None:
+    def __init__(
+        self, text: str, variables: dict[str, str], branches: Branches, line: int = 1, exported: set[str] | None = None
+    ) -> None:
         self._text = text
         self._at = 0
         self._variables = variables
@@ -76,8 +80,8 @@ class _Reader:
         self._word: str | None = None
         self._before: dict[str, str] | None = None
         """Variables before a command that may not run."""
-        self._is_empty = True
-        """Whether the present command has no assignment."""
+        self._assigned: set[str] = set()  # by the present command
+        self._exported = set() if exported is None else exported
         self._line, self._counted = line, 0
 
     def commands(self) -> Iterator[ShellCommand]:
@@ -96,12 +100,15 @@ class _Reader:
         success: bool | None = True
         if words and runs is not False:
             if keyword == "eval":
-                yield from _Reader(" ".join(words), self._variables, self._branches, line).commands()
+                inner = _Reader(" ".join(words), self._variables, self._branches, line, self._exported)
+                yield from inner.commands()
                 success = None
             else:
                 yield self._found(words, line)
                 success = succeeds(words)
-        self._end(success, line, is_empty=not words and self._is_empty)
+        if keyword == "export":
+            self._exported |= {*self._assigned, *words}
+        self._end(success, line, is_empty=not words and not self._assigned)
 
     def _found(self, words: list[str], line: int) -> ShellCommand:
         known = {name: _word(value) for name, value in self._variables.items()}
@@ -110,11 +117,12 @@ class _Reader:
             variables=known,
             line=line,
             unfollowed=self._branches.unfollowed(line),
+            exported=frozenset(self._exported | self._assigned),
             doubts={name: at for name, at in self._branches.doubts.items() if isinstance(known.get(name), NoValue)},
         )
 
     def _begin(self) -> None:
-        self._is_empty = True
+        self._assigned = set()
         self._before = None if self._branches.follows is True else dict(self._variables)
 
     def _end(self, success: bool | None, line: int, *, is_empty: bool) -> None:
@@ -231,7 +239,8 @@ class _Reader:
 
     def _assign(self, assigned: re.Match[str]) -> None:
         name, adds = assigned.groups()
-        self._at, self._is_empty = assigned.end(), False
+        self._at = assigned.end()
+        self._assigned.add(name)
         is_array = self._text.startswith("(", self._at)
         value = _NEXT.join(self._array()) if is_array else self._value()
         before = self._variables.get(name, "") if adds else ""

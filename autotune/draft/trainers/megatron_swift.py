@@ -57,7 +57,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     if {"rlhf", "pt"} & arguments.words:
         raise JobError("only supervised fine-tuning (`megatron sft`) can be trained here")
     found = _DEFAULTS | renamed(arguments, ms_swift.NAMES | _NAMES)
-    ms_swift.take_environment(found, arguments.environment)
+    ms_swift.take_environment(found, arguments)
     ms_swift.check_whole(arguments)
     ms_swift.take_pattern(found)
     if not {"dtype", "fp16", "bf16"} & found.keys():

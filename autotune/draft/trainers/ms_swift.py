@@ -1,10 +1,10 @@
 """ms-swift: `swift sft` and its YAML files. Source: swift.readthedocs.io, "Command Line Parameters"."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from autotune.draft.arguments import Arguments
 from autotune.draft.given import Given, flag, texts
+from autotune.draft.nearest import nearest
 from autotune.draft.trainers import renamed, transformers_trainer
 from autotune.errors import JobError
 
@@ -57,14 +57,14 @@ KNOWN = {
     "target_regex",
     "task_type",
 }
-_OF_MODELS = (
+VARIABLES = {
     *(f"{kind}{end}_PIXELS" for kind in ("", "VIDEO_") for end in ("MAX", "MIN")),
     *(f"{kind}_{end}_TOKEN_NUM" for kind in ("IMAGE", "VIDEO") for end in ("MAX", "MIN")),
     *("VIDEO_TOTAL_PIXELS", "FPS", "NFRAMES", "FPS_MAX_FRAMES", "FPS_MIN_FRAMES", "NUM_FRAMES", "MAX_NUM_FRAMES"),
     *("IMAGE_FACTOR", "FRAME_FACTOR", "SPATIAL_MERGE_SIZE", "MAX_RATIO", "QWENVL_BBOX_FORMAT"),
     *("MAX_NUM", "VIDEO_MAX_NUM", "INPUT_SIZE", "VIDEO_SEGMENTS", "MAX_SLICE_NUMS", "VIDEO_MAX_SLICE_NUMS"),
     *("MAX_PARTITION", "HD_NUM", "NUM_CROPS", "SAMPLING_RATE", "USE_AUDIO_IN_VIDEO", "ENABLE_AUDIO_OUTPUT"),
-)
+}
 """Variables in place of `model_kwargs`, from "Specific Model Arguments" of the list named above."""
 _IMAGES = "ROOT_IMAGE_DIR"
 
@@ -84,8 +84,8 @@ def settings(arguments: Arguments) -> dict[str, Any]:
         if (kind := arguments.values.get(name, "full")) not in ("full", "lora"):
             raise JobError(f"{name}: {kind} is not supported; give full or lora")
     check_whole(arguments)
-    found = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
-    take_environment(found, arguments.environment)
+    found: dict[str, Any] = transformers_trainer.DEFAULTS | _DEFAULTS | renamed(arguments, NAMES)
+    take_environment(found, arguments)
     take_pattern(found)
     if found["finetuning_type"] == "lora" and not {"all-linear", "auto"} & set(
         Given(found).look("lora_target", texts) or ["auto"]
@@ -96,7 +96,7 @@ def settings(arguments: Arguments) -> dict[str, Any]:
     if found.get("save_strategy", "steps") == "steps":
         found.setdefault("eval_steps", found["save_steps"])
     if "average_tokens_across_devices" not in arguments.values:
-        found["remarks"] = [
+        found["remarks"] += [
             "The loss is the mean over all target tokens of a step; before ms-swift 4 it is the mean of those of the "
             "devices unless average_tokens_across_devices is true"
         ]
@@ -125,15 +125,25 @@ def present(settings: dict[str, Any]) -> dict[str, Any]:
     return checkpointed | ({"pack_tokens": tokens} if given.look("packing", flag) else {})
 
 
-def take_environment(settings: dict[str, Any], variables: Mapping[str, Any]) -> None:
-    """Add what variables of a script or of a configuration's `ENV` set: the folder of images, and their limits."""
-    for name in (name for name in _OF_MODELS if name in variables):
+def take_environment(settings: dict[str, Any], arguments: Arguments) -> None:
+    """Add what variables of a script or of a configuration's `ENV` set: the folder of images, limits, and frames.
+
+    `remarks` has those with nearly the name of one of these.
+    """
+    own = settings.pop("ENV") if isinstance(settings.get("ENV"), dict) else {}
+    variables = {**arguments.passed, **{str(name): value for name, value in own.items()}}
+    for name in sorted(VARIABLES & variables.keys()):
         settings.setdefault(name.lower(), variables[name])
-    own = dict(settings.pop("ENV")) if isinstance(settings.get("ENV"), dict) else {}
-    folders = {_IMAGES: variables[_IMAGES]} if _IMAGES in variables else {}
-    if folder := (folders | own).get(_IMAGES):
+    if folder := variables.get(_IMAGES):
         settings["images"] = folder
-    if rest := {name: value for name, value in own.items() if name != _IMAGES}:
+    known = VARIABLES | {_IMAGES}
+    meant = {name: other for name in sorted({*variables} - known) if (other := nearest(name, known, variables))}
+    settings["remarks"] = [
+        f"{name} is no variable of {TITLE}, and so not taken over: did you mean {other}?"
+        for name, other in meant.items()
+    ]
+    rest = {name: value for name, value in variables.items() if name not in {*known, *meant, *arguments.passed}}
+    if rest:
         settings["ENV"] = rest
 
 

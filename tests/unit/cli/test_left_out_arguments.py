@@ -157,7 +157,26 @@ def test_a_configuration_of_ms_swift_names_the_folder_of_images_among_its_variab
     answer = CliRunner().invoke(main, ["init", "--json", "--from", "sft.yaml"])
     assert answer.exit_code == 0, answer.output
     assert [source.images for source in load_job(Path("job.yaml")).data.sources] == [Path("pictures").absolute()]
-    assert "such a setting: ENV: {'MAX_PIXELS': 3136}" in answer.stdout
+    assert 'such a setting: max_pixels: 3136"' in answer.stdout
+
+
+def test_settings_of_videos_are_lines_for_the_file_of_the_model_folder() -> None:
+    lines = {"fps": 2, "min_frames": 4, "max_frames": 12, "size": {"shortest_edge": 3136, "longest_edge": 37632}}
+    variables = {"FPS": 2, "FPS_MIN_FRAMES": 4, "FPS_MAX_FRAMES": 12, "VIDEO_MAX_PIXELS": 37632}
+    variables |= {"VIDEO_MIN_PIXELS": 3136, "MAX_PIXELS": 50176}
+    before = " ".join(f"{name}={value}" for name, value in variables.items())
+    text = f"write {json.dumps(lines)} into video_preprocessor_config.json of the model folder"
+    _, notes = converted(f"{before} {SWIFT}")
+    assert text in notes
+    assert "fps_max_frames is max_frames" in notes
+    assert "video_max_pixels is size.longest_edge" in notes
+    assert "such a setting: max_pixels: 50176\n" in notes
+    Path("sft.yaml").write_text(f"model: MODEL\ndataset: train.jsonl\ntrain_type: full\nENV: {json.dumps(variables)}\n")
+    answer = CliRunner().invoke(main, ["init", "--json", "--from", "sft.yaml", "--out", "of-yaml.yaml"])
+    assert any(text in note for note in json.loads(answer.stdout)["notes"])
+    _, notes = converted(f"{FACTORY} --video_fps 0.5 --video_maxlen 8 --video_max_pixels 50000")
+    assert 'write {"fps": 0.5, "max_frames": 8, "size": {"longest_edge": 50000}} into' in notes
+    assert "Videos" not in converted(FACTORY)[1]
 
 
 def test_variables_that_a_trainer_reads_and_a_job_does_not_have_are_named() -> None:

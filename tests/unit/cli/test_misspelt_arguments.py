@@ -52,6 +52,13 @@ def notes(script: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("program", ["ms-swift", "megatron-swift"])
+def test_a_misspelt_variable_of_ms_swift_has_a_note_of_its_own(program: str) -> None:
+    found = notes(f"FPS=2 FPS_MAX_FRAME=12 WANDB_PROJECT=x {SCRIPTS[program]}")
+    says = "FPS_MAX_FRAME is no variable of ms-swift, and so not taken over: did you mean FPS_MAX_FRAMES?"
+    assert [note for note in found if "did you mean" in note] == [says]
+
+
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_misspelt_argument_has_a_note_of_its_own(script: str) -> None:
     found = notes(f"{script} --flash_attn fa2 --weight_decy 0.1 --logging_steps 10")
