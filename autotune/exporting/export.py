@@ -30,8 +30,10 @@ from trials import plugins
 from trials.data.index import DatasetIndex
 from trials.data.indexing import Section, build_index
 from trials.data.order import epoch_order
+from trials.data.records.sample import Kind
 from trials.job import Job
-from trials.model.inputs.encoders import load_measurer, token_limit
+from trials.model.inputs.encoders import load_measurer, token_limit, video_limits
+from trials.model.inputs.video_limits import VideoLimits
 from trials.model.skeleton import load_config
 from trials.plan import Plan
 
@@ -99,6 +101,8 @@ def export_plan(
         cuts_at=token_limit(job.data, config),
         held_out=_held_out(job),
         present={} if present is None else _own(exporter, present),
+        left_variables=() if present is None else _left_variables(exporter, present),
+        videos=_videos(forecaster),
         python=python,
     )
     compared = tuple(compare_tokens(exporter, found))
@@ -160,10 +164,32 @@ def _held_out(job: Job) -> DatasetIndex | None:
 
 
 def _own(exporter: Exporter, present: Arguments) -> Mapping[str, Any]:
-    """Return the arguments of a configuration of this trainer. Raise ExportError for one of another."""
+    """Return the arguments of a configuration of this trainer, with `ENV` for variables of a script.
+
+    Raise ExportError for a configuration of another trainer.
+    """
     if not exporter.READER.recognises(present):
         raise ExportError(f"--from: the configuration is not one of {exporter.TITLE}; give one, or leave --from out")
-    return present.values
+    kept = _kept_variables(exporter, present)
+    return present.values | ({"ENV": kept} if kept else {})
+
+
+def _kept_variables(exporter: Exporter, present: Arguments) -> dict[str, str]:
+    """Return the variables of a script that the trainer's files hold."""
+    return {
+        name: value for name, value in present.passed.items() if name in exporter.VARIABLES and isinstance(value, str)
+    }
+
+
+def _left_variables(exporter: Exporter, present: Arguments) -> tuple[str, ...]:
+    return tuple(sorted(present.passed.keys() - _kept_variables(exporter, present).keys()))
+
+
+def _videos(forecaster: Forecaster) -> VideoLimits | None:
+    """Return what decides on the frames of videos; None where no sample has one."""
+    job = forecaster.job
+    has_videos = bool((forecaster.index.kind & Kind.VIDEO).any())
+    return video_limits(load_measurer(job.model, job.data)) if has_videos else None
 
 
 def _present_plan(forecaster: Forecaster, present: Arguments | None) -> Plan | None:

@@ -11,7 +11,7 @@ from autotune.errors import ExportError
 from autotune.exporting.counting.counted import Counted
 from autotune.exporting.trainers import ROOM, Export, Exporter
 from trials.data.epoch import Epoch
-from trials.data.records.sample import Sample
+from trials.data.records.sample import Kind, Sample
 from trials.units import number_of
 
 # Choices: templates differ in most samples or in all of a kind, and each image takes some tenths of a second.
@@ -55,8 +55,14 @@ def compare_tokens(exporter: Exporter, export: Export) -> Iterator[str]:
     if counted.why_not is not None:
         what = "the model's own processor did, and" if more else "tokens were not compared, and"
         yield f"{exporter.TITLE} did not count itself ({counted.why_not}): {what} its template may count otherwise"
-    if skipped := sum(tokens is None for tokens in counted.tokens) if more else 0:
-        yield f"{skipped} further samples, such as those with videos, were not compared"
+    missed = [row for row, tokens in zip(rows, counted.tokens, strict=True) if tokens is None]
+    if export.videos and any(export.epoch.index.kind[row] & Kind.VIDEO for row in missed):
+        yield (
+            f"WARNING: {export.filmed} have videos, whose tokens were not compared; {exporter.TITLE} leaves out or "
+            f"cuts samples of more than {export.cut_length} tokens, so compare some of them there first"
+        )
+    elif missed and more:
+        yield f"{number_of(len(missed), 'further sample was', 'further samples were')} not compared"
 
 
 def _chosen(epoch: Epoch) -> list[int]:

@@ -155,6 +155,8 @@ def _export(trainer: str, python: Path, model: Path, data: Path, *, folder: Path
         cuts_at=None,
         held_out=None,
         present=present,
+        left_variables=(),
+        videos=None,
         python=python,
     )
 

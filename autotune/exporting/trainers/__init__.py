@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +16,7 @@ from autotune.search.space.abilities import Abilities
 from trials import plugins
 from trials.data.records.sample import Kind
 from trials.job import PARTS, Job
+from trials.units import number_of
 from trials.workload import Part
 
 if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's name does without
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's
     from autotune.exporting.counting.counted import Counted
     from trials.data.epoch import Epoch
     from trials.data.index import DatasetIndex
+    from trials.model.inputs.video_limits import VideoLimits
 
 ROOM = 64
 """Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
@@ -48,6 +50,10 @@ class Export:
     """Samples to evaluate on, each as often as an evaluation shows it."""
     present: Mapping[str, Any]
     """Arguments of the user's own configuration, by the trainer's names; empty where none is given."""
+    left_variables: tuple[str, ...]
+    """Variables that the user's own script gives the trainer, and that the exported files do not hold."""
+    videos: "VideoLimits | None"
+    """What decides on the frames of videos; None where no sample has one."""
     python: Path | None
     """Python of the environment in which the trainer is installed; None where it is this one, if any."""
 
@@ -76,11 +82,21 @@ class Export:
 
     @property
     def cut_length(self) -> int:
-        """Tokens at which a trainer is to cut samples: where the job cuts them, or else more than any sample has."""
+        """Tokens at which a trainer is to cut samples: where the job cuts them, or else more than any sample has.
+
+        Trainers may take two frames of a video more, by which one with tokens for as many grows to twice its length.
+        """
         if self.cuts_at is not None:
             return self.cuts_at
         indexes = [self.epoch.index] if self.held_out is None else [self.epoch.index, self.held_out]
-        return max(int(index.text_tokens.max()) for index in indexes) + ROOM
+        longest = max(int(index.text_tokens.max()) for index in indexes)
+        return (2 if self.videos else 1) * longest + ROOM
+
+    @property
+    def filmed(self) -> str:
+        """How many of the samples have videos, in words."""
+        filmed = int((self.epoch.index.kind & Kind.VIDEO > 0).sum())
+        return f"{filmed} of {number_of(len(self.epoch.index), 'sample')}"
 
     @property
     def output(self) -> Path:
@@ -110,6 +126,8 @@ class Exporter(Protocol):
     """Further arguments of a present configuration that would change data, packs, steps or what is trained."""
     REMEDY: str
     """What to do where the trainer counts other tokens."""
+    VARIABLES: Set[str]
+    """Variables of a script that it reads and that its files hold as `ENV`; empty where they hold none."""
     STARTS_IN: str | None
     """Folder of the trainer's repository in which the command starts; None for the exported folder."""
 
@@ -144,10 +162,6 @@ class Exporter(Protocol):
 EXPORTS: plugins.Plugins[Exporter] = plugins.Plugins(__name__)
 
 
-def has_videos(export: Export) -> bool:
-    return bool((export.epoch.index.kind & Kind.VIDEO).any())
-
-
 def own_settings(common: Mapping[str, Any], names: Mapping[str, str], arguments: Iterable[str]) -> dict[str, Any]:
     """Return those of the common settings that are among the trainer's `arguments`, by its own names.
 
@@ -175,6 +189,12 @@ def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
         yield (
             "Taken from the configuration, before values of the model folder and the usual ones; check that none "
             f"changes data or training: {', '.join(taken)}"
+        )
+    started = exporter.command(export)
+    if left := [name for name in export.left_variables if f"{name}=" not in started]:
+        yield (
+            "Not kept of the variables of the script; set those that are still needed where the command is started: "
+            f"{', '.join(left)}"
         )
     if learning := learning_text(kept):
         yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"

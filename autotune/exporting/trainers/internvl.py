@@ -19,7 +19,6 @@ from autotune.exporting.settings import common_settings, mean_left_out, weightin
 from autotune.exporting.trainers import (
     ROOM,
     Export,
-    has_videos,
     kept_of,
     launch_script,
     own_settings,
@@ -50,6 +49,7 @@ DROPPED = (
     *("resume_from_checkpoint", "train_batch_size", "fp16"),
 )
 REMEDY = "save the model's own chat template and limits of tiles in its folder"
+VARIABLES: frozenset[str] = frozenset()
 _STYLE, _TILE = "internvl2_5", 448
 
 
@@ -115,7 +115,7 @@ def _record(export: Export, row: int, media: Media) -> dict[str, Any]:
 
 def count(export: Export, rows: Sequence[int], folder: Path) -> Counted:  # noqa: ARG001 - writes none
     """Count tokens with the model's own processor. Raise ExportError where its turns are not those of the style."""
-    if has_videos(export):
+    if export.videos:
         raise ExportError(
             f"data: samples with videos, which {TITLE}'s scripts read through a client of their own storage alone; "
             "leave these samples out, or export to ms-swift"

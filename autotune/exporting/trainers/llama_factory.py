@@ -19,7 +19,6 @@ from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, common_settings, learning_left_out
 from autotune.exporting.trainers import (
     Export,
-    has_videos,
     kept_of,
     own_settings,
     starter,
@@ -27,6 +26,7 @@ from autotune.exporting.trainers import (
     zero_configuration,
 )
 from autotune.exporting.turns import CHATML, GEMMA, GLM_THINKING, LLAMA_3, MISTRAL, VICUNA, OwnTurns, Turns
+from autotune.exporting.video_arguments import VideoArguments, resampled
 from autotune.search.space.abilities import Abilities
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
@@ -56,8 +56,11 @@ DROPPED = (
     *("create_new_adapter", "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"),
     *("buffer_size", "eval_on_each_dataset", "fsdp", "fsdp_config", "pure_bf16", "fp16"),
 )
+VARIABLES: frozenset[str] = frozenset()
 _UNLIMITED = 1_000_000_000
 """Pixels of an image that is never made smaller."""
+_VIDEOS = VideoArguments(names={"fps": "video_fps", "max_frames": "video_maxlen"}, bounds_all=True)
+"""Its own bounds are of each frame, before the model's processor applies those of the folder."""
 _TEMPLATES = {
     "qwen2_vl": {"qwen2_vl": CHATML},
     "qwen2_5_vl": {"qwen2_vl": CHATML},
@@ -218,6 +221,10 @@ def decided(export: Export) -> dict[str, Any]:
     # Its own limits, which come before those of the model's processor, are small by default.
     for name, default in (("max_pixels", _UNLIMITED), ("min_pixels", 1)):
         found[f"image_{name}"] = limits.get(name, export.present.get(f"image_{name}", default))
+        if export.videos:
+            own = getattr(export.videos, name) if export.videos.is_of_frame else None
+            found[f"video_{name}"] = own or export.present.get(f"video_{name}", default)
+    found |= _VIDEOS.settings(export.videos)
     if export.held.plan.layout.zero:
         found["deepspeed"] = str(export.folder / _ZERO)
     if export.held_out is not None:
@@ -293,8 +300,7 @@ def left_out(export: Export) -> Iterator[str]:
             "model.dtype: float32; frozen weights, also those beneath adapters, are in the checkpoint's bfloat16 "
             "there, or else in float16"
         )
-    if has_videos(export):
-        yield "which frames of videos are shown, and their size: there by video_fps, video_maxlen, video_max_pixels"
+    yield from _VIDEOS.left_out(export.videos, export.filmed)
     if export.cuts_at is not None:
         yield "data.oversize: truncate; questions are cut there along with answers, and not the end of a sample alone"
     if export.job.training.epochs > 1:
@@ -311,3 +317,4 @@ def notes(export: Export) -> Iterator[str]:
         yield f"The template is {template}, which writes the turns of the model's own chat template"
     elif _turns_of(given) is None:
         yield unread_prompt({"template": given})
+    yield from resampled(export.videos, export.family)

@@ -20,7 +20,6 @@ from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import learning_left_out
 from autotune.exporting.trainers import (
     Export,
-    has_videos,
     kept_of,
     own_settings,
     starter,
@@ -29,6 +28,7 @@ from autotune.exporting.trainers import (
     zero_configuration,
 )
 from autotune.exporting.turns import CHATML, OwnTurns
+from autotune.exporting.video_arguments import VideoArguments, resampled
 from autotune.search.space.abilities import Abilities, Packs
 from trials.arrays import Ints
 from trials.data.index import DatasetIndex
@@ -58,6 +58,19 @@ DROPPED = (
     *("freeze_parameters_ratio", "resume_from_checkpoint", "adapters", "resume_only_model", "columns"),
     *("interleave_prob", "stopping_strategy", "shuffle_buffer_size", "custom_dataset_info", "fp16"),
 )
+VARIABLES = reader.VARIABLES | {"MODEL_SEQ_LEN", "FORCE_QWENVL_VIDEO_READER"}
+_QWEN_VIDEOS = VideoArguments(
+    names={
+        "fps": "FPS",
+        "min_frames": "FPS_MIN_FRAMES",
+        "max_frames": "FPS_MAX_FRAMES",
+        "min_pixels": "VIDEO_MIN_PIXELS",
+        "max_pixels": "VIDEO_MAX_PIXELS",
+    }
+)
+"""Variables of qwen-vl-utils, with which it reads videos of Qwen's models alone (swift/model/models/qwen.py)."""
+_OTHER_VIDEOS = VideoArguments(names={}, bounds_all=True)
+"""The model's own processor prepares them, or a fixed number of frames is shown."""
 _FLASH = "flash_attn"
 REMEDY = (
     "give the model's own template and limits of images by template, system, and ENV with MIN_PIXELS and MAX_PIXELS "
@@ -203,11 +216,26 @@ def _packing(export: Export) -> dict[str, Any]:
 
 
 def _environment(export: Export) -> dict[str, str]:
-    """Return the variables with which images are prepared as in the model folder; ms-swift has defaults of its own."""
+    return _of_folder(export) | _own_environment(export)
+
+
+def _own_environment(export: Export) -> dict[str, str]:
+    own = export.present.get("ENV")
+    return {str(name): str(value) for name, value in own.items()} if isinstance(own, dict) else {}
+
+
+def _of_folder(export: Export) -> dict[str, str]:
+    """Return the variables with which images and videos are prepared as in the model folder.
+
+    ms-swift has defaults of its own.
+    """
     names = {"min_pixels": "MIN_PIXELS", "max_pixels": "MAX_PIXELS", "max_tiles": "MAX_NUM"}
     limits = {names[name]: str(value) for name, value in image_limits(export.job.model.path).items()}
-    own = export.present.get("ENV")
-    return limits | ({str(name): str(value) for name, value in own.items()} if isinstance(own, dict) else {})
+    return limits | {name: f"{value:.15g}" for name, value in _videos(export).settings(export.videos).items()}
+
+
+def _videos(export: Export) -> VideoArguments:
+    return _QWEN_VIDEOS if export.family.startswith("qwen") else _OTHER_VIDEOS
 
 
 def _most(row: Sequence[Ints]) -> int:
@@ -222,8 +250,7 @@ def command(export: Export) -> str:
 def left_out(export: Export) -> Iterator[str]:
     """Yield the order of later epochs, and what padded micro-batches lose."""
     yield from learning_left_out(export.job)
-    if has_videos(export):
-        yield "which frames of videos are shown, and their size: there by FPS, FPS_MAX_FRAMES, VIDEO_MAX_PIXELS in ENV"
+    yield from _videos(export).left_out(export.videos, export.filmed)
     if export.job.training.epochs > 1:
         yield f"another order and other packs in each of the {export.job.training.epochs} epochs: all have the first's"
     order = export.held.order
@@ -243,5 +270,12 @@ def notes(export: Export) -> Iterator[str]:
     given = {name: value for name, value in prompts.items() if not (value is None or isinstance(value, NoValue))}
     if given and given != _system(export):
         yield unread_prompt(given)
+    folder, own = _of_folder(export), _own_environment(export)
+    if other := [f"{name}: {own[name]} for {value}" for name, value in folder.items() if own.get(name, value) != value]:
+        yield (
+            f"WARNING: the configuration has other values than the model folder ({', '.join(other)}); the plan is for "
+            "the lengths of the folder, and samples may be longer or shorter there"
+        )
+    yield from resampled(export.videos, export.family)
     if export.held.order is not None:
         yield "Packing needs FlashAttention there (attn_impl)"

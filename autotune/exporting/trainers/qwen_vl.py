@@ -16,12 +16,12 @@ from autotune.exporting.image_limits import image_limits
 from autotune.exporting.settings import check_mergers, learning_left_out, tuned
 from autotune.exporting.trainers import (
     Export,
-    has_videos,
     kept_of,
     launch_script,
     own_settings,
     zero_configuration,
 )
+from autotune.exporting.video_arguments import VideoArguments
 from autotune.search.space.abilities import Abilities
 from trials.data.records.sample import IMAGE, Sample
 from trials.job import Job
@@ -44,6 +44,18 @@ DROPPED = (
     *("data_packing", "data_flatten", "deepspeed", "data_path", "eval_strategy", "group_by_modality_length"),
     *("resume_from_checkpoint", "group_by_length", "fp16"),
 )
+VARIABLES: frozenset[str] = frozenset()
+_VIDEOS = VideoArguments(
+    names={
+        "fps": "video_fps",
+        "min_frames": "video_min_frames",
+        "max_frames": "video_max_frames",
+        "min_pixels": "video_min_pixels",
+        "max_pixels": "video_max_pixels",
+    },
+    bounds_all=True,
+)
+"""It sets them in the model's own processor (`update_processor_pixels` in qwenvl/data/data_processor.py)."""
 _NO_DROPOUT = 1e-9
 """Chance of dropping an input of an adapter, as good as none: it takes 0 for its default of 0.05."""
 _TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -146,6 +158,7 @@ def decided(export: Export) -> dict[str, Any]:
         "eval_strategy": "no",
     }
     found |= {name: limits[name] for name in ("max_pixels", "min_pixels") if name in limits}
+    found |= _VIDEOS.settings(export.videos)
     if {"vision_tower_lr", "mm_projector_lr"} & found.keys():  # which it follows where the latter is given alone
         training = export.job.training
         found.setdefault("vision_tower_lr", training.learning_rate_of("vision"))
@@ -170,8 +183,6 @@ def command(export: Export) -> str:
 def left_out(export: Export) -> Iterator[str]:
     """Yield what its data and its settings do not hold."""
     yield from learning_left_out(export.job, export.epoch.micro_batches * export.devices)
-    if has_videos(export):
-        yield "which frames of videos are shown, and their size: there by video_max_frames and video_max_pixels"
     yield "the order of the packs, so that samples of a step are others, and ranks wait for each other"
     if (rest := len(export.epoch.packs) % export.devices) and not _pads(export):
         yield f"{rest} packs at the end of each epoch"
@@ -186,6 +197,12 @@ def left_out(export: Export) -> Iterator[str]:
 
 def notes(export: Export) -> Iterator[str]:
     """Yield what to do before, and what packs need."""
+    if export.videos and not export.videos.samples:
+        yield (
+            f"WARNING: do_sample_frames is not true in {export.videos.file}, without which transformers shows every "
+            f"frame of a video there: {export.filmed}, those with videos, would be far longer; set it to true, which "
+            "changes nothing in autotune"
+        )
     yield f"First add {export.folder / _REGISTERED} to qwenvl/data/__init__.py there"
     if not _pads(export):
         yield "Samples of a pack attend to themselves alone only with its own attention for packs (FlashAttention)"

@@ -34,7 +34,8 @@ from trials.workload import ModelShape
 
 QWEN_VL_FIELDS = """
     model_name_or_path tune_mm_llm tune_mm_mlp tune_mm_vision lora_enable lora_r lora_alpha lora_dropout dataset_use
-    video_max_frames video_min_frames data_flatten data_packing base_interval max_pixels min_pixels cache_dir optim
+    video_max_frames video_min_frames video_fps video_max_pixels video_min_pixels
+    data_flatten data_packing base_interval max_pixels min_pixels cache_dir optim
     model_max_length mm_projector_lr vision_tower_lr
 """
 """Names in qwenvl/train/argument.py of qwen-vl-finetune, besides those of transformers."""
