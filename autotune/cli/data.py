@@ -42,7 +42,8 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
 
 def compare_data(options: Options, file: JobFile, several: Sequence[str]) -> None:
     # These import torch, which packing a file of lengths does not need.
-    from autotune.forecast.what_if import checked_settings, what_if
+    from autotune.forecast.model_settings import checked_settings
+    from autotune.forecast.what_if import what_if
     from autotune.forecast.what_if_report import what_if_document, what_if_text
 
     if file.path.suffix not in JOBS:

@@ -5,14 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from autotune.forecast.what_if import Variant, WhatIf, settings_text
+from autotune.forecast.model_settings import settings_text
+from autotune.forecast.what_if import Variant, WhatIf
 from autotune.plan_text import plan_text
 from autotune.results.text_table import table
 from trials import wire
 from trials.data.index import DatasetIndex
+from trials.data.indexing import LISTED
 from trials.units import number_of, time_text
 
 _MEBI = 1 << 20
+_SHOWN_LINES = 5
 
 
 def what_if_text(found: WhatIf) -> str:
@@ -39,7 +42,7 @@ def what_if_text(found: WhatIf) -> str:
         row("forward passes", "GFLOP, analytic", lambda each: each.operations / 1e9),
         *([] if found.unknown else _forecast_rows(found)),
     ]
-    parts = [table(("", "", *names), rows), *_notes(found), _largest(found)]
+    parts = [table(("", "", *names), rows), *_lost(found), *_notes(found), _largest(found)]
     return "\n\n".join(parts)
 
 
@@ -66,6 +69,7 @@ def _document(variant: Variant) -> dict[str, Any]:
         "settings": dict(variant.settings),
         "samples": _samples(variant.index),
         "lost": variant.lost,
+        "lost_lines": list(variant.lost_lines),
         "cut": variant.packs.material.cut,
         "skipped_lines": report.bad,
         "bad_lines": [str(line) for line in report.bad_lines],
@@ -107,6 +111,14 @@ def _forecast_rows(found: WhatIf) -> Iterator[tuple[str, ...]]:
         peaks.append(f"{max(prediction.stage_bytes) / _MEBI:,.0f}")
     yield tuple(seconds)
     yield tuple(peaks)
+
+
+def _lost(found: WhatIf) -> Iterator[str]:
+    for each in found.variants:
+        if each.lost:
+            hidden = each.lost - len(shown := each.lost_lines[:_SHOWN_LINES])
+            more = [f"and {hidden} more; `--json` lists the first {LISTED}"] if hidden else []
+            yield "\n  ".join((f"Lost with {_name(each)}, {number_of(each.lost, 'record')}:", *shown, *more))
 
 
 def _notes(found: WhatIf) -> Iterator[str]:

@@ -83,10 +83,11 @@ def what_if(
 
     Settings are a mapping such as `{"max_pixels": 602112, "cutoff": 4096}`, or the text of the command's `--what-if`.
     Times and memory of the best plans are forecast where the database has a profile of the job's devices. Raise
-    PackError for a setting that the model's processors do not have.
+    PackError for a setting that the model's processors do not have, or that changes nothing.
     """
     # These import torch, which packing a file of lengths does not need.
-    from autotune.forecast.what_if import checked_settings, what_if  # noqa: PLC0415
+    from autotune.forecast.model_settings import checked_settings  # noqa: PLC0415
+    from autotune.forecast.what_if import what_if  # noqa: PLC0415
 
     settings = [checked_settings(each) for each in several]
     path = Path(job) if isinstance(job, str | os.PathLike) else Path("job")

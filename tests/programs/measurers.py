@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import parent_process
+from typing import Any
 
 from trials.data.records.sample import Clip, Lengths, Measured, Sample
 from trials.errors import ModelError
@@ -18,6 +19,10 @@ class Words:
     max_tokens: int | None = None
     takes_images: bool = True
     no_videos: str | None = "words are not filmed"
+
+    @property
+    def video_settings(self) -> Mapping[str, Any]:
+        return {}
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()

@@ -142,6 +142,87 @@ def test_pixels_and_frames_are_those_of_a_model_that_is_set_so(
     assert then["vision_units"] != now["vision_units"]
 
 
+@pytest.fixture
+def unset(watching: JobFile, tmp_path: Path) -> Path:
+    """The model folder of `watching` as Qwen publishes it: settings of images alone."""
+    model = Path(shutil.copytree(load_job(watching.path).model.path, tmp_path / "unset"))
+    (model / "video_preprocessor_config.json").unlink()
+    watching.spoil(model__path=str(model))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [
+        ("fps=1", {"fps": 1}),
+        pytest.param("max_frames=4", {"max_frames": 4}, marks=pytest.mark.long),
+        ("min_frames=8", {"min_frames": 8}),
+        ("video_max_pixels=980", {"size": {"shortest_edge": 196, "longest_edge": 980}}),
+        pytest.param(
+            "video_min_pixels=7000", {"size": {"shortest_edge": 7000, "longest_edge": 7840}}, marks=pytest.mark.long
+        ),
+    ],
+)
+def test_settings_of_videos_change_also_where_the_folder_has_those_of_images_alone(
+    setting: str, changes: dict[str, Any], watching: JobFile, unset: Path, tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(unset, tmp_path / "other"))
+    settings = json.loads((unset / "preprocessor_config.json").read_bytes()) | changes
+    (changed / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    expected = measured(watching.path, changed)
+    now, then = document("pack", watching.path, "--what-if", setting)["variants"]
+    assert {name: then[name] for name in expected} == expected
+    assert then["vision_units"] != now["vision_units"]
+
+
+def test_a_bound_of_videos_counts_under_its_older_name_too(watching: JobFile, unset: Path) -> None:
+    file = unset / "preprocessor_config.json"
+    settings = json.loads(file.read_bytes())
+    del settings["size"]
+    file.write_text(json.dumps(settings | {"min_pixels": 196, "max_pixels": 7840}))
+    now, videos, both = (
+        each.index.vision_units.tolist()
+        for each in what_if(watching.path, {"video_max_pixels": 980}, {"max_pixels": 980}).variants
+    )
+    assert [then < before for then, before in zip(videos, now, strict=True)] == [False, True, False]
+    assert [then < before for then, before in zip(both, now, strict=True)] == [True, True, False]
+
+
+def test_what_does_not_count_for_videos_is_refused(watching: JobFile, unset: Path) -> None:
+    refused = {
+        "fps=2": "fps=2 changes nothing: the processors of .* have it already",
+        "max_frames=768": "max_frames=768 changes nothing: the processors of .* have it already",
+        "fps=1,frames=8": "fps=1 changes nothing beside frames=8, which counts; leave it out",
+        "frames=1000": "frames=1000 cannot be followed: .*num_frames for videos is 1000; correct it",
+    }
+    for setting, message in refused.items():
+        code, error = refusal("pack", watching.path, "--what-if", setting)
+        assert code == 2
+        assert re.search(message, error), error
+    (unset / "video_preprocessor_config.json").write_text('{"patch_size": 7, "num_frames": 8}')
+    error = refusal("pack", watching.path, "--what-if", "fps=1")[1]
+    assert "fps=1 changes nothing beside num_frames: 8 of the model, which counts" in error
+
+
+def test_the_settings_that_are_named_are_those_that_the_model_reads(job: JobFile, tmp_path: Path) -> None:
+    plugins.load(TINY, "glm4v").make(tmp_path / "model")
+    job.spoil(model__path=str(tmp_path / "model"))
+    for setting in ("frames=4", "max_frames=4", "max_tiles=1"):
+        code, error = refusal("pack", job.path, "--what-if", setting)
+        assert code == 2
+        named = "max_pixels, min_pixels, fps, video_max_pixels, video_min_pixels, cutoff"
+        assert f"have no such setting; give one of {named}\n" in error + "\n", error
+
+
+def test_lost_samples_are_named_with_the_reason(watching: JobFile) -> None:
+    then = document("pack", watching.path, "--what-if", "frames=1")["variants"][1]
+    assert then["lost"] == 1
+    (line,) = then["lost_lines"]
+    assert re.search(r"train\.jsonl:2: .* refuses a video of 24 frames", line), line
+    answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "frames=1"])
+    assert f"Lost with frames=1, 1 record:\n  {line}\n" in answer.stdout, answer.output
+
+
 def test_operations_are_those_of_all_packs_without_the_waiting_of_ranks(job: JobFile) -> None:
     job.spoil(hardware={"devices": 4})
     variants = what_if(job.path, {"max_tiles": 1}).variants

@@ -1,9 +1,10 @@
 """Samples of a dataset: conversations, their lengths, and their encoding for one model."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,6 +191,10 @@ class Measurer(Protocol):
     @property
     def no_videos(self) -> str | None:
         """Why samples with videos are refused; None where they are taken."""
+
+    @property
+    def video_settings(self) -> Mapping[str, Any]:
+        """How the model's own video processor is set, with its defaults; empty where videos are refused."""
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()

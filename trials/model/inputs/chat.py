@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -182,6 +182,10 @@ class ChatMeasurer:
     @property
     def no_videos(self) -> str | None:
         return self._videos if isinstance(self._videos, str) else None
+
+    @property
+    def video_settings(self) -> Mapping[str, Any]:
+        return {} if isinstance(self._videos, str) else self._videos.settings
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()

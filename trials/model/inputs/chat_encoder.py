@@ -1,6 +1,6 @@
 """Samples as a model's own chat template, tokenizer and processor make them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -143,6 +143,10 @@ class ChatEncoder:
     @property
     def no_videos(self) -> str | None:
         return self.measurer.no_videos
+
+    @property
+    def video_settings(self) -> Mapping[str, Any]:
+        return self.measurer.video_settings
 
     @property
     def no_end(self) -> str | None:

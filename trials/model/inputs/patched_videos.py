@@ -30,6 +30,10 @@ _SHARED: dict[str, Any] = {
     "resample": 3,
     "temporal_patch_size": 2,
     "merge_size": 2,
+}
+# Those of Qwen's, which GLM's does not read.
+_OF_QWEN: dict[str, Any] = {
+    **_SHARED,
     "min_frames": 4,
     "max_frames": 768,
     "num_frames": None,
@@ -129,7 +133,7 @@ def _resized_with_time(frames: int, size: tuple[int, int], settings: Mapping[str
 
 QWEN2 = VideoRules(
     defaults={
-        **_SHARED,
+        **_OF_QWEN,
         "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
         "image_mean": OPENAI_CLIP_MEAN,
         "image_std": OPENAI_CLIP_STD,
@@ -147,7 +151,7 @@ QWEN2 = VideoRules(
 """Frames in equal steps; the bounds on pixels apply to each frame."""
 QWEN3 = VideoRules(
     defaults={
-        **_SHARED,
+        **_OF_QWEN,
         "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
@@ -168,7 +172,6 @@ GLM = VideoRules(
         "patch_size": 14,
         "fps": USUAL_FPS,
         "max_duration": 300,
-        "max_frames": 1 << 20,
     },
     sampled=_sampled_by_second,
     resized=_resized_with_time,

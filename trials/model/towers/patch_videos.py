@@ -69,8 +69,8 @@ class PatchVideos:
         )
 
     def chosen(self, clip: Clip) -> Ints:
-        most = self.settings["max_frames"]
         if not clip.is_file:
+            most = self.settings.get("max_frames", clip.frames)
             if clip.frames > most:
                 raise DataError(
                     f"a video has {clip.frames} frames, more than the {most} that the model takes; leave some out, or "
@@ -150,7 +150,7 @@ def _check(settings: Mapping[str, Any], config: PretrainedConfig) -> None:
     for name, value in whole.items():
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
             raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a whole number above 0")
-    rate, count = settings["fps"], settings["num_frames"]
+    rate, count = settings["fps"], settings.get("num_frames")
     if not isinstance(rate, int | float) or not 0 < rate <= _LARGEST:
         raise ModelError(f"fps for videos is {str(rate)[:40]}; correct it in {FILE} to a number above 0")
     if count is not None and (not isinstance(count, int) or not 1 <= count <= settings["max_frames"]):
