@@ -123,8 +123,10 @@ def data_findings(report: IndexReport, measurer: Measurer) -> Iterator[Finding]:
             remedy="correct the lines, or `images` and `format` of the source, as by "
             f"{set_images(report.section)}; otherwise they are skipped",
         )
+    for each in report.mistakes:
+        yield Finding(what=f"probably a mistake: {each}", remedy=each.remedy)
     for each in report.surprises[:_SHOWN_KINDS]:
-        yield Finding(what=f"not used by a training: {each}", remedy="nothing to do, if that is meant")
+        yield Finding(what=f"not used by a training: {each}", remedy=each.remedy)
     if (more := len(report.surprises) - _SHOWN_KINDS) > 0:
         yield Finding(what=f"not used by a training: {more} more of these", remedy="autotune doctor --json lists all")
 
@@ -153,6 +155,8 @@ def warn_of_bad_data(report: IndexReport) -> None:
             "%s another size than recorded; the size in the file is used",
             number_of(report.wrong_sizes, "image has", "images have"),
         )
+    for each in report.mistakes:
+        _log.warning("probably a mistake: %s; %s", each, each.remedy)
     if unused := report.unused_lines():
         _log.warning("not used by the training:\n%s", "\n".join(f"  {line}" for line in unused))
 

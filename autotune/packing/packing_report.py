@@ -169,6 +169,7 @@ def _problems(found: Balanced) -> Iterator[str]:
     if report.wrong_sizes:
         images = number_of(report.wrong_sizes, "image has", "images have")
         yield f"{images} another size than recorded; the size in the file is used"
+    yield from (f"Probably a mistake: {each}; {each.remedy}" for each in report.mistakes)
     if unused := report.unused_lines():
         yield "\n".join(("Not used by a training:", *(f"  {line}" for line in unused)))
     if report.bad:

@@ -16,10 +16,11 @@ from trials.data.cache import LengthsCache
 from trials.data.formats import AnnotationFile, Chunk
 from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.kept.files import KeptTokens, TokenFile
-from trials.data.lengths import TOKENS, ChunkLengths, kind_of, placed
+from trials.data.lengths import ONE_FRAME, TOKENS, ChunkLengths, kind_of, placed
 from trials.data.measuring import cores, measured
 from trials.data.reading import Reading
 from trials.data.records.file_chunk import where
+from trials.data.records.placement import LOST_VIDEO
 from trials.data.records.sample import BadLine, Measurer
 from trials.data.records.watched import METADATA
 from trials.errors import DataError
@@ -32,6 +33,11 @@ Section: TypeAlias = Literal["data", "evaluation"]
 
 LISTED = 1000
 """Bad lines that a report lists; all are counted."""
+_REMEDIES = {
+    LOST_VIDEO: "name the video in the record, as under `videos`, or remove the text; if it is meant, there is nothing "
+    "to do",
+    ONE_FRAME: "name an image under `images`, or all frames of the video; if one is meant, there is nothing to do",
+}
 # A choice: names of a warning, which stays a few lines.
 _SHOWN_KEYS = 10
 _SHOWN_FILES = 3
@@ -50,6 +56,15 @@ class Unused:
     records: int
     first: str
     """File and line of the first of them."""
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether it nearly always is one."""
+        return self.what in _REMEDIES
+
+    @property
+    def remedy(self) -> str:
+        return _REMEDIES.get(self.what, "nothing to do, if that is meant")
 
     def __str__(self) -> str:
         return f"{self.what}, in {number_of(self.records, 'record')}, the first is {self.first}"
@@ -104,7 +119,12 @@ class IndexReport:
     @property
     def surprises(self) -> tuple[Unused, ...]:
         """What is unused and may have been meant to be used."""
-        return tuple(each for each in self.unused if not each.what.startswith(METADATA))
+        return tuple(each for each in self.unused if not (each.is_mistake or each.what.startswith(METADATA)))
+
+    @property
+    def mistakes(self) -> tuple[Unused, ...]:
+        """What records say and nearly always is a mistake."""
+        return tuple(each for each in self.unused if each.is_mistake)
 
     @property
     def metadata(self) -> str | None:

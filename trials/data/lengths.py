@@ -26,6 +26,8 @@ MOST_UNUSED = 100
 """Most kinds of unused things that are told apart."""
 FURTHER = "further pictures of an image, of which the first alone is shown"
 """What is unused of an image with several pages or frames."""
+ONE_FRAME = "a video of one frame, which is an image"
+"""What is surprising of a video, though it is used."""
 Fact: TypeAlias = tuple[int, int]
 """Size in bytes and time of the last change in nanoseconds."""
 # No file has such a size or time, so one that appears later counts as changed.
@@ -148,7 +150,8 @@ class _Work:
             raise DataError(self.measurer.no_videos)
         headers = [self._header(image) for image in sample.images]
         sizes = tuple(header.size for header in headers)
-        found = self.measurer.measure(sample, sizes, tuple(self._clip(video) for video in sample.videos))
+        clips = tuple(self._clip(video) for video in sample.videos)
+        found = self.measurer.measure(sample, sizes, clips)
         lengths = found.lengths
         if lengths.target_tokens == 0:
             if lengths.text_tokens == self.measurer.max_tokens:
@@ -158,7 +161,8 @@ class _Work:
             raise DataError("no target tokens: no assistant turn to learn from")
         stated = zip(sample.image_sizes, sizes, strict=True)
         self.wrong_sizes += sum(said is not None and said != real for said, real in stated)
-        more = (FURTHER,) if any(header.has_more for header in headers) else ()
+        more = [FURTHER] if any(header.has_more for header in headers) else []
+        more += [ONE_FRAME] if any(clip.frames == 1 and not clip.is_file for clip in clips) else []
         return replace(found, unused=(*sample.unused, *found.unused, *more))
 
     def _header(self, image: Image) -> ImageHeader:

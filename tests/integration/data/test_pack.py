@@ -24,10 +24,12 @@ from autotune.machine.devices import lock_file
 from autotune.model_shape import model_shape
 from autotune.packing.balance import balanced
 from autotune.packing.material import PackOptions, paper_weights, read_material
+from tests.contracts.test_families import TINY
 from tests.programs.plots import drawn_texts, overlaps
 from tests.programs.users import JobFile, databases, document, refusal
-from tests.values.data import write_lengths, write_records
+from tests.values.data import record, write_lengths, write_records
 from tests.values.parameters import parameters
+from trials import plugins
 from trials.data.epoch import EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
@@ -235,6 +237,24 @@ def test_pack_and_doctor_name_what_a_training_does_not_use(job: JobFile, example
         CliRunner().invoke(main, ["pack", str(job.path), "--qv", "9", "--qt", "999", "--data-parallel", "1"]).stdout
     )
     assert f"Not used by a training:\n  {surprise}\n  {metadata}" in output
+
+
+@pytest.mark.usefixtures("devices_in_use")
+def test_a_question_without_its_video_is_named_with_the_remedy(
+    job: JobFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_records(tmp_path / "data.jsonl", record("Why?", "So."), record("<video>Why?", "So.", videos=[]))
+    plugins.load(TINY, "qwen2-5-vl").make(tmp_path / "model")
+    job.spoil(model__path=str(tmp_path / "model"), data={"sources": [{"path": str(path)}]}, hardware={"devices": 1})
+    what = (
+        f"robably a mistake: a question with the text <video> and without a video, in 1 record, the first is {path}:2"
+    )
+    packed = CliRunner().invoke(main, ["pack", str(job.path), "--qv", "9", "--qt", "999"]).stdout
+    assert f"P{what}; name the video in the record" in packed
+    assert "Not used" not in packed
+    checked = CliRunner().invoke(main, ["doctor", str(job.path)]).stdout
+    assert f"p{what}" in " ".join(checked.split())
+    assert f"p{what}; name the video in the record" in caplog.text
 
 
 def test_the_choices_for_oversize_are_the_jobs() -> None:

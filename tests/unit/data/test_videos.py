@@ -14,7 +14,7 @@ from PIL import Image
 from tests.programs.measurers import Words
 from tests.values.data import file_of, record, write_records
 from trials.data import formats
-from trials.data.lengths import measure
+from trials.data.lengths import ONE_FRAME, measure
 from trials.data.records.images import image_header
 from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Measured, Sample, Video
 from trials.data.records.video_references import MOST_FRAMES
@@ -22,6 +22,14 @@ from trials.data.records.videos import clip_of, frames_of, video_pixels
 from trials.errors import DataError
 
 FRAMES = ["1.jpg", "2.jpg", "3.PNG"]
+
+
+class Films(Words):
+    """Counts the frames of videos."""
+
+    def measure(self, sample: Sample, image_sizes: Any, clips: tuple[Clip, ...] = ()) -> Measured:
+        units = sum(clip.frames for clip in clips)
+        return Measured(lengths=Lengths(vision_units=units, text_tokens=3, target_tokens=2))
 
 
 def sample_of(tmp_path: Path, line: dict[str, Any], name: str = "messages") -> Sample | Measured | BadLine:
@@ -151,12 +159,18 @@ def test_a_frame_that_is_a_video_itself_is_refused(tmp_path: Path, kind: str) ->
             clip_of(Video(source=(still, frame)), image_header)
 
 
-def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:
-    class Films(Words):
-        def measure(self, sample: Sample, image_sizes: Any, clips: tuple[Clip, ...] = ()) -> Measured:
-            units = sum(clip.frames for clip in clips)
-            return Measured(lengths=Lengths(vision_units=units, text_tokens=3, target_tokens=2))
+def test_videos_of_one_image_are_named_and_kept(tmp_path: Path) -> None:
+    folder_of(tmp_path / "film", 2)
+    names = ["film/frame0.png", "film/frame1.png"]
+    lines = [filmed("<video>", videos=names), filmed("<video>", videos=names[:1]), filmed("<video>", videos=names[1:])]
+    file = file_of(write_records(tmp_path / "a.jsonl", *lines), format="qwen")
+    (chunk,) = formats.chunks(file)
+    found = measure(file, chunk, Films(no_videos=None), None)
+    assert found.columns["vision_units"].tolist() == [2, 1, 1]
+    assert {what: count for what, (count, _) in found.unused.items()} == {ONE_FRAME: 2}
 
+
+def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "film", 3)
     file = file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film")), format="qwen")
     (chunk,) = formats.chunks(file)

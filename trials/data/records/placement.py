@@ -11,6 +11,8 @@ from trials.data.records.sample import IMAGE, VIDEO, Role, Sample, Turn, Video
 from trials.units import number_of
 
 AUDIO = "<audio>"
+LOST_VIDEO = f"a question with the text {VIDEO} and without a video"
+"""What is unused of a text that nearly always has lost its video."""
 _OTHER_MARK = re.compile(
     r"<\|?(?:image|img|video)(?:[ _-]?\d+|_?(?:pad|placeholder|token|soft_token|here))\|?>|<\|(?:image|video)\|>"
     r"|<start_of_image>|<im_patch>|<IMG_CONTEXT>|<ImageHere>|\[IMG(?:_?\d+)?\]|<img>[^<]*</img>"
@@ -86,9 +88,9 @@ def _check_marks(turns: Sequence[Said], *, shows_images: bool, shows_videos: boo
                     f"the {turn.role} turn, {number} of all, holds {mark}, but only turns of the user show images and "
                     "videos; write it there, or spell it in another way"
                 )
-            # A user's <image> shows one, or the record is bad.
-            if not shown[mark] and (turn.role != "user" or mark != IMAGE):
-                found.append(mark)
+            # A user's <image> shows one, or the record is bad; <video> is an element of HTML, too.
+            if not shown[mark] and (turn.role, mark) != ("user", IMAGE):
+                found.append(LOST_VIDEO if (turn.role, mark) == ("user", VIDEO) else _as_text(mark))
     others = [(turn.role, other[0]) for turn in turns if (other := _OTHER_MARK.search(turn.text))]
     # Answers may hold such words as code.
     asked = [other for role, other in others if role == "user"]
@@ -98,8 +100,12 @@ def _check_marks(turns: Sequence[Said], *, shows_images: bool, shows_videos: boo
             f"the text holds {asked[0][:_SHOWN_CHARACTERS]!r}, which places nothing here; write {IMAGE} where an "
             f"image is shown, and {VIDEO} where a video is"
         )
-    found += ["<img>...</img>" if other.endswith("</img>") else other for _, other in others]
-    return tuple(f"the text {mark}, read as text" for mark in dict.fromkeys(found))
+    found += [_as_text("<img>...</img>" if other.endswith("</img>") else other) for _, other in others]
+    return tuple(dict.fromkeys(found))
+
+
+def _as_text(mark: str) -> str:
+    return f"the text {mark}, read as text"
 
 
 def _read_as_videos(turns: list[Said], count: int) -> list[Said]:

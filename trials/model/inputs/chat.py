@@ -261,8 +261,10 @@ class ChatMeasurer:
         for token in dict.fromkeys((*self._image_tokens, *expected)):
             number, what = expected.get(token, (0, "images"))
             if (shown := text.count(token)) != number:
+                missing = f"name the {what} in the record, or " if token in (IMAGE, VIDEO) else ""
                 raise DataError(
-                    f"the conversation spells {token} {shown} times for {number} {what}; take it out of the text"
+                    f"the conversation spells {token} {shown} times for {number} {what}; {missing}take it out of the "
+                    "text"
                 )
 
     def _tokenised(self, text: str, answers: tuple[LearntAnswer, ...]) -> tuple[Ints, NDArray[np.bool_]]:

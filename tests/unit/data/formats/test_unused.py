@@ -17,7 +17,7 @@ from trials.data import formats
 from trials.data.indexing import build_index
 from trials.data.lengths import MOST_UNUSED, measure
 from trials.data.records import conversation
-from trials.data.records.placement import placed
+from trials.data.records.placement import LOST_VIDEO, placed
 from trials.data.records.record import RecordError
 from trials.data.records.sample import BadLine, Measured, Sample
 from trials.data.records.watched import IDENTITY, Watched
@@ -265,6 +265,17 @@ def test_a_mark_of_another_program_in_an_answer_is_named_and_refuses_nothing() -
     found = read("internvl", record("q", "<Image>", image="a.png"))
     assert isinstance(found, Sample), found
     assert found.unused == ("the text <Image>, read as text",)
+
+
+@pytest.mark.parametrize("videos", [{}, {"videos": []}, {"videos": None}])
+def test_a_question_that_has_lost_its_video_is_told_from_text(videos: dict[str, Any]) -> None:
+    found = read("qwen", record("<video>q", "a", **videos))
+    assert isinstance(found, Sample), found
+    assert found.unused == (LOST_VIDEO,)
+    assert found.turns[0].text == "<video>q"
+    found = read("qwen", record("q", "a <video>", **videos))
+    assert isinstance(found, Sample), found
+    assert found.unused == ("the text <video>, read as text",)
 
 
 def test_parts_that_make_a_placeholder_together_are_refused() -> None:
