@@ -14,7 +14,7 @@ from trials.errors import ModelError
 from trials.job import Job
 from trials.model.hub import folder_of
 from trials.model.inputs.encoders import load_measurer
-from trials.model.inputs.videos import FILE
+from trials.model.inputs.video_limits import FILE
 
 CUTOFF = "cutoff"
 """Tokens to which samples are cut, as `oversize: truncate` does."""
