@@ -31,7 +31,7 @@ from storage.errors import (
     UnfinishedStudy,
     UnknownRecord,
 )
-from trials.errors import AutotuneError, NoCompiler, NodeRefused, OutputTaken, SiteError, UnknownName
+from trials.errors import AutotuneError, NoCompiler, NoDecoder, NodeRefused, OutputTaken, SiteError, UnknownName
 
 
 class JobError(AutotuneError):
@@ -117,6 +117,7 @@ _EXIT_CODES: dict[type[Exception], int] = {
     OutputTaken: 2,
     SiteError: 2,
     NoCompiler: 2,
+    NoDecoder: 2,
     NodeRefused: 2,
     BadUrl: 2,
     BadBundle: 2,

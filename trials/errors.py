@@ -8,6 +8,7 @@ AutotuneError              of the three packages: in `autotune.errors`, in `stor
     |   |-- PassingFault   this machine cannot read an image or a video now
     |   `-- AllSkipped     no sample fits into a pack, and the job skips such samples
     |-- ModelError         a model folder that cannot be used
+    |-- NoDecoder          a package without which video files cannot be decoded is missing
     |-- NoCompiler         a tool without which layers cannot be compiled is missing
     |-- OutputTaken        a training's output folder holds results of something else
     |-- Unwritable         a checkpoint, a model or a socket cannot be written to the disk
@@ -84,7 +85,7 @@ class DataError(TrialsError):
 
 
 class PassingFault(DataError):
-    """An image or a video cannot be read here and now, for lack of rights, of a package, or by a fault of the disk."""
+    """An image or a video cannot be read here and now, for lack of rights or of a codec, or by a fault of the disk."""
 
 
 class AllSkipped(DataError):
@@ -93,6 +94,10 @@ class AllSkipped(DataError):
 
 class ModelError(TrialsError):
     """The model folder cannot be used for training."""
+
+
+class NoDecoder(TrialsError):
+    """A package is missing without which video files cannot be decoded."""
 
 
 class NoCompiler(TrialsError):

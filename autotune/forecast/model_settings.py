@@ -174,8 +174,8 @@ class ModelSettings:
         with self.changed(settings) as path:
             try:
                 measurer = load_measurer(self.job.model.model_copy(update={"path": path}), self.job.data)
-                if self.videos and measurer.no_videos:
-                    raise ModelError(measurer.no_videos)
+                if self.videos and (refusal := measurer.no_videos):
+                    raise refusal
             except ModelError as error:
                 raise ModelError(str(error).replace(path, self.job.model.path)) from error
             return measurer.digest

@@ -8,7 +8,7 @@ from multiprocessing import parent_process
 from typing import Any
 
 from trials.data.records.sample import Clip, Lengths, Measured, Sample
-from trials.errors import ModelError
+from trials.errors import DataError, ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Words:
     digest: str = "words"
     max_tokens: int | None = None
     takes_images: bool = True
-    no_videos: str | None = "words are not filmed"
+    no_videos: DataError | ModelError | None = None
 
     @property
     def video_settings(self) -> Mapping[str, Any]:

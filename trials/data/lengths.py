@@ -68,6 +68,9 @@ class ChunkLengths:
 def measure(file: AnnotationFile, chunk: Chunk, measurer: Measurer | None, max_tokens: int | None) -> ChunkLengths:
     """Measure a chunk. Raise DataError when the file cannot be read, and for conversations without a `measurer`.
 
+    What is wrong with the model folder or the installation is no fault of a record: raise ModelError for a video that
+    the folder's settings cannot prepare, and NoDecoder for one that needs a package which is not there.
+
     `max_tokens` is for lengths that come without a conversation; a measurer has its own.
     """
     work = _Work(chunk=chunk, measurer=measurer, max_tokens=max_tokens)
@@ -146,8 +149,8 @@ class _Work:
     def _of_sample(self, sample: Sample) -> Measured:
         if self.measurer is None:
             raise DataError("the lengths of a conversation depend on the model; give a job file, which names it")
-        if sample.videos and self.measurer.no_videos:
-            raise DataError(self.measurer.no_videos)
+        if sample.videos and (refusal := self.measurer.no_videos):
+            raise refusal
         headers = [self._header(image) for image in sample.images]
         sizes = tuple(header.size for header in headers)
         clips = tuple(self._clip(video) for video in sample.videos)

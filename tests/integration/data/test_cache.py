@@ -19,6 +19,7 @@ from trials.data.index import COLUMNS, DatasetIndex
 from trials.data.indexing import IndexReport, build_index
 from trials.data.reading import Reading
 from trials.data.records import file_chunk
+from trials.errors import NoDecoder
 from trials.job import DataSection
 
 RECORDS = 6
@@ -137,15 +138,17 @@ def test_a_record_that_the_disk_did_not_give_is_tried_again(folder: Path) -> Non
     assert "1.png has no readable header: Input/output error" in report.bad_lines[0].reason
 
 
-def test_a_video_without_its_decoder_is_tried_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_video_without_its_decoder_ends_reading_and_is_tried_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_records(folder / "a.jsonl", record("Who?", "I."), record("<video>Who?", "I.", video="a.mp4"))
     (folder / "a.mp4").write_bytes(b"no video")
-    filmed = Words(no_videos=None)
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "av", None)
-        assert "needs the package av" in index_again(folder, filmed)[1].bad_lines[0].reason
-    assert "cannot be decoded" in index_again(folder, filmed)[1].bad_lines[0].reason
-    assert index_again(folder, filmed)[1].measured == 0
+        with pytest.raises(NoDecoder, match="needs the package av"):
+            index_again(folder)
+    assert "cannot be decoded" in index_again(folder)[1].bad_lines[0].reason
+    assert index_again(folder)[1].measured == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from trials.data.records.images import image_header
 from trials.data.records.sample import NO_VIDEOS, BadLine, Clip, Lengths, Measured, Sample, Video
 from trials.data.records.video_references import MOST_FRAMES
 from trials.data.records.videos import clip_of, frames_of, video_pixels
-from trials.errors import DataError
+from trials.errors import DataError, ModelError, NoDecoder
 
 FRAMES = ["1.jpg", "2.jpg", "3.PNG"]
 
@@ -174,17 +174,25 @@ def test_a_model_without_videos_refuses_the_line_and_a_changed_frame_is_noticed(
     folder = folder_of(tmp_path / "film", 3)
     file = file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film")), format="qwen")
     (chunk,) = formats.chunks(file)
-    ((_, reason, shows_media),) = measure(file, chunk, Words(no_videos=NO_VIDEOS), None).bad
+    ((_, reason, shows_media),) = measure(file, chunk, Words(no_videos=DataError(NO_VIDEOS)), None).bad
     assert (reason, shows_media) == (NO_VIDEOS, True)
-    found = measure(file, chunk, Films(no_videos=None), None)
+    found = measure(file, chunk, Films(), None)
     assert found.columns["vision_units"].tolist() == [3]
     assert found.holds()
     Image.new("RGB", (12, 9)).save(folder / "frame1.png")
     assert not found.holds()
-    found = measure(file, chunk, Films(no_videos=None), None)
+    found = measure(file, chunk, Films(), None)
     assert "12 x 9" in found.bad[0][1]
     (folder / "frame1.png").unlink()
     assert not found.holds()
+
+
+def test_a_folder_that_cannot_prepare_videos_is_no_fault_of_the_lines_that_show_them(tmp_path: Path) -> None:
+    (chunk,) = formats.chunks(file := file_of(write_records(tmp_path / "a.jsonl", filmed("<video>", video="film"))))
+    with pytest.raises(ModelError, match="fps is 0"):
+        measure(file, chunk, Words(no_videos=ModelError("fps is 0")), None)
+    text = file_of(write_records(tmp_path / "b.jsonl", record("Who?", "Ada.")))
+    assert not measure(text, chunk, Words(no_videos=ModelError("fps is 0")), None).bad
 
 
 # --- files ---
@@ -344,12 +352,12 @@ def test_damaged_files_and_playlists_are_refused(film: Path, tmp_path: Path) -> 
     (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXTINF:1,\n{film}\n#EXT-X-ENDLIST\n")
     (tmp_path / "list.txt").write_text(f"ffconcat version 1.0\nfile {film.name}\n")
     for name in ("cut.mp4", "list.m3u8", "list.txt"):
-        with pytest.raises(DataError, match="cannot be decoded"):
+        with pytest.raises(DataError, match=r"cannot be decoded|in a format that is not read"):
             clip_of(Video(source=tmp_path / name), image_header)
 
 
 def test_without_a_decoder_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     (tmp_path / "film.mp4").write_bytes(b"film")
-    with pytest.raises(DataError, match="pip install av, or give the video as a folder or list"):
+    with pytest.raises(NoDecoder, match="pip install av, or give the video as a folder or list of frames, or take the"):
         clip_of(Video(source=tmp_path / "film.mp4"), image_header)

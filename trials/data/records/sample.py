@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trials.arrays import Ints
 from trials.data.records.file_chunk import Place, where
-from trials.errors import DataError
+from trials.errors import DataError, ModelError
 
 NO_GRIDS: Ints = np.zeros((0, 0), dtype=np.int64)
 """Grids of images where a family has none, [0, 0]."""
@@ -27,7 +27,9 @@ NO_VIDEOS = (
     "the conversation shows a video, which is not supported for this model; give the frames as a list of images, each "
     "with an <image>, or take the record out"
 )
-"""Refusal of samples with videos."""
+"""Refusal of samples with videos by a model that takes images."""
+TEXT_ALONE = "but the model takes text alone; take the record out, or train a model that takes"
+"""Refusal of what a model without a vision side is shown, before the name of that."""
 NO_OPTIONS = (
     "an image has min_pixels, max_pixels, resized_height or resized_width of its own, but the model's processor "
     "prepares all images by one rule; remove them, and resize the image itself where it is too large"
@@ -189,8 +191,11 @@ class Measurer(Protocol):
         """Whether the model has a vision side; one without it takes text alone."""
 
     @property
-    def no_videos(self) -> str | None:
-        """Why samples with videos are refused; None where they are taken."""
+    def no_videos(self) -> DataError | ModelError | None:
+        """Why samples with videos are refused, None where they are taken: DataError by what the model is.
+
+        ModelError stands for a fault of the model folder, which ends the reading of data that show videos.
+        """
 
     @property
     def video_settings(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from PIL import Image as Pillow
 from trials.data.records.faults import unreadable
 from trials.data.records.images import MOST_PIXELS, on_white
 from trials.data.records.sample import Clip
-from trials.errors import DataError, PassingFault, shown_name
+from trials.errors import DataError, NoDecoder, PassingFault, shown_name
 from trials.regular_file import check_regular
 from trials.units import number_of
 
@@ -168,9 +168,9 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
     except OSError as error:
         raise unreadable(f"{_video(path)} cannot be opened: {error.strerror or error}", error) from error
     except ImportError as error:
-        raise PassingFault(
+        raise NoDecoder(
             f"{_video(path)} is a file, which needs the package av to be decoded; pip install av, "
-            "or give the video as a folder or list of frames"
+            "or give the video as a folder or list of frames, or take the records with video files out of the data"
         ) from error
     try:
         # An opened file in a known format: FFmpeg's playlists could name other files and addresses.

@@ -14,8 +14,19 @@ from transformers import PretrainedConfig
 
 from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
-from trials.data.records.sample import IMAGE, NO_VIDEOS, VIDEO, Clip, Lengths, Measured, Sample, Turn, kept_tokens
-from trials.errors import DataError, ModelError
+from trials.data.records.sample import (
+    IMAGE,
+    NO_VIDEOS,
+    TEXT_ALONE,
+    VIDEO,
+    Clip,
+    Lengths,
+    Measured,
+    Sample,
+    Turn,
+    kept_tokens,
+)
+from trials.errors import DataError, ModelError, TrialsError
 from trials.model.inputs.answers import PLACES, LearntAnswer, find_answers, keeps_places, stop_tokens
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
 from trials.model.inputs.digest import model_digest
@@ -53,16 +64,23 @@ def measurer(
     processor = load(model_path, config, trust_remote_code=trust_remote_code)
     again = functools.partial(measurer, model_path, trust_remote_code, max_tokens, load=load, videos=videos)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
-        filmed: VideoInputs | str = NO_VIDEOS
+        of_text = f"the conversation shows a video, {TEXT_ALONE} videos"
+        filmed: VideoInputs | DataError | ModelError = DataError(NO_VIDEOS if processor.image_token else of_text)
         if videos:
             try:
                 filmed = videos(model_path, config, processor)
-            except ModelError as error:  # refuses the samples that need it, and no others
-                filmed = f"the conversation shows a video, which this model folder cannot prepare: {error}"
-        settings = filmed if isinstance(filmed, str) else dict(filmed.settings)
+            except ModelError as error:  # refuses data that need it, and no others
+                filmed = _unprepared(f"{model_path}: {error}")
+        settings = str(filmed) if isinstance(filmed, TrialsError) else dict(filmed.settings)
         digest = model_digest(ChatMeasurer, config, processor.tokenizer, processor, max_tokens, videos=settings)
         stops = stop_tokens(model_path, config, processor.tokenizer)
         return ChatMeasurer(processor, digest, max_tokens, again, filmed, stops=stops)
+
+
+def _unprepared(why: str) -> ModelError:
+    return ModelError(
+        f"the data show videos, which this model folder cannot prepare: {why}; or take the records with videos out"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +136,13 @@ class ChatMeasurer:
         digest: str,
         max_tokens: int | None,
         again: Callable[[], "ChatMeasurer"],
-        videos: VideoInputs | str,
+        videos: VideoInputs | DataError | ModelError,
         *,
         stops: Set[int],
     ) -> None:
         """`again` makes another one, in another process: processors do not travel.
 
-        `videos` is a text where none are taken, and says why; `stops` are the tokens at which an answer ends. Raise
+        `videos` is an error where none are taken; `stops` are the tokens at which an answer ends. Raise
         ModelError for a tokenizer without offsets or image token, and for a template that shows no image. Where the
         processor's image token is None, the model takes text alone.
         """
@@ -161,8 +179,8 @@ class ChatMeasurer:
         self.other_prompt = self._other_prompt()
         written_here = bool(processor.image_token) and processor.chat_template == chatml(processor.image_token)
         self.no_template = "conversations are written as ChatML" if written_here else None
-        if not isinstance(videos, str) and not self.template.shows_videos():
-            self._videos = (
+        if self.videos and not self.template.shows_videos():
+            self._videos = _unprepared(
                 f"the chat template does not show a video as {self._video_token} once; save the model's own template "
                 "with its tokenizer or processor"
             )
@@ -173,19 +191,20 @@ class ChatMeasurer:
     @property
     def videos(self) -> VideoInputs | None:
         """What makes the model's videos; None where they are refused."""
-        return None if isinstance(self._videos, str) else self._videos
+        return None if isinstance(self._videos, TrialsError) else self._videos
 
     @property
     def takes_images(self) -> bool:
         return bool(self._placeholders)
 
     @property
-    def no_videos(self) -> str | None:
-        return self._videos if isinstance(self._videos, str) else None
+    def no_videos(self) -> DataError | ModelError | None:
+        # Raised for many records: each would add to its traceback.
+        return self._videos.with_traceback(None) if isinstance(self._videos, TrialsError) else None
 
     @property
     def video_settings(self) -> Mapping[str, Any]:
-        return {} if isinstance(self._videos, str) else self._videos.settings
+        return self.videos.settings if self.videos else {}
 
     def measure(
         self, sample: Sample, image_sizes: tuple[tuple[int, int], ...], clips: tuple[Clip, ...] = ()
@@ -211,16 +230,13 @@ class ChatMeasurer:
         `kept` is that of `Encoder.encode`.
         """
         if image_sizes and not self.takes_images:
-            raise DataError(
-                "the conversation shows images, but the model takes text alone; take the record out, or train a model "
-                "that takes images"
-            )
-        if sample.videos and isinstance(self._videos, str):
-            raise DataError(self._videos)
+            raise DataError(f"the conversation shows images, {TEXT_ALONE} images")
+        if sample.videos and (refusal := self.no_videos):
+            raise refusal
         if sample.turns[0].role == "assistant":
             raise DataError("the conversation begins with an answer; begin it with a question, or remove that answer")
         counts = self._count(image_sizes, sample.image_options)
-        videos = tuple(self._videos.count(clip) for clip in clips if not isinstance(self._videos, str))
+        videos = tuple(self.videos.count(clip) for clip in clips if self.videos)
         if kept and (found := unseal(kept, self._source(sample, videos))) is not None:
             return self._placed(*found, counts, videos)
         try:

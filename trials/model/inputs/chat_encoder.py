@@ -11,7 +11,7 @@ from trials.arrays import Ints
 from trials.data.records.images import image_header, image_pixels
 from trials.data.records.sample import IGNORED, NO_GRIDS, Clip, Encoded, Lengths, Measured, Sample
 from trials.data.records.videos import clip_of
-from trials.errors import ModelError
+from trials.errors import DataError, ModelError
 from trials.model.inputs.chat import ChatMeasurer, Shown, Tokenised, VideoLoader, measurer
 from trials.model.inputs.preprocessing import check_vocabulary, preparing
 from trials.model.inputs.processor import Loader, count_images, load_processor
@@ -141,7 +141,7 @@ class ChatEncoder:
         return self.measurer.takes_images
 
     @property
-    def no_videos(self) -> str | None:
+    def no_videos(self) -> DataError | ModelError | None:
         return self.measurer.no_videos
 
     @property

@@ -51,6 +51,8 @@ class VideoRules:
     """(a file, settings) -> numbers of the frames that are taken."""
     resized: Callable[[int, tuple[int, int], Mapping[str, Any]], tuple[int, int]]
     """(frames, size, settings) -> size of the prepared frames; ValueError for a shape that is refused."""
+    whole_layers: bool = False
+    """Whether no frame is repeated to fill a layer: as many are taken as fill whole ones."""
     as_images: bool = False
     """Whether the tokens of a layer of frames are those of an image."""
     is_of_frame: bool = False
@@ -147,6 +149,7 @@ QWEN2 = VideoRules(
     resized=_resized_by_frame,
     is_of_frame=True,
     samples=False,
+    whole_layers=True,
 )
 """Frames in equal steps; the bounds on pixels apply to each frame."""
 QWEN3 = VideoRules(

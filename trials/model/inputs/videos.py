@@ -15,6 +15,7 @@ from trials.arrays import Ints
 from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import Clip, Video
 from trials.errors import DataError, ModelError
+from trials.model.inputs.image_settings import shown_setting
 from trials.model.inputs.video_limits import FILE, VideoLimits
 
 _MODES = {2: "bilinear", 3: "bicubic"}
@@ -81,6 +82,16 @@ def load_settings(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found[name] if found.get(name) is not None else value for name, value in defaults.items()}
 
 
+def wrong_setting(name: str, value: object, expected: str) -> ModelError:
+    """Return the error of a setting that no video can be prepared with."""
+    return ModelError(f"{name} for videos is {shown_setting(value)}; correct it in {FILE} to {expected}")
+
+
+def is_number(value: object, most: float) -> bool:
+    """Return whether a setting is a number above 0, and `most` at most."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most
+
+
 def metadata_of(clip: Clip, chosen: Ints, usual_fps: float | None = None) -> VideoMetadata:
     """Return how transformers describes the chosen frames of a video; `usual_fps` is for frames without a rate."""
     return VideoMetadata(total_num_frames=clip.frames, fps=clip.fps or usual_fps, frames_indices=chosen.tolist())
@@ -103,11 +114,11 @@ class FramePreparation:
     def __init__(self, settings: Mapping[str, Any], *, may_crop: bool = False) -> None:
         """Raise ModelError for steps that are left out, added, or done in another way."""
         faults = [f"{name} is false" for name in _STEPS if not settings[name]]
-        mode = _MODES.get(settings["resample"])
+        mode = next((name for number, name in _MODES.items() if number == settings["resample"]), None)
         if settings["do_center_crop"] and not may_crop:
             faults.append("do_center_crop is true")
         if mode is None:
-            faults.append(f"resample is {str(settings['resample'])[:40]}")
+            faults.append(f"resample is {shown_setting(settings['resample'])}")
         if mode is None or faults:
             raise ModelError(f"{faults[0]} for videos, which is not supported; correct {FILE}")
         self._mode = mode
@@ -118,8 +129,9 @@ class FramePreparation:
             self._std = torch.zeros(1)
         if not self._std.all() or not (self._mean / self._std).isfinite().all():
             raise ModelError(
-                f"image_mean {str(mean)[:60]}, image_std {str(std)[:60]} and rescale_factor {str(factor)[:40]} for "
-                f"videos are not 3, 3 and 1 numbers of which none divides by 0; correct {FILE}"
+                f"image_mean {shown_setting(mean)}, image_std {shown_setting(std)} and rescale_factor "
+                f"{shown_setting(factor)} for videos are not 3, 3 and 1 numbers of which none divides by 0; correct "
+                f"{FILE}"
             )
 
     def prepared(

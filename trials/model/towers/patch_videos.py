@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from trials.arrays import Ints
+from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
@@ -21,11 +22,15 @@ from trials.model.inputs.videos import (
     PreparedVideo,
     VideoCount,
     check_volume,
+    is_number,
     load_settings,
     metadata_of,
+    wrong_setting,
 )
 
 _PATCHES = ("patch_size", "temporal_patch_size", "merge_size")
+_BOUNDS = ("shortest_edge", "longest_edge")
+"""Of the pixels of a frame, or of all frames of a video."""
 _WHOLE = ("min_frames", "max_frames", "max_video_tokens", "max_duration")
 # A choice: no video has as many frames or pixels, and larger numbers would overflow later.
 _LARGEST = 1 << 40
@@ -40,6 +45,8 @@ class PatchVideos:
         self.settings = _sized(load_settings(path, rules.defaults))
         _check(self.settings, config)
         self._file, self._stated = settings_of(path)
+        if rules.whole_layers:
+            _check_layers(self.settings)
         self._frames = FramePreparation(self.settings)
         # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
@@ -130,7 +137,7 @@ class PatchVideos:
 def _sized(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the bounds of `size`, which older folders have under names of their own."""
     size = dict(settings["size"]) if isinstance(settings["size"], Mapping) else {}
-    for name, older in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+    for name, older in zip(_BOUNDS, ("min_pixels", "max_pixels"), strict=True):
         if settings.get(older) is not None:
             size[name] = settings[older]
     return {**settings, "size": size}
@@ -145,15 +152,29 @@ def _check(settings: Mapping[str, Any], config: PretrainedConfig) -> None:
             f"the video processor makes patches of (size, frames, merged) {made} but the model takes {taken}; correct "
             f"{FILE}"
         )
-    bounds = {name: settings["size"].get(name) for name in ("shortest_edge", "longest_edge")}
+    bounds = {name: settings["size"].get(name) for name in _BOUNDS}
     whole = bounds | {name: settings[name] for name in _WHOLE if name in settings}
     for name, value in whole.items():
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _LARGEST:
-            raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a whole number above 0")
+        if not isinstance(value, int) or not is_number(value, _LARGEST):
+            raise wrong_setting(name, value, "a whole number above 0")
     rate, count = settings["fps"], settings.get("num_frames")
-    if not isinstance(rate, int | float) or not 0 < rate <= _LARGEST:
-        raise ModelError(f"fps for videos is {str(rate)[:40]}; correct it in {FILE} to a number above 0")
+    if not is_number(rate, _LARGEST):
+        raise wrong_setting("fps", rate, "a number above 0")
     if count is not None and (not isinstance(count, int) or not 1 <= count <= settings["max_frames"]):
-        raise ModelError(
-            f"num_frames for videos is {str(count)[:40]}; correct it in {FILE} to a number from 1 to max_frames"
-        )
+        raise wrong_setting("num_frames", count, "a number from 1 to max_frames")
+    if bounds["shortest_edge"] > MOST_PIXELS:
+        raise wrong_setting("shortest_edge", bounds["shortest_edge"], f"at most {MOST_PIXELS} pixels")
+    for least, most in (_BOUNDS, ("min_frames", "max_frames")):
+        if {least, most} <= whole.keys() and whole[least] > whole[most]:
+            raise ModelError(
+                f"{least} for videos is {whole[least]} but {most} is {whole[most]}; correct one of them in {FILE}, or "
+                "write it there if it is not"
+            )
+
+
+def _check_layers(settings: Mapping[str, Any]) -> None:
+    """Raise ModelError where no video would have the frames of a layer, of which whole ones are taken."""
+    for name in ("max_frames", "num_frames"):
+        value = settings[name]
+        if value is not None and value < settings["temporal_patch_size"]:
+            raise wrong_setting(name, value, f"at least {settings['temporal_patch_size']}, the frames of a layer")

@@ -16,14 +16,17 @@ from trials.arrays import Ints
 from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
+from trials.model.inputs.image_settings import shown_setting
 from trials.model.inputs.video_limits import FILE, VideoLimits, keys, settings_of
 from trials.model.inputs.videos import (
     FramePreparation,
     PreparedVideo,
     VideoCount,
     check_volume,
+    is_number,
     load_settings,
     metadata_of,
+    wrong_setting,
 )
 
 VIDEO_SIZE = -1
@@ -89,8 +92,8 @@ class TileVideos:
         self._check_size()
         for name in ("num_frames", "fps"):
             value = self.settings[name]
-            if value is not None and (not isinstance(value, int | float) or not 0 < value <= 1_000_000):
-                raise ModelError(f"{name} for videos is {str(value)[:40]}; correct it in {FILE} to a number above 0")
+            if value is not None and not is_number(value, 1_000_000):
+                raise wrong_setting(name, value, "a number above 0")
         self._frames = FramePreparation(self.settings, may_crop=True)
         side = rules.side(config, self._tile // config.vision_config.patch_size)
         made = self.count(Clip(frames=1, size=(1, 1), is_file=False)).width - rules.ends
@@ -122,15 +125,17 @@ class TileVideos:
         made, size = self.settings["crop_size" if crops else "size"], self.settings["size"]
         if made != tile:
             raise ModelError(
-                f"the video processor makes frames of {str(made)[:60]} but the model takes {tile}; correct {FILE}"
+                f"the video processor makes frames of {shown_setting(made)} but the model takes {tile}; correct {FILE}"
             )
         edges = list(size.values()) if isinstance(size, Mapping) else []
-        if set(size) not in ({"shortest_edge"}, set(tile)) or not all(
-            isinstance(edge, int) and edge >= self._tile for edge in edges
+        if (
+            not edges
+            or set(size) not in ({"shortest_edge"}, set(tile))
+            or not all(isinstance(edge, int) and edge >= self._tile for edge in edges)
         ):
             raise ModelError(
-                f"the video processor scales frames to {str(size)[:60]}, of which the middle {tile} is taken; correct "
-                f"{FILE} to a shortest_edge, or a height and width, of at least {self._tile}"
+                f"the video processor scales frames to {shown_setting(size)}, of which the middle {tile} is taken; "
+                f"correct {FILE} to a shortest_edge, or a height and width, of at least {self._tile}"
             )
 
     def _resized(self, clip: Clip) -> tuple[int, int]:

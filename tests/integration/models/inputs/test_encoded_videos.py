@@ -19,12 +19,15 @@ from transformers.models.glm4v.video_processing_glm4v import Glm4vVideoProcessor
 from transformers.video_utils import VideoMetadata
 
 from tests.contracts.test_families import TINY
+from tests.values.data import write_records
 from tests.values.parameters import parameters
 from trials import plugins
+from trials.data.indexing import build_index
 from trials.data.records.images import image_header, image_size
 from trials.data.records.sample import IGNORED, IMAGE, VIDEO, Clip, Encoded, Encoder, Lengths, Sample, Turn, Video
 from trials.data.records.videos import clip_of
-from trials.errors import DataError
+from trials.errors import DataError, ModelError
+from trials.job import DataSection, Source
 from trials.model.family import load_family
 from trials.model.inputs.chat_encoder import ChatEncoder
 from trials.model.skeleton import load_config
@@ -247,6 +250,27 @@ def test_videos_that_the_processor_refuses_are_errors_of_the_data(encoder: Encod
         ),
         ("qwen3-vl", {"fps": -1}, "fps for videos is -1; correct it in video_preprocessor_config.json"),
         ("qwen3-vl", {"size": {"shortest_edge": 9, "longest_edge": 1 << 60}}, "longest_edge for videos is 1152921504"),
+        (
+            "qwen3-vl",
+            {"fps": "2"},
+            "fps for videos is '2'; correct it in video_preprocessor_config.json to a number",
+        ),
+        (
+            "qwen2-vl",
+            {"max_frames": 1, "min_frames": 1},
+            "max_frames for videos is 1; correct it in video_",
+        ),
+        (
+            "qwen2-vl",
+            {"min_frames": 12, "max_frames": 4},
+            "min_frames for videos is 12 but max_frames is 4",
+        ),
+        (
+            "qwen3-vl",
+            {"size": {"shortest_edge": 9, "longest_edge": 8}},
+            "shortest_edge for videos is 9 but longest_",
+        ),
+        ("qwen2-vl", {"size": {"shortest_edge": 1 << 29, "longest_edge": 1 << 30}}, "to at most 178956970 pixels"),
         ("qwen2-vl", {"do_normalize": False}, "do_normalize is false for videos, which is not supported"),
         ("qwen2-vl", {"image_std": [1, 0, 1]}, "are not 3, 3 and 1 numbers of which none divides by 0"),
         ("llava-onevision", {"size": {"height": 384, "width": 384}}, "but the model takes {'height': 30, 'width': 30}"),
@@ -268,10 +292,19 @@ def test_wrong_settings_refuse_samples_with_videos_alone(
     path = tmp_path / "video_preprocessor_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | setting))
     encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
-    assert encoder.no_videos is not None
-    assert re.search(reason, encoder.no_videos)
-    with pytest.raises(DataError, match="shows a video, which this model folder cannot prepare"):
+    with pytest.raises(ModelError, match=rf"^the data show videos, which this model folder cannot prepare: .*{reason}"):
         encoder.encode(sample_of(tmp_path, "one"), pixels=True)
+    with pytest.raises(ModelError, match=reason):
+        build_index(job_data(tmp_path, "<video>"), encoder, tmp_path)
+    assert len(build_index(job_data(tmp_path, "No video"), encoder, tmp_path)[0]) == 1
+
+
+def job_data(folder: Path, question: str) -> DataSection:
+    """One record with a question, which may show a video."""
+    shown = {"videos": [["0-0.png", "0-1.png"]]} if VIDEO in question else {}
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "A red circle."}]
+    path = write_records(folder / "a.jsonl", {"messages": turns, **shown})
+    return DataSection(sources=(Source(path=str(path)),))
 
 
 def test_a_video_of_too_many_pixels_is_refused(tmp_path: Path) -> None:

@@ -111,13 +111,10 @@ RECORDS: dict[str, Callable[[str], dict[str, Any]]] = {
 @pytest.mark.parametrize("where", RECORDS)
 @pytest.mark.parametrize("what", TEXTS)
 def test_no_message_shows_more_than_a_line_of_a_record(tmp_path: Path, where: str, what: str) -> None:
-    class Filmed(Words):
-        no_videos = None
-
     path = write_records(tmp_path / "a.jsonl", RECORDS[where](TEXTS[what]))
     file = file_of(path, format="qwen")
     (chunk,) = formats.chunks(file)
-    found = measure(file, chunk, Filmed(), None)
+    found = measure(file, chunk, Words(), None)
     ((_, reason, _),) = found.bad
     shown = reason.replace(str(tmp_path), "")
     assert len(shown) < 500, shown
