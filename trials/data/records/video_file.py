@@ -1,9 +1,12 @@
 """Video files, read with PyAV: header and frames, upright as the file states it."""
 
+import errno
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +15,7 @@ from PIL import Image as Pillow
 from trials.data.records.faults import unreadable
 from trials.data.records.images import MOST_PIXELS, on_white
 from trials.data.records.sample import Clip
+from trials.data.records.video_parts import broken_at
 from trials.errors import DataError, NoDecoder, PassingFault, shown_name
 from trials.regular_file import check_regular
 from trials.units import number_of
@@ -24,18 +28,23 @@ _MOST_PACKETS = 10_000_000
 """Most packets that are counted where the header alone does not say the number of frames."""
 _ROUNDED_FRAMES = 0.1
 """By how many frames a stated duration may differ from the stated number: edit lists round to milliseconds or so."""
+# Choices: nobody trains on another answer for less, and muxers round durations, or add those of audio.
+_GAP_SECONDS, _GAP_FRAMES = 1.0, 3
+"""How long a damaged file may lack frames: in seconds, and in frames of its mean rate."""
 
 
 def clip_of(path: Path, wanted_fps: float | None) -> Clip:
     """Return what the header says of a video file, of which the first frame alone is decoded.
 
-    Raise DataError for a missing or damaged file, for one without a video, and where PyAV is not installed.
+    Raise DataError for a missing or damaged file, and for one without a video, and NoDecoder without PyAV.
     """
     with _opened(path) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
         size = stream.codec_context.height, stream.codec_context.width
         first = next(_decoded(path, container, stream), None)
-        frames, turns = (0, 0) if first is None else (_shown(path, stream, first, rate), _turns(first))
+        if first is None:
+            raise _without_frames(path)
+        frames, turns = _shown(path, container, stream, first, rate), _turns(first)
     if frames < 1 or min(size) < 1 or not rate or rate <= 0:
         raise DataError(
             f"{_video(path)} has {frames} frames of {size[1]} x {size[0]} pixels at {rate or 0} frames per second; "
@@ -47,30 +56,94 @@ def clip_of(path: Path, wanted_fps: float | None) -> Clip:
     return Clip(frames=frames, size=upright, is_file=True, fps=float(rate), wanted_fps=wanted_fps)
 
 
-def _shown(path: Path, stream: Any, first: Any, rate: Any) -> int:
+def _shown(path: Path, container: Any, stream: Any, first: Any, rate: Any) -> int:
     """Return how many frames will be decoded: by the header where duration and first frame agree, else by packets.
 
     Headers of Matroska and WebM state no number. That of a fragmented MP4 is of its first fragment alone, and that of
-    an MP4 that was cut without encoding counts the frames that its edit list hides.
+    an MP4 that was cut without encoding counts the frames that its edit list hides. Raise DataError for a file that was
+    cut off.
     """
     if stream.frames and stream.duration and rate and first.pts == stream.start_time:
         stated = float(stream.duration * stream.time_base * rate)
-        if abs(stream.frames - stated) < _ROUNDED_FRAMES:
+        is_stated = abs(stream.frames - stated) < _ROUNDED_FRAMES
+        # The parts of an AVI whose header agrees with itself are there: FFmpeg scales the duration of a file cut off.
+        if is_stated and ("mp4" not in container.format.name or _broken_at(path, container) is None):
             return int(stream.frames)
-    return _packets(path, first.pts)
+    return _packets(path, first.pts, rate)
 
 
-def _packets(path: Path, first_pts: int | None) -> int:
-    """Return how many packets are shown; the first frame that decodes is shown at `first_pts`."""
+def _packets(path: Path, first_pts: int | None, rate: Any) -> int:
+    """Return how many packets are shown; the first frame that decodes is shown at `first_pts`.
+
+    Raise DataError for a damaged file that lacks some in a row.
+    """
     shown = key_frames = 0
     with _opened(path) as (container, stream):
+        gaps = _Gaps()
         for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False):
             key_frames += packet.is_keyframe
             # Decoders begin at a key frame, and leave out what is stored behind the first one but shown before it.
             # Behind the next one, earlier times are those of a file that was appended.
             is_early = key_frames < 2 and None not in (packet.pts, first_pts) and packet.pts < first_pts
             shown += packet.size > 0 and not packet.is_discard and not is_early
+            gaps.add(packet)
+        gaps.end(_stated_end(container, stream, rate))
+        if gaps.found and (place := _broken_at(path, container)) is not None:
+            gaps.check(path, place, shown)
     return shown
+
+
+def _stated_end(container: Any, stream: Any, rate: Any) -> float:
+    """Return the second at which the stream ends by the header, 0 where it does not say."""
+    if container.format.name == "avi":  # whose duration FFmpeg scales to the bytes that are there
+        return float(stream.frames / rate) if rate else 0.0
+    if stream.duration:
+        return float(stream.duration * stream.time_base)
+    return (container.duration or 0) / 1_000_000
+
+
+def _broken_at(path: Path, container: Any) -> int | None:
+    with path.open("rb") as file:
+        return broken_at(file, container.format.name)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gaps:
+    """Times without packets. Whole files have them, too: long still periods, and audio that ends later."""
+
+    found: list[tuple[int, float, float, int]] = field(default_factory=list)
+    """Place in the file of the last packet before each, seconds of its begin and end, and place of the next packet."""
+    place: int = 0
+    """Of the latest packet."""
+    shown_until: float | None = None
+    """In seconds."""
+
+    def add(self, packet: Any) -> None:
+        """Note when a packet is shown."""
+        stamp = packet.dts if packet.pts is None else packet.pts
+        if packet.size and stamp is not None:
+            self._note(float(stamp * packet.time_base), packet.pos or 0)
+            until = float((stamp + (packet.duration or 0)) * packet.time_base)
+            self.shown_until = max(until, until if self.shown_until is None else self.shown_until)
+
+    def end(self, second: float) -> None:
+        """Note the end that the file states."""
+        self._note(second, sys.maxsize)
+
+    def _note(self, second: float, place: int) -> None:
+        if self.shown_until is not None and second - self.shown_until > _GAP_SECONDS:
+            self.found.append((self.place, self.shown_until, second, place))
+        self.place = place
+
+    def check(self, path: Path, broken: int, frames: int) -> None:
+        """Raise DataError for a gap of more than a few of the `frames` where the file is broken."""
+        of_frame = (self.shown_until or 0.0) / frames if frames else 0.0
+        for before, begin, end, after in self.found:
+            if before <= broken <= after and end - begin > _GAP_FRAMES * of_frame:
+                raise DataError(
+                    f"{_video(path)} has no frames from second {begin:.1f} to {end:.1f}; it was cut off or damaged, "
+                    "copy it again"
+                )
 
 
 def pixels_of(path: Path, chosen: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
@@ -157,11 +230,19 @@ def _video(path: Path) -> str:
     return f"video {shown_name(path)}"
 
 
+def _without_frames(path: Path) -> DataError:
+    return DataError(f"{_video(path)} has no frames; encode it again")
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
-    """Yield (container, the video stream that FFmpeg prefers), and raise DataError for what PyAV raises."""
+    """Yield (container, the video stream that FFmpeg prefers).
+
+    Raise DataError for what PyAV raises, and NoDecoder without it.
+    """
     try:
-        check_regular(path)
+        if not check_regular(path):
+            raise DataError(f"{_video(path)} is empty; copy it again")
         import av  # noqa: PLC0415 - an extra, and slow to load
     except FileNotFoundError:
         raise DataError(f"{_video(path)} does not exist") from None
@@ -173,14 +254,31 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
             "or give the video as a folder or list of frames, or take the records with video files out of the data"
         ) from error
     try:
-        # An opened file in a known format: FFmpeg's playlists could name other files and addresses.
-        with path.open("rb") as file, av.open(file, options={"format_whitelist": _FORMATS}) as container:
+        with path.open("rb") as file, _container(path, file) as container:
             # Not the first one, which may be a cover.
             stream = container.streams.best("video")
             if stream is None:
-                raise DataError(f"{shown_name(path)} holds no video")
+                raise DataError(f"{_video(path)} holds no video")
             yield container, stream
+    except av.error.EOFError:
+        raise _without_frames(path) from None
     except (av.FFmpegError, ValueError) as error:  # some have the number of an error of the system, for damaged content
-        raise DataError(f"{_video(path)} cannot be decoded: {error}") from error
+        what = getattr(error, "strerror", None) or error
+        raise DataError(f"{_video(path)} cannot be decoded: {what}") from error
     except OSError as error:
-        raise unreadable(f"{_video(path)} cannot be decoded: {error}", error) from error
+        raise unreadable(f"{_video(path)} cannot be decoded: {error.strerror or error}", error) from error
+
+
+def _container(path: Path, file: IO[bytes]) -> Any:
+    """Return the container of an opened file in a known format: FFmpeg's playlists could name other files, addresses.
+
+    Raise DataError for any other format.
+    """
+    import av  # noqa: PLC0415 - see `_opened`
+
+    try:
+        return av.open(file, options={"format_whitelist": _FORMATS})
+    except av.FFmpegError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        raise DataError(f"{_video(path)} holds no video, or is in a format that is not read; save it as MP4") from error
