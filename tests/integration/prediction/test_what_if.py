@@ -215,12 +215,12 @@ def test_the_settings_that_are_named_are_those_that_the_model_reads(job: JobFile
 
 
 def test_lost_samples_are_named_with_the_reason(watching: JobFile) -> None:
-    then = document("pack", watching.path, "--what-if", "frames=1")["variants"][1]
+    then = document("pack", watching.path, "--what-if", "cutoff=46")["variants"][1]
     assert then["lost"] == 1
     (line,) = then["lost_lines"]
-    assert re.search(r"train\.jsonl:2: .* refuses a video of 24 frames", line), line
-    answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "frames=1"])
-    assert f"Lost with frames=1, 1 record:\n  {line}\n" in answer.stdout, answer.output
+    assert re.search(r"train\.jsonl:1: no target token in the first 46 that it is cut to", line), line
+    answer = CliRunner().invoke(main, ["pack", str(watching.path), "--what-if", "cutoff=46"])
+    assert f"Lost with cutoff=46, 1 record:\n  {line}\n" in answer.stdout, answer.output
 
 
 def test_operations_are_those_of_all_packs_without_the_waiting_of_ranks(job: JobFile) -> None:
@@ -240,7 +240,7 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
     job: JobFile, costs: LayerCosts
 ) -> None:
     store_profile(job, costs)
-    found = what_if(job.path, {"max_tiles": 1}, "cutoff=40")
+    found = what_if(job.path, {"max_tiles": 1}, "cutoff=46")
     now, one, cut = found.variants
     assert found.unknown is None
     assert now.forecast is not None
@@ -252,7 +252,7 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
     assert len(found.largest) == 10
     assert filled[found.largest].tolist() == sorted(filled, reverse=True)[:10]
     assert cut.index.text_tokens.max() == 40
-    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "max_tiles=1", "--what-if", "cutoff=40"])
+    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "max_tiles=1", "--what-if", "cutoff=46"])
     assert answer.exit_code == 0, answer.stderr
     assert re.search(r"time of an epoch +predicted +\S+ s +\S+ s \(0\.\d\dx\)", answer.stdout), answer.stdout
     assert "Best plans, from the profile of the layers:\n  now: pipeline" in answer.stdout
@@ -287,9 +287,9 @@ REFUSED = (
     (["max_pixels=980"], r"max_pixels: the processors of .* have no such setting; give one of max_tiles, cutoff"),
     (["cutoff=1000"], r"cutoff=1000 changes nothing: no sample has more than \d+ tokens; leave it out, or lower it"),
     (["max_tiles=5000"], r"max_tiles=5000 cannot be followed: "),
-    (["cutoff=40", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
+    (["cutoff=46", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
     *(
-        (["cutoff=40", *option], r"plans, which choose their own packs; leave the options of packs out, and set train")
+        (["cutoff=46", *option], r"plans, which choose their own packs; leave the options of packs out, and set train")
         for option in (["--global-batch", "4"], ["--data-parallel", "1"], ["--epoch", "1"], ["--oversize", "skip"])
     ),
 )
@@ -328,7 +328,7 @@ def test_resolutions_of_crops_are_changed_in_a_copy_of_the_model(
 
 
 def test_lengths_without_a_model_have_no_settings(lengths_file: Path) -> None:
-    code, error = refusal("pack", lengths_file, "--what-if", "cutoff=40")
+    code, error = refusal("pack", lengths_file, "--what-if", "cutoff=46")
     assert code == 2
     assert "give a job file" in error
 

@@ -79,7 +79,7 @@ def _packets(path: Path, first_pts: int | None, rate: Any) -> int:
     """
     shown = key_frames = 0
     with _opened(path) as (container, stream):
-        gaps = _Gaps()
+        gaps = _Gaps(tick=float(stream.time_base))
         for _, packet in zip(range(_MOST_PACKETS), container.demux(stream), strict=False):
             key_frames += packet.is_keyframe
             # Decoders begin at a key frame, and leave out what is stored behind the first one but shown before it.
@@ -111,6 +111,8 @@ def _broken_at(path: Path, container: Any) -> int | None:
 class _Gaps:
     """Times without packets. Whole files have them, too: long still periods, and audio that ends later."""
 
+    tick: float
+    """Seconds of a unit of time."""
     found: list[tuple[int, float, float, int]] = field(default_factory=list)
     """Place in the file of the last packet before each, seconds of its begin and end, and place of the next packet."""
     place: int = 0
@@ -122,8 +124,8 @@ class _Gaps:
         """Note when a packet is shown."""
         stamp = packet.dts if packet.pts is None else packet.pts
         if packet.size and stamp is not None:
-            self._note(float(stamp * packet.time_base), packet.pos or 0)
-            until = float((stamp + (packet.duration or 0)) * packet.time_base)
+            self._note(stamp * self.tick, packet.pos or 0)
+            until = (stamp + (packet.duration or 0)) * self.tick
             self.shown_until = max(until, until if self.shown_until is None else self.shown_until)
 
     def end(self, second: float) -> None:
