@@ -240,7 +240,7 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
     job: JobFile, costs: LayerCosts
 ) -> None:
     store_profile(job, costs)
-    found = what_if(job.path, {"max_tiles": 1}, "cutoff=46")
+    found = what_if(job.path, {"max_tiles": 1}, "cutoff=40")
     now, one, cut = found.variants
     assert found.unknown is None
     assert now.forecast is not None
@@ -252,7 +252,7 @@ def test_with_a_profile_the_best_plans_are_forecast_and_the_largest_samples_name
     assert len(found.largest) == 10
     assert filled[found.largest].tolist() == sorted(filled, reverse=True)[:10]
     assert cut.index.text_tokens.max() == 40
-    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "max_tiles=1", "--what-if", "cutoff=46"])
+    answer = CliRunner().invoke(main, ["pack", str(job.path), "--what-if", "max_tiles=1", "--what-if", "cutoff=40"])
     assert answer.exit_code == 0, answer.stderr
     assert re.search(r"time of an epoch +predicted +\S+ s +\S+ s \(0\.\d\dx\)", answer.stdout), answer.stdout
     assert "Best plans, from the profile of the layers:\n  now: pipeline" in answer.stdout
@@ -287,9 +287,9 @@ REFUSED = (
     (["max_pixels=980"], r"max_pixels: the processors of .* have no such setting; give one of max_tiles, cutoff"),
     (["cutoff=1000"], r"cutoff=1000 changes nothing: no sample has more than \d+ tokens; leave it out, or lower it"),
     (["max_tiles=5000"], r"max_tiles=5000 cannot be followed: "),
-    (["cutoff=46", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
+    (["cutoff=40", "--out", "packs.jsonl"], r"--what-if compares and writes no file; leave --out and --plot out"),
     *(
-        (["cutoff=46", *option], r"plans, which choose their own packs; leave the options of packs out, and set train")
+        (["cutoff=40", *option], r"plans, which choose their own packs; leave the options of packs out, and set train")
         for option in (["--global-batch", "4"], ["--data-parallel", "1"], ["--epoch", "1"], ["--oversize", "skip"])
     ),
 )
@@ -328,7 +328,7 @@ def test_resolutions_of_crops_are_changed_in_a_copy_of_the_model(
 
 
 def test_lengths_without_a_model_have_no_settings(lengths_file: Path) -> None:
-    code, error = refusal("pack", lengths_file, "--what-if", "cutoff=46")
+    code, error = refusal("pack", lengths_file, "--what-if", "cutoff=40")
     assert code == 2
     assert "give a job file" in error
 

@@ -28,8 +28,6 @@ NO_VIDEOS = (
     "with an <image>, or take the record out"
 )
 """Refusal of samples with videos by a model that takes images."""
-TEXT_ALONE = "but the model takes text alone; take the record out, or train a model that takes"
-"""Refusal of what a model without a vision side is shown, before the name of that."""
 NO_OPTIONS = (
     "an image has min_pixels, max_pixels, resized_height or resized_width of its own, but the model's processor "
     "prepares all images by one rule; remove them, and resize the image itself where it is too large"

@@ -14,18 +14,7 @@ from transformers import PretrainedConfig
 
 from trials.arrays import Ints
 from trials.data.kept.sealed import seal, unseal
-from trials.data.records.sample import (
-    IMAGE,
-    NO_VIDEOS,
-    TEXT_ALONE,
-    VIDEO,
-    Clip,
-    Lengths,
-    Measured,
-    Sample,
-    Turn,
-    kept_tokens,
-)
+from trials.data.records.sample import IMAGE, NO_VIDEOS, VIDEO, Clip, Lengths, Measured, Sample, Turn, kept_tokens
 from trials.errors import DataError, ModelError, TrialsError
 from trials.model.inputs.answers import PLACES, LearntAnswer, find_answers, keeps_places, stop_tokens
 from trials.model.inputs.chat_template import REFUSALS, ChatTemplate, chatml, default_template
@@ -38,6 +27,8 @@ from trials.model.skeleton import load_config
 # A choice: some MB. Data sets repeat sizes, so most counts are found here.
 _COUNTED = 1 << 16
 """Sizes of the images of a sample whose counts are kept."""
+_TEXT_ALONE = "but the model takes text alone; take the record out, or train a model that takes"
+"""Refusal of what a model without a vision side is shown, before the name of that."""
 
 
 class VideoLoader(Protocol):
@@ -64,7 +55,7 @@ def measurer(
     processor = load(model_path, config, trust_remote_code=trust_remote_code)
     again = functools.partial(measurer, model_path, trust_remote_code, max_tokens, load=load, videos=videos)
     with refusing(f"the processor of model {model_path} cannot be used", "save it there with save_pretrained"):
-        of_text = f"the conversation shows a video, {TEXT_ALONE} videos"
+        of_text = f"the conversation shows a video, {_TEXT_ALONE} videos"
         filmed: VideoInputs | DataError | ModelError = DataError(NO_VIDEOS if processor.image_token else of_text)
         if videos:
             try:
@@ -230,7 +221,7 @@ class ChatMeasurer:
         `kept` is that of `Encoder.encode`.
         """
         if image_sizes and not self.takes_images:
-            raise DataError(f"the conversation shows images, {TEXT_ALONE} images")
+            raise DataError(f"the conversation shows images, {_TEXT_ALONE} images")
         if sample.videos and (refusal := self.no_videos):
             raise refusal
         if sample.turns[0].role == "assistant":
