@@ -70,7 +70,7 @@ coverage: $(READY)  ## run every test with branch coverage, ranks included
 lint: $(READY)  ## check layout, style, types and the direction of imports
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
 format: $(READY)  ## lay the code out and mend what can be mended by itself
