@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # these import torch or numpy, which the check of a trainer's
     from trials.data.index import DatasetIndex
     from trials.model.inputs.video_limits import VideoLimits
 
+_OF_MEDIA = re.compile("pixels|fps|frames|maxlen|dynamic_patch")
+"""Arguments on the size of images and videos, which decide on lengths."""
 ROOM = 64
 """Tokens by which the longest sample may be longer in a trainer that would cut it or leave it out."""
 
@@ -190,6 +192,15 @@ def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
             "Taken from the configuration, before values of the model folder and the usual ones; check that none "
             f"changes data or training: {', '.join(taken)}"
         )
+    if replaced := [
+        f"{name}: {present[name]} by {decided[name]}"
+        for name in sorted(decided.keys() & present.keys())
+        if _OF_MEDIA.search(name) and _differ(present[name], decided[name])
+    ]:
+        yield (
+            "WARNING: replaced by values of the model folder, to which the lengths of the plan belong: "
+            f"{', '.join(replaced)}; write those that are meant into the folder, and tune again"
+        )
     started = exporter.command(export)
     if left := [name for name in export.left_variables if f"{name}=" not in started]:
         yield (
@@ -200,6 +211,13 @@ def present_notes(exporter: Exporter, export: Export) -> Iterator[str]:
         yield f"Kept of the configuration, though the job has nothing for these, so the training differs: {learning}"
     if rest := sorted(name for name in kept if not learning_text({name: kept[name]})):
         yield f"Kept of the configuration as they are; check that none changes data or training: {', '.join(rest)}"
+
+
+def _differ(one: object, other: object) -> bool:
+    try:
+        return float(str(one)) != float(str(other))
+    except ValueError:
+        return str(one) != str(other)
 
 
 def unread_prompt(given: Mapping[str, Any]) -> str:

@@ -115,3 +115,15 @@ def test_a_setting_of_videos_that_is_another_than_the_folder_s_is_named(
     document, _ = exported("ms-swift", plan, "--from", file)
     (named,) = (note for note in document["notes"] if "other values than the model folder" in note)
     assert "(FPS: 1 for 2)" in named
+
+
+def test_limits_of_a_configuration_that_those_of_the_folder_replace_are_named(
+    plan: Plan, exported: Exported, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.yaml"
+    stated = {"video_fps": 1.0, "video_maxlen": 12, "video_max_pixels": 512}
+    own = {"stage": "sft", "model_name_or_path": "m", "dataset": "d", "finetuning_type": "full", **stated}
+    file.write_text(yaml.safe_dump(own))
+    document, _ = exported("llama-factory", plan, "--from", file)
+    (named,) = (note for note in document["notes"] if "replaced by values of the model folder" in note)
+    assert f"belong: video_fps: 1.0 by 2, video_max_pixels: 512 by {14 * 14 * 12}; write" in named
