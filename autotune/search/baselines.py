@@ -11,7 +11,7 @@ from autotune.prediction.columns import TOKENS, UNITS
 from autotune.prediction.predictor import Predictor
 from autotune.search.hbp import hbp_plan
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.packed import packed_plan
+from autotune.search.packed import fastest_packed
 from autotune.search.roles import Role
 from autotune.search.solver.limits import Limits
 from autotune.search.solver.solver import Solver
@@ -49,16 +49,18 @@ def baselines(
 ) -> Iterator[BaselinePlan]:
     """Yield packs without a pipeline, the default with everything recomputed, and OmniBal's anchor and its neighbours.
 
+    Of each kind, the first plan is the one to begin with.
+
     Where no such packs fit, the default with nothing recomputed is tried as well. HBP's plan comes next, where `levels`
     of packs may help, and that of ZeRO 3, where it is needed or its layout is `named`. A neighbour for which no
     recompute count fits the memory yields no plan. `hold_all` is that of `capacities`.
     """
-    if (packed := packed_plan(workload, solver, limits, hold_all=hold_all)) is not None:
-        yield BaselinePlan(role=Role.PACKED, plan=packed)
+    packed = fastest_packed(workload, solver, limits, hold_all=hold_all)
+    yield from (BaselinePlan(role=Role.PACKED, plan=plan) for plan in packed)
     layout = default_layout(workload)
     padded = Padded(samples=DEFAULT_SAMPLES)
     # Packs that recompute nothing are compared where they fit, so the default would be a further trial for nothing.
-    defaults = {Role.DEFAULT: True} | ({Role.DEFAULT_NO_RECOMPUTE: False} if packed is None else {})
+    defaults = {Role.DEFAULT: True} | ({Role.DEFAULT_NO_RECOMPUTE: False} if not packed else {})
     for role, recompute in defaults.items():
         stages = _uniform(limits.vision_layers, limits.language_layers, layout.pipeline, recompute)
         yield BaselinePlan(role=role, plan=Plan(packing=padded, layout=layout, stages=stages))

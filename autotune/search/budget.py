@@ -51,8 +51,23 @@ class Budget:
 
     def allows_trial(self, reserved: int = 0) -> bool:
         """Return whether one more trial is left besides the `reserved` ones, with time for it and the confirmation."""
-        is_left = len(self.spent) + reserved < self.settings.trials and not self.ledger.is_closing
+        is_left = self.left(reserved) > 0 and not self.ledger.is_closing
         return is_left and self._affords([*(1 + FINALISTS) * [None], *self._repeated_baselines()])
+
+    def left(self, reserved: int = 0) -> int:
+        """Return the trials that are left besides the `reserved` ones."""
+        return self.settings.trials - len(self.spent) - reserved
+
+    def why_none(self, reserved: int = 0) -> str:
+        """Return why no trial is left besides the `reserved` ones, in words; nothing where one is."""
+        if self.ledger.is_closing:
+            return "Another agent is repeating the finalists"
+        if self.left(reserved) <= 0:
+            spent = number_of(self.settings.trials, "trial of search.trials is", "trials of search.trials are")
+            return f"The {spent} used up"
+        if not self.allows_trial(reserved):
+            return "Too little is left of search.time_limit or search.device_hours for more than the finalists' repeats"
+        return ""
 
     def has_time(self, runs: int) -> bool:
         """Return whether the time and device-hour budgets allow `runs` more trials, after those that run now."""

@@ -8,7 +8,7 @@ from itertools import chain
 
 from autotune.errors import TrialsKeepFailing
 from autotune.events import Event, Listener, Note, Phase, PhaseBegan, SearchStatus, TrialBegan, TrialEnded
-from autotune.search.baselines import AS_FAST, BaselinePlan, needed_baselines
+from autotune.search.baselines import AS_FAST, BaselinePlan
 from autotune.search.best_so_far import best_so_far
 from autotune.search.budget import Budget
 from autotune.search.execution.failures import give_up
@@ -20,6 +20,7 @@ from autotune.search.roles import BASELINES, Role
 from autotune.search.sampling.advisor import Advisor
 from autotune.search.sampling.proposals import Judgement, Proposals
 from autotune.search.space.space import Space
+from autotune.search.to_compare import NEIGHBOURS, ToCompare
 from autotune.search.winner import FINALISTS, SMALL_LOSS, Roles, Standings, ranked, standings_of
 from storage.records import FinishedTrial
 from trials.job import SearchSection
@@ -32,9 +33,6 @@ _PREDICTED_PLANS = 3
 # A choice: before the first trial, predictions of two pipeline degrees may err by as much against each other.
 _NEARLY = 1.2
 """Largest ratio to the best predicted time with which plans of other pipeline degrees are tried first."""
-# A choice: further neighbours differ by single layers and would spend the budget of the sampler.
-_NEIGHBOURS = 2
-"""Further plans that are tried of each kind of baseline: those predicted fastest."""
 # A choice: an eighth of the trials is the price of telling drift from slower plans.
 _REFERENCE_EVERY = 8
 """Trials after which one plan is run again, to see the machine drift."""
@@ -72,8 +70,7 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     _budget: Budget = field(init=False)
     _executor: Executor = field(init=False)
-    _to_compare: dict[Role, list[Plan]] = field(init=False, default_factory=dict)
-    """Baselines that were not tried yet."""
+    _to_compare: ToCompare = field(init=False)
     _left_out: dict[Role, Plan] = field(init=False, default_factory=dict)
     """Baselines for which there was no time."""
     _roles: dict[Plan, frozenset[str]] = field(init=False, default_factory=dict)
@@ -82,6 +79,7 @@ class Search:
     def __post_init__(self) -> None:
         settings, may_win = self.settings, self.advisor.may_win
         self._budget = Budget(settings=settings, ledger=self.ledger, clock=self.clock, may_win=may_win)
+        self._to_compare = ToCompare(ledger=self.ledger, advisor=self.advisor, predictor=self.predictor)
         self._executor = Executor(
             ledger=self.ledger,
             proposals=self.proposals,
@@ -162,7 +160,7 @@ class Search:
 
     def _seeds(self) -> Iterator[Candidate]:
         for baseline in self.baselines:
-            self._to_compare.setdefault(baseline.role, []).append(baseline.plan)
+            self._to_compare.plans[baseline.role].append(baseline.plan)
         yield from self._queue()
         for number, plan in enumerate(self._predicted()):
             if not number and all(trial.role == Role.QUEUED for trial in self.ledger.trials):
@@ -190,14 +188,15 @@ class Search:
 
     def _compared(self) -> Iterator[Candidate]:
         """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time."""
-        needed, left_out = self._needed(), self._left_out
+        needed, left_out = self._to_compare.needed(), self._left_out
         # Those that can only be compared come last: they would take the time of those that keep the training.
         for role, plans in sorted(
-            self._to_compare.items(), key=lambda each: self.predictor.learning_faults(each[1][0]) != ()
+            self._to_compare.plans.items(), key=lambda each: self.predictor.learning_faults(each[1][0]) != ()
         ):
             plan = plans.pop(0)
             if role in needed or self.ledger.answer(plan) or self._budget.has_time(1):
                 yield from self._seed(plan, role)
+                yield from self._faster(plan, role)
             else:
                 left_out[role] = plan
         for role, plan in sorted(left_out.items(), key=lambda each: self.predictor.epoch_seconds(each[1])):
@@ -207,23 +206,27 @@ class Search:
             del left_out[role]
             yield from self._seed(plan, role)
 
-    def _needed(self) -> set[Role]:
-        return needed_baselines({role: plans[0] for role, plans in self._to_compare.items()}, self.predictor)
+    def _faster(self, plan: Plan, role: Role) -> Iterator[Candidate]:
+        """Yield a further plan of a kind of baseline, if it is predicted to be faster than this one was."""
+        known, other = self.ledger.answer(plan), self._to_compare.further(role)
+        measured = known.result.epoch_seconds if known else None
+        if measured and other and AS_FAST * self.predictor.epoch_seconds(other) < measured and self._affords_seed():
+            yield from self._compare(other, role)
 
     def _announce_costs(self, plan: Plan) -> None:
         """Say what the search will cost at least, by the predicted times: starts of ranks come on top."""
-        plans = {role: each[0] for role, each in self._to_compare.items()}
+        needed, plans = self._to_compare.needed(), {role: each[0] for role, each in self._to_compare.plans.items()}
         seconds, *of_baselines = self.advisor.trial_seconds([plan, *plans.values()])
         of_role = dict(zip(plans, of_baselines, strict=True))
         waiting = {role: of_role[role] for role, each in plans.items() if self.ledger.answer(each) is None}
-        always = sum(of_role[role] * (1 + (role in waiting)) for role in self._needed())  # with a repeat if it may win
+        always = sum(of_role[role] * (1 + (role in waiting)) for role in needed)  # with a repeat if it may win
         text = self._budget.costs_text(seconds, [*waiting.values()], always, len(self.runners), plan.layout.world_size)
         self._announce(Note(text=text))
 
     def _affords_seed(self) -> bool:
         """Return whether the budget allows a trial besides one for each kind of baseline that has none."""
         tried = {trial.role for trial in (*self.ledger.everything(), *self.ledger.open)}
-        return self._budget.allows_trial(reserved=len(self._to_compare.keys() - tried))
+        return self._budget.allows_trial(reserved=len(self._to_compare.plans.keys() - tried))
 
     def _predicted(self) -> Iterator[Plan]:
         """Yield the plans predicted fastest, each of another pipeline degree unless the one before could not run.
@@ -242,13 +245,14 @@ class Search:
 
     def _neighbours(self) -> Iterator[Candidate]:
         """Yield further plans of the kinds of baselines that have some."""
-        for role, plans in self._to_compare.items():
-            for _ in range(min(_NEIGHBOURS, len(plans))):
-                fitting = filter(self.advisor.may_fit, plans)
-                fastest = min(fitting, key=self.predictor.epoch_seconds, default=None)
-                if fastest and self._left_to_compare() and self._budget.allows_trial():
-                    plans.remove(fastest)
-                    yield from self._seed(fastest, role)
+        for role, plans in self._to_compare.plans.items():
+            for _ in range(min(NEIGHBOURS, len(plans))):
+                if (plan := self._to_compare.further(role)) and self._left_to_compare() and self._budget.allows_trial():
+                    yield from self._compare(plan, role)
+
+    def _compare(self, plan: Plan, role: Role) -> Iterator[Candidate]:
+        self._to_compare.plans[role].remove(plan)
+        yield from self._seed(plan, role)
 
     def _seed(self, plan: Plan, role: Role) -> Iterator[Candidate]:
         known = self.ledger.answer(plan)
@@ -260,13 +264,8 @@ class Search:
             self._announce(TrialEnded(trial=known, is_known=True))
 
     def _left_to_compare(self) -> int:
-        """Count the trials kept for further plans of the baselines; all baselines together take about a quarter."""
-        compared = sum(trial.role in BASELINES for trial in self._budget.spent)
-        most = 0
-        for plans in self._to_compare.values():
-            untried = sum(self.ledger.answer(plan) is None for plan in plans)
-            most += min(untried, max(_NEIGHBOURS - (len(plans) - untried), 0))
-        return min(most, max(self.settings.trials // 4 + 1 - compared, 0))
+        """Count the trials kept for further plans of the baselines."""
+        return self._to_compare.kept(self._budget.spent, self.settings.trials)
 
     # --- the sampler's proposals ---
 
@@ -313,20 +312,14 @@ class Search:
         if not_run := self.not_run:
             return f"Too little is left of search.time_limit or search.device_hours; not run: {', '.join(not_run)}"
         reserved = self._left_to_compare()
-        left = self.settings.trials - len(self._budget.spent) - reserved
-        if self.ledger.is_closing:
-            return "Another agent is repeating the finalists"
-        if left <= 0:
-            spent = number_of(self.settings.trials, "trial of search.trials is", "trials of search.trials are")
-            return f"The {spent} used up"
-        if not self._budget.allows_trial(reserved):
-            return "Too little is left of search.time_limit or search.device_hours for more than the finalists' repeats"
+        if reason := self._budget.why_none(reserved):
+            return reason
         proposal, noise = self.advisor.propose(), self.advisor.surrogate.noise
         if proposal is None:
             return "Every promising plan has been tried"
         return (
             f"Another trial is expected to gain {proposal.gain:.2%}, which is too little given the {noise:.1%} error "
-            f"of a trial; {left} of {self.settings.trials} trials are not needed"
+            f"of a trial; {self._budget.left(reserved)} of {self.settings.trials} trials are not needed"
         )
 
     # --- repeats ---

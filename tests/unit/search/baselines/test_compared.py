@@ -4,7 +4,7 @@ import pytest
 
 from autotune.search.baselines import baselines
 from autotune.search.learning.calibrated import CalibratedPredictor
-from autotune.search.packed import packed_plan
+from autotune.search.packed import fastest_packed
 from autotune.search.roles import Role
 from autotune.search.solver.solver import Solver
 from tests.machines.search_bench import ALWAYS, MEMORY, PREDICTOR, Bench
@@ -38,7 +38,7 @@ def test_a_search_on_a_machine_where_packs_without_a_pipeline_are_fastest_ends_w
 ) -> None:
     """The profile takes other plans for faster; only the trial of the baseline shows what the machine does."""
     limits = limits_of(MEMORY)
-    packed = packed_plan(workload_of(MEMORY), Solver(PREDICTOR, limits), limits, hold_all=False)
+    packed, *_ = fastest_packed(workload_of(MEMORY), Solver(PREDICTOR, limits), limits, hold_all=False)
 
     def slow_others(plan: Plan) -> float:
         return 1.0 if plan == packed else 3.0
@@ -51,11 +51,29 @@ def test_a_search_on_a_machine_where_packs_without_a_pipeline_are_fastest_ends_w
     assert (over.role, over.gain, over.is_best) == (Role.PACKED, 1.0, True)
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_packs_of_one_length_that_run_slower_than_predicted_make_others_run_that_may_be_faster(
+    bench: Bench, factor: float
+) -> None:
+    memory = 40 << 20
+    limits = limits_of(memory)
+    first, second = fastest_packed(workload_of(memory), Solver(PREDICTOR, limits), limits, hold_all=False)
+    machine = SimulatedLauncher(
+        PREDICTOR, Behaviour(noise=0.0), factor_of=lambda plan: factor if plan == first else 1.0
+    )
+    ledger = bench.search(bench.study(), machine, memory=memory, trials=8)
+    expected = [first] if factor == 1.0 else [first, second]
+    assert [trial.plan for trial in ledger.trials if trial.role == Role.PACKED] == expected
+    number = bench.standings.baseline(Role.PACKED)
+    assert number is not None
+    assert bench.standings.entries[number].plan == expected[-1]
+
+
 def test_when_the_time_is_spent_a_baseline_that_keeps_the_training_is_measured(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload, limits = workload_of(MEMORY), limits_of(MEMORY)
-    packed = packed_plan(workload, Solver(PREDICTOR, limits), limits, hold_all=False)
+    packed, *_ = fastest_packed(workload, Solver(PREDICTOR, limits), limits, hold_all=False)
     monkeypatch.setattr(
         CalibratedPredictor, "_learning_faults", lambda _, plan: ("unlike random steps",) if plan == packed else ()
     )

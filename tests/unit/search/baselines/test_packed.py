@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.predictor import Predictor
-from autotune.search.packed import packed_plan
+from autotune.search.packed import fastest_packed
 from autotune.search.solver.solver import Solver
 from tests.unit.search.space.test_sharded_layouts import AMPLE, predictor
 from tests.values.search import BATCH, INDEX, LANGUAGE_LAYERS, VISION_LAYERS, limits_of, predictor_of, workload_of
@@ -29,7 +29,8 @@ def packed(
     hold_all: bool = True,
 ) -> Plan | None:
     limits = limits_of(memory)
-    return packed_plan(workload_of(memory, devices, dtype), Solver(costs, limits), limits, hold_all=hold_all)
+    plans = fastest_packed(workload_of(memory, devices, dtype), Solver(costs, limits), limits, hold_all=hold_all)
+    return plans[0] if plans else None
 
 
 @pytest.mark.parametrize("devices", [4, *(pytest.param(devices, marks=pytest.mark.long) for devices in (1, 2, 8))])
