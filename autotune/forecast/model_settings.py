@@ -137,12 +137,12 @@ class ModelSettings:
             yield str(folder)
 
     def _check_rate(self, settings: Mapping[str, float]) -> None:
-        """Raise PackError for a rate of frames beside a number of them, which counts in every video processor."""
+        """Raise PackError for fps together with a number of frames, which takes precedence in every video processor."""
         own = self.videos.get("num_frames")
         if "fps" in settings and ("frames" in settings or own is not None):
             counts = f"frames={settings['frames']}" if "frames" in settings else f"num_frames: {own} of the model"
             raise PackError(
-                f"what if: fps={settings['fps']} changes nothing beside {counts}, which counts; leave it out"
+                f"what if: fps={settings['fps']} changes nothing, as {counts} takes precedence; leave it out"
             )
 
     def _check_known(self, settings: Mapping[str, float], files: Mapping[str, Any]) -> None:

@@ -240,7 +240,7 @@ class Calibration:
 
 
 def _fitted_times(prior: _Factors, observations: Sequence[Observation]) -> _Factors:
-    """Fit the factors of times, and beside them a share for each disturbed trial, which no other plan has."""
+    """Fit the factors of times together with the slowdown of each disturbed trial, which is then dropped."""
     factors = len(prior.mean)
     rows = np.array([observation.features for observation in observations]).reshape(-1, factors)
     of_trials = [observation.disturbed_trial for observation in observations]

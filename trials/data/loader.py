@@ -21,7 +21,7 @@ from trials.data.index import DatasetIndex
 from trials.data.loss_weights import token_weights
 from trials.data.records.sample import IGNORED, NO_GRIDS, Encoded, Encoder, Lengths
 from trials.data.tokens import PackTokens
-from trials.errors import DataError, SharedMemoryFull, TrialsError, Unwritable
+from trials.errors import DataError, TrialsError
 from trials.job import LossWeighting
 from trials.machine.lifeline import end_with
 from trials.machine.page_locking import page_locking
@@ -271,11 +271,11 @@ class _InSharedMemory(Dataset[MicroBatch | TrialsError]):
         return len(self._packs)
 
     def __getitem__(self, number: int) -> MicroBatch | TrialsError:
-        batch = self._packs[number]
         try:
+            batch = self._packs[number]
             check_sockets()
             batch.share_memory()
-        except (SharedMemoryFull, Unwritable) as error:
+        except TrialsError as error:
             return error
         return batch
 

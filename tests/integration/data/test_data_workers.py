@@ -18,7 +18,7 @@ from trials.data.epoch import CostWeights, Epoch, EpochSettings, build_epoch
 from trials.data.indexing import build_index
 from trials.data.loader import micro_batches
 from trials.data.records.sample import Encoder
-from trials.errors import DataError, Unwritable, in_brief
+from trials.errors import DataError, NoDecoder, Unwritable, in_brief
 from trials.job import DataSection, Source
 from trials.model.families import internvl
 from trials.plan import Packed
@@ -78,6 +78,18 @@ def test_workers_collect_no_garbage_of_their_rank(
     finally:
         gc.enable()
     assert not (tmp_path / "collected").exists()
+
+
+def test_a_package_that_is_missing_in_a_worker_is_named_without_its_traceback(
+    epoch: Epoch, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def undecoded(*_: Any, **__: Any) -> None:
+        raise NoDecoder("needs the package av")
+
+    monkeypatch.setattr(loader, "encode", undecoded)
+    batches = micro_batches(epoch.index, epoch, [0], 0, encoder, pixels=True, workers=1, on_error="skip")
+    with pytest.raises(NoDecoder, match=r"^needs the package av$"):
+        next(batches)
 
 
 def test_a_rank_does_not_wait_for_ever_for_a_worker(

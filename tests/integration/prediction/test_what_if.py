@@ -192,7 +192,7 @@ def test_what_does_not_count_for_videos_is_refused(watching: JobFile, unset: Pat
     refused = {
         "fps=2": "fps=2 changes nothing: the processors of .* have it already",
         "max_frames=768": "max_frames=768 changes nothing: the processors of .* have it already",
-        "fps=1,frames=8": "fps=1 changes nothing beside frames=8, which counts; leave it out",
+        "fps=1,frames=8": "fps=1 changes nothing, as frames=8 takes precedence; leave it out",
         "frames=1000": "frames=1000 cannot be followed: .*num_frames for videos is 1000; correct it",
     }
     for setting, message in refused.items():
@@ -201,7 +201,7 @@ def test_what_does_not_count_for_videos_is_refused(watching: JobFile, unset: Pat
         assert re.search(message, error), error
     (unset / "video_preprocessor_config.json").write_text('{"patch_size": 7, "num_frames": 8}')
     error = refusal("pack", watching.path, "--what-if", "fps=1")[1]
-    assert "fps=1 changes nothing beside num_frames: 8 of the model, which counts" in error
+    assert "fps=1 changes nothing, as num_frames: 8 of the model takes precedence" in error
 
 
 def test_the_settings_that_are_named_are_those_that_the_model_reads(job: JobFile, tmp_path: Path) -> None:

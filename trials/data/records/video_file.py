@@ -28,7 +28,7 @@ _MOST_PACKETS = 10_000_000
 """Most packets that are counted where the header alone does not say the number of frames."""
 _ROUNDED_FRAMES = 0.1
 """By how many frames a stated duration may differ from the stated number: edit lists round to milliseconds or so."""
-# Choices: nobody trains on another answer for less, and muxers round durations, or add those of audio.
+# Choices: shorter gaps hardly change what a video shows, and muxers round durations or include those of audio.
 _GAP_SECONDS, _GAP_FRAMES = 1.0, 3
 """How long a damaged file may lack frames: in seconds, and in frames of its mean rate."""
 
