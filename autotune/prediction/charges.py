@@ -86,8 +86,9 @@ class ShardExchanges:
         gathers = (costs.exchange("gather", layout.data, kind) for kind in KINDS)
         seconds = [each.forward_seconds[-1] if each and layout.shards_weights else 0.0 for each in gathers]
         scatter = costs.exchange("scatter", layout.data)
-        self.share = scatter.hidden_share if scatter and layout.shards_gradients else 0.0
-        """Share of the shorter of both that an exchange and a computation save by running at once."""
+        self.share = 1.0 - scatter.added_share if scatter and layout.shards_gradients else 0.0
+        """Share of the shorter of both that an exchange and a computation save by running at once; negative where they
+        slow each other down."""
         self._gathers = np.array(seconds)
         self._gathers_back = self._gathers * [costs[kind].has_backward for kind in KINDS]
         per_byte = scatter.seconds_per_byte[1] if scatter else 0.0

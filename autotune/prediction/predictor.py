@@ -114,9 +114,9 @@ class Predictor:
         sizes = self.sizes(plan.packing, plan.layout)
         of_levels = Parts.of_levels(plan)
         update = self.times.update_parts(plan.layout, of_levels[0], sizes)
-        sharing = self.times.sharing(of_levels[0], plan.layout, sizes)
+        waiting = self.times.waiting(of_levels[0], plan.layout, sizes)
         seconds = self.times.plan_seconds(plan, sizes)
-        breakdown, of_steps = attribute_all(sizes.blocks, seconds, update, sharing=sharing)
+        breakdown, of_steps = attribute_all(sizes.blocks, seconds, update, waiting=waiting)
         work = of_steps.sum(axis=0) / plan.layout.data
         busy = work + len(breakdown.ideal) * (update.reduction + update.optimizer)
         whole = float(breakdown.seconds.sum()) or 1.0  # costs may all be 0
@@ -187,9 +187,9 @@ class Predictor:
         """Return the seconds of steps in which data ranks may wait for each other, [steps]."""
         parts = Parts.of(cut(plan))
         update = self.times.update_parts(plan.layout, parts, sizes)
-        sharing = self.times.sharing(parts, plan.layout, sizes)
+        waiting = self.times.waiting(parts, plan.layout, sizes)
         seconds = self.times.plan_seconds(plan, sizes)
-        return np.concatenate([whole_seconds(block, seconds, update, sharing) for block in sizes.timed_blocks])
+        return np.concatenate([whole_seconds(block, seconds, update, waiting) for block in sizes.timed_blocks])
 
     def stage_memory(self, plan: Plan, sizes: EpochSizes) -> tuple[StageBytes, ...]:
         """Return the interval of the bytes of each stage of one plan."""

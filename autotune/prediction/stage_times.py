@@ -6,14 +6,15 @@ import numpy as np
 
 from autotune.dimensions.folds import exchanges
 from autotune.dimensions.overlap import hidden_share
+from autotune.dimensions.zero import trained_parameters
 from autotune.prediction.charges import Charges, PassesOfLayers, ShardExchanges
 from autotune.prediction.columns import UNITS, WITHOUT_TARGETS, in_columns
 from autotune.prediction.curves import Curves
 from autotune.prediction.parameters import Parameters
-from autotune.prediction.parts import LANGUAGE, PROJECTOR, VISION, Parts
+from autotune.prediction.parts import HEAD, LANGUAGE, PROJECTOR, VISION, Parts
 from autotune.prediction.recompute_times import RecomputeTimes
 from autotune.prediction.simulation.attribution import PackSeconds, UpdateSeconds
-from autotune.prediction.simulation.synchronization import Sharing
+from autotune.prediction.simulation.synchronization import Lockstep, Sharing, Waiting
 from autotune.prediction.sizes import EpochSizes
 from autotune.prediction.updates import update_seconds_per_parameter
 from trials.arrays import Floats, Ints
@@ -54,14 +55,13 @@ class StageTimes:
         )
         self._of_shards = cache(lambda layout: ShardExchanges(costs, layout))
 
-    def sharing(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Sharing | None:
-        """Return which ranks of these stages wait for each other; None where they share all their packs, or none.
+    def waiting(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Waiting | None:
+        """Return which ranks of these stages wait for each other inside of a step; None where none does.
 
-        With ZeRO 2 all data ranks exchange gradients in each backward pass, with ZeRO 3 weights in both passes.
+        They do with ZeRO 2 and 3, and where they share some packs but not all.
         """
         if layout.shards_gradients:
-            every = np.full_like(sizes.degrees, layout.data)
-            return Sharing(degrees=every, forward=np.array([layout.shards_weights]), backward=np.array([True]))
+            return self._lockstep(parts, layout, sizes)
         if len(np.unique(sizes.degrees)) == 1:
             return None
         layers = parts.layers[:, [PROJECTOR, LANGUAGE]] > 0
@@ -70,6 +70,27 @@ class StageTimes:
             for exchanging in (layers, layers & self._has_backward[[PROJECTOR, LANGUAGE]])
         )
         return Sharing(degrees=sizes.degrees, forward=forward, backward=backward)
+
+    def _lockstep(self, parts: Parts, layout: Layout, sizes: EpochSizes) -> Lockstep:
+        """Return how ranks wait for each other at the layers of the only stage.
+
+        With ZeRO 2 all data ranks exchange gradients in each backward pass, with ZeRO 3 weights in both passes.
+        """
+        of_kinds = Parts.of_layers(*(np.diag(each[0]) for each in (parts.layers, parts.recomputed, parts.selective)))
+        forward, backward = (
+            side / np.maximum(side.sum(axis=1, keepdims=True), _LEAST)
+            for side in self.pass_seconds(of_kinds, layout, sizes.table)
+        )
+        # Between the two passes of the head, and of the layer before it, a rank waits for no message.
+        before_head = np.arange(len(KINDS)) < HEAD
+        scatters = np.array(trained_parameters(self._costs)) > 0
+        return Lockstep(
+            layers=parts.layers[0],
+            forward=forward,
+            backward=backward,
+            waits_forward=before_head & layout.shards_weights,
+            waits_back=before_head & (scatters | layout.shards_weights),
+        )
 
     def plan_seconds(self, plan: Plan, sizes: EpochSizes) -> PackSeconds:
         """Return the seconds of all packs on the stages of a plan, which recompute as the level of a pack says."""

@@ -78,10 +78,13 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     sides = (seconds.shared_forward, seconds.shared_backward, seconds.sends, seconds.returns)
     forward, backward, sends, returns = (side[packs] for side in sides)
     weights = seconds.deferred and seconds.deferred._replace(seconds=seconds.weights[packs])
-    sharing = predictor.times.sharing(parts, plan.layout, sizes)
-    synchronization = None if sharing is None else sharing.synchronization(rows[None])
-    schedule = simulate(forward, backward, sends, returns, synchronization, weights=weights)
-    passes = trace(forward, backward, sends, returns, synchronization, weights=weights)
+    waiting = predictor.times.waiting(parts, plan.layout, sizes)
+    times = forward, backward, sends, returns
+    if waiting is None:
+        schedule, passes = simulate(*times, weights=weights), trace(*times, weights=weights)
+    else:
+        schedule = waiting.run(simulate, rows[None], *times, weights=weights)
+        passes = waiting.run(trace, rows[None], *times, weights=weights)
     rank, ended = int(schedule.seconds.argmax()), passes.weight_ends
     # The reduction begins when all data ranks are there.
     begins = update.begins(schedule.ends.max(axis=0))

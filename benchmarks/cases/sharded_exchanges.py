@@ -93,7 +93,7 @@ def _step_seconds(prepared: Prepared, pool: WarmPool, plan: Plan) -> float:
 
 def _row(rate: str, prepared: Prepared, costs: LayerCosts, plan: Plan, measured: Sequence[float]) -> dict[str, Any]:
     """Return the times of a plan, in seconds of a step."""
-    alone = replace(costs, exchanges=tuple(replace(each, hidden_share=0.0) for each in costs.exchanges))
+    alone = replace(costs, exchanges=tuple(replace(each, added_share=1.0) for each in costs.exchanges))
     free = replace(costs, exchanges=tuple(each.times(0.0) for each in costs.exchanges))
     predicted, unhidden, without = (_predicted(prepared, each, plan) for each in (costs, alone, free))
     found, exchanged = median(measured), unhidden - without
@@ -108,7 +108,7 @@ def _row(rate: str, prepared: Prepared, costs: LayerCosts, plan: Plan, measured:
         "predicted": predicted,
         "unhidden": unhidden,
         "error": abs(predicted / found - 1),
-        "profiled_share": scatter.hidden_share if scatter else 0.0,
+        "profiled_share": 1 - scatter.added_share if scatter else 0.0,
         "hidden": (unhidden - found) / exchanged if is_sharded and exchanged else 0.0,
         "could_hide": exchanged <= without,
     }

@@ -34,8 +34,10 @@ class Exchange(MeasuredCost):
     """Seconds of the backward pass without recomputation."""
     recompute_seconds: Coefficients = NOTHING
     """Seconds that recomputation of the layer adds."""
-    hidden_share: Annotated[Measured, Field(le=1)] = 0.0
-    """Share of scatters, with the gathers beside them, that a computation of the same length hides."""
+    added_share: Annotated[Measured, Field(le=2)] = 1.0
+    """Of scatters, with the gathers beside them, that run while a rank computes: the share of the shorter of both by
+    which both together take longer than the longer one. 0 where it is hidden, 1 where they run one after the other,
+    more where they slow each other down."""
     kept_bytes: Coefficients | None = None
     """Bytes of the layer in place of those of `LayerCost`, as are the next two: ranks do not divide all of them."""
     shared_bytes: Coefficients | None = None

@@ -132,7 +132,7 @@ class ExchangeTiming:
     forward_seconds: float = 0.0
     backward_seconds: float = 0.0
     recompute_seconds: float = 0.0
-    hidden_share: float = 0.0
+    added_share: float = 1.0
     kept_bytes: int | None = None
     """Bytes that the layer keeps of the rank's part, as in `LayerTiming`; None where exchanges do not change them."""
     shared_bytes: int | None = None

@@ -70,7 +70,7 @@ def _fit(sizes: Sequence[Sequence[ExchangeTiming]], of_node: int) -> Exchange:
         forward_seconds=seconds(lambda timing: timing.forward_seconds),
         backward_seconds=seconds(lambda timing: timing.backward_seconds),
         recompute_seconds=seconds(lambda timing: timing.recompute_seconds),
-        hidden_share=min(timing.hidden_share for of_ranks in sizes for timing in of_ranks),
+        added_share=max(timing.added_share for of_ranks in sizes for timing in of_ranks),
         kept_bytes=held(lambda timing: timing.kept_bytes),
         shared_bytes=held(lambda timing: timing.shared_bytes),
         transient_bytes=held(lambda timing: timing.transient_bytes),

@@ -5,14 +5,14 @@ ranks of unequal work, the pipeline's order, packs of unequal work, loading of d
 docs/methods.md defines each.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
-from autotune.prediction.simulation.schedule import simulate
-from autotune.prediction.simulation.synchronization import Sharing
+from autotune.prediction.simulation.schedule import PipelineSchedule, simulate
+from autotune.prediction.simulation.synchronization import Waiting
 from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from trials.arrays import Bools, Floats, Ints
 
@@ -167,10 +167,10 @@ def attribute_all(
     seconds: PackSeconds,
     update: UpdateSeconds,
     slowness: Slowness | None = None,
-    sharing: Sharing | None = None,
+    waiting: Waiting | None = None,
 ) -> tuple[Breakdown, Floats]:
     """Return the results of `attribute` for the steps of all blocks, in their order."""
-    breakdowns, works = zip(*(attribute(block, seconds, update, slowness, sharing) for block in blocks), strict=True)
+    breakdowns, works = zip(*(attribute(block, seconds, update, slowness, waiting) for block in blocks), strict=True)
     return Breakdown.joined(breakdowns), np.concatenate(works)
 
 
@@ -179,12 +179,12 @@ def attribute(
     seconds: PackSeconds,
     update: UpdateSeconds,
     slowness: Slowness | None = None,
-    sharing: Sharing | None = None,
+    waiting: Waiting | None = None,
 ) -> tuple[Breakdown, Floats]:
     """Return (parts of each step, seconds in which the ranks of each stage load and run passes [steps, stages]).
 
-    Passes include exchanges. `packs` are numbers of packs, [steps, micro-batches, data ranks]; `sharing` says which of
-    them ranks share, where some are shared by more than others.
+    Passes include exchanges. `packs` are numbers of packs, [steps, micro-batches, data ranks]; `waiting` says which
+    ranks wait for each other inside of a step, where some do.
     """
     steps, count, ranks = packs.shape
     of_ranks = packs.transpose(0, 2, 1).reshape(-1, count)
@@ -197,10 +197,9 @@ def attribute(
     if stages > 1:
         of_weights = weights and weights._replace(seconds=_evened(weights.seconds))
         even = simulate(_evened(own.forward), _evened(own.backward), weights=of_weights)
-    synchronization = None if sharing is None else sharing.synchronization(packs)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
-    begun = partial(simulate, synchronization=synchronization, weights=weights)
-    uneven = begun(own.forward, own.backward) if synchronization else alone
+    begun = partial(_simulation(packs, waiting), weights=weights)
+    uneven = alone if waiting is None else begun(own.forward, own.backward)
     with_loads = begun(own.loaded_forward, own.backward) if own.load.any() else uneven
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
     shared = own.shared_forward, own.shared_backward
@@ -240,16 +239,19 @@ def attribute(
     return Breakdown(**dict(zip(names, np.diff(reached, axis=0), strict=True))), busy
 
 
-def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, sharing: Sharing | None) -> Floats:
+def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, waiting: Waiting | None) -> Floats:
     """Return the seconds of whole steps as `attribute` does, by one simulation, [steps]."""
     steps, count, ranks = packs.shape
     own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
-    synchronization = None if sharing is None else sharing.synchronization(packs)
     passes = own.shared_forward, own.shared_backward, own.sends, own.returns
-    schedule = simulate(*passes, synchronization, weights=own.deferred)
+    schedule = _simulation(packs, waiting)(*passes, weights=own.deferred)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
     reached: Floats = (update.begins(ends) + update.reduction + update.optimizer).max(axis=1)
     return reached
+
+
+def _simulation(packs: Ints, waiting: Waiting | None) -> Callable[..., PipelineSchedule]:
+    return simulate if waiting is None else partial(waiting.run, simulate, packs)
 
 
 def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness | None) -> PackSeconds:

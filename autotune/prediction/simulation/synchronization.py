@@ -1,11 +1,16 @@
-"""Passes that data ranks begin together, because they share the pack and exchange parts of it."""
+"""Data ranks that wait for each other inside of a step: before passes of packs that they share, or at each layer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
+from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from trials.arrays import Bools, Floats, Ints
+
+_Simulated = TypeVar("_Simulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,8 +47,28 @@ class Synchronization:
         return (degree for degree in np.unique(self.degrees).tolist() if degree > 1)
 
 
+class Waiting(Protocol):
+    """Which data ranks wait for each other, and when."""
+
+    def run(
+        self,
+        simulated: Callable[..., _Simulated],
+        packs: Ints,
+        forward: Floats,
+        backward: Floats,
+        *links: Floats,
+        weights: DeferredWeights | None = None,
+    ) -> _Simulated:
+        """Return what `simulate` or `trace` returns of steps where ranks wait.
+
+        `packs` are numbers of packs, [steps, micro-batches, data ranks]. Seconds are as in `simulate`, [steps x data
+        ranks, micro-batches, stages]; `links` are its `sends` and `returns`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sharing:
+class Sharing(Waiting):
     """Packs of several degrees on the stages of a plan."""
 
     degrees: Ints
@@ -52,7 +77,83 @@ class Sharing:
     """As in `Synchronization`."""
     backward: Bools
 
+    @override
+    def run(
+        self,
+        simulated: Callable[..., _Simulated],
+        packs: Ints,
+        forward: Floats,
+        backward: Floats,
+        *links: Floats,
+        weights: DeferredWeights | None = None,
+    ) -> _Simulated:
+        return simulated(forward, backward, *links, synchronization=self.synchronization(packs), weights=weights)
+
     def synchronization(self, packs: Ints) -> Synchronization:
         """Return that of steps, [steps, micro-batches, data ranks]; the packs of a row have one degree."""
         of_rows = self.degrees[packs[:, :, 0]]
         return Synchronization(degrees=of_rows, ranks=packs.shape[2], forward=self.forward, backward=self.backward)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Lockstep(Waiting):
+    """Data ranks of a plan's only stage that exchange weights or gradients at each layer (ZeRO 2 and 3).
+
+    A rank begins a layer when all ranks have begun the layer before it, and a backward pass ends on all ranks at once
+    (`Gathering` in trials/engine/gathering.py). So a rank with more vision and another with more language work wait for
+    each other in the same pass.
+    """
+
+    layers: Floats
+    """Layers of each kind, in the order of a forward pass, [kinds]."""
+    forward: Floats
+    """Share of each kind in the forward pass of a pack, [packs, kinds]."""
+    backward: Floats
+    waits_forward: Bools
+    """Whether ranks exchange at layers of a kind in a forward pass, [kinds]."""
+    waits_back: Bools
+
+    @override
+    def run(
+        self,
+        simulated: Callable[..., _Simulated],
+        packs: Ints,
+        forward: Floats,
+        backward: Floats,
+        *links: Floats,
+        weights: DeferredWeights | None = None,
+    ) -> _Simulated:
+        return simulated(*self.awaited(packs, forward, backward))
+
+    def awaited(self, packs: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
+        """Return the seconds of passes with the waiting inside of them; shapes as in `run`."""
+        steps, count, ranks = packs.shape
+
+        def of_rows(side: Floats) -> Floats:
+            return side.reshape(steps, ranks, count).transpose(0, 2, 1)
+
+        def of_ranks(side: Floats) -> Floats:
+            return side.transpose(0, 2, 1).reshape(forward.shape)
+
+        there, back = of_rows(forward)[..., None] * self.forward[packs], of_rows(backward)[..., None]
+        turned = self._through(np.zeros(packs.shape), there, self.waits_forward, range(len(self.layers)))
+        ended = self._through(turned, back * self.backward[packs], self.waits_back, reversed(range(len(self.layers))))
+        return of_ranks(turned), of_ranks(ended.max(axis=2, keepdims=True) - turned)
+
+    def _through(self, times: Floats, seconds: Floats, waits: Bools, kinds: Iterable[int]) -> Floats:
+        """Return the times at which ranks end these kinds of layers, which they begin at `times`, [..., ranks].
+
+        `seconds` are [..., ranks, kinds]. The layers of a kind take equal times, so of all ways to wait for others, the
+        longest does so at the first layer or at the last one.
+        """
+        for kind in kinds:
+            own, layers = seconds[..., kind], self.layers[kind]
+            alone = times + own
+            if not layers or not waits[kind]:
+                times = alone
+                continue
+            each = own / layers
+            first = times.max(axis=-1, keepdims=True)
+            before_last = np.maximum(alone - each, first + own - 2 * each).max(axis=-1, keepdims=True)
+            times = np.maximum(np.maximum(alone, first + own - each), before_last)
+        return times

@@ -13,6 +13,7 @@ from autotune.prediction.chosen_steps import ChosenSteps
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.simulation.attribution import Breakdown, Slowness, attribute_all
+from autotune.prediction.simulation.synchronization import Lockstep
 from autotune.prediction.sizes import EpochSizes
 from autotune.search.learning.calibrated import CalibratedPredictor
 from storage.explanation import UNEXPLAINED, Basis, TimePart
@@ -141,8 +142,8 @@ class MeasuredTime:
             update = replace(update, optimizer=np.where(update.together, update.optimizer, measured.optimizer[0]))
         slowness = self._slowness(predictor, measured)
         seconds = predictor.times.plan_seconds(self._plan, sizes)
-        sharing = predictor.times.sharing(self._parts, self._plan.layout, sizes)
-        breakdown, _ = attribute_all(sizes.blocks, seconds, update, slowness, sharing)
+        waiting = predictor.times.waiting(self._parts, self._plan.layout, sizes)
+        breakdown, _ = attribute_all(sizes.blocks, seconds, update, slowness, waiting)
         return np.array([breakdown.totals[name] for name in _NAMES])
 
     def _slowness(self, predictor: Predictor, measured: _Ranks) -> Slowness:
@@ -160,19 +161,19 @@ class MeasuredTime:
     def _expected(self, predictor: Predictor, sizes: ChosenSteps) -> _Ranks:
         """Return the predicted seconds of the ranks in the mean of these steps."""
         seconds = predictor.times.plan_seconds(self._plan, sizes)
-
-        def mean(side: Floats, *, together: bool = False) -> Floats:
-            of_blocks = [side[block] for block in sizes.blocks]
-            if together:
-                of_blocks = [np.broadcast_to(each.max(axis=2, keepdims=True), each.shape) for each in of_blocks]
-            sums: Floats = np.sum([each.sum(axis=(0, 1)) for each in of_blocks], axis=0)
-            return sums / len(sizes.steps)
-
-        # Measured passes include exchanges. Where all data ranks exchange, each takes as long as the slowest one.
-        layout = self._plan.layout
-        work = mean(seconds.forward + seconds.exchange, together=layout.shards_weights)
-        work += mean(seconds.shared_backward, together=layout.shards_gradients)
-        return _Ranks(work=work, load=mean(seconds.load), optimizer=np.zeros_like(work))
+        waiting = predictor.times.waiting(self._parts, self._plan.layout, sizes)
+        # Measured passes include exchanges, and the waiting for ranks that exchange at each layer.
+        passes = seconds.forward + seconds.exchange, seconds.shared_backward
+        load, work = np.zeros((2, self._plan.layout.data, self._plan.layout.pipeline))
+        for packs in sizes.blocks:
+            of_ranks = packs.transpose(0, 2, 1)
+            sides = [side[of_ranks].reshape(-1, packs.shape[1], len(work[0])) for side in passes]
+            if isinstance(waiting, Lockstep):
+                sides = [*waiting.awaited(packs, *sides)]
+            work += np.sum(sides, axis=0).reshape(*of_ranks.shape, -1).sum(axis=(0, 2))
+            load += seconds.load[of_ranks].sum(axis=(0, 2))
+        steps = len(sizes.steps)
+        return _Ranks(work=work / steps, load=load / steps, optimizer=np.zeros_like(work))
 
 
 def usable(run: Measurement, plan: Plan, predictor: CalibratedPredictor) -> bool:

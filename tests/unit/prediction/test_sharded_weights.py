@@ -81,7 +81,7 @@ def test_layers_whose_weights_stay_are_gathered_once(once: int, again: float) ->
 
 
 @given(
-    share=st.floats(0.1, 1),
+    share=st.floats(-1, 1),
     once=st.integers(0, 9),
     passes=st.tuples(*[st.floats(1e-5, 1e-2)] * 2),
     gathers=st.tuples(*[st.floats(0, 1e-2)] * 5),
@@ -111,7 +111,7 @@ def test_zero_2_scatters_all_gradients_in_each_backward_pass() -> None:
 
 def hiding(costs: LayerCosts, share: float) -> LayerCosts:
     """Return costs whose scatters, and gathers beside them, a computation of the same length hides by this share."""
-    hidden = (replace(each, hidden_share=share) if each.name == "scatter" else each for each in costs.exchanges)
+    hidden = (replace(each, added_share=1 - share) if each.name == "scatter" else each for each in costs.exchanges)
     return replace(costs, exchanges=tuple(hidden))
 
 

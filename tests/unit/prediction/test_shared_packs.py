@@ -196,6 +196,6 @@ def test_layouts_of_one_degree_have_no_waiting_ranks() -> None:
     predictor = predictor_of(sharing())
     for degrees, waits in (((2, 2), False), ((1, 2), True), ((4, 2), True)):
         plan = levelled("5+4", degrees=degrees, data=4, further=((0, 0),))
-        found = predictor.times.sharing(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
+        found = predictor.times.waiting(Parts.of(cut(plan)), plan.layout, predictor.sizes(plan.packing, plan.layout))
         assert (found is not None) is waits
     assert Layout(pipeline=1, data=4, zero=0) == plan.layout

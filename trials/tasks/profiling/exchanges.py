@@ -13,7 +13,7 @@ import torch
 from trials.engine.static_memory import GRADIENT_BYTES
 from trials.stage import TOWERS
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming, UpdateTiming
-from trials.tasks.profiling.gathers import time_gathers, time_scatter
+from trials.tasks.profiling.gathers import time_added_share, time_gathers, time_scatter
 from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.profiling.pace import Pace, Slowest
@@ -95,7 +95,10 @@ def time_exchanges(
     sharing = tuple(time_sharing(stage, task.sizes, device, bytes_of, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))
     gathers = tuple(time_gathers(stage, device, pace))
-    scatter = time_scatter(_gradient_bytes(stage), device, task.repeats, pace)
+    size = _gradient_bytes(stage)
+    scatter = time_scatter(size, device, pace)
+    of_layer = size * scatter.backward_seconds + 2 * max(each.forward_seconds for each in gathers)
+    scatter = replace(scatter, added_share=time_added_share(stage, task.sizes, of_layer, device, pace))
     parameters = sum(each.numel() for of_kind in stage.parameters_by_kind.values() for each in of_kind)
     rates = ExchangeRates(
         reduction=averages[0].backward_seconds if averages else 0.0,  # the first layout has all ranks in data parallel

@@ -1,4 +1,7 @@
-"""Weights that data ranks hold in shards (ZeRO 3): the time of gathering a layer's, and of averaging gradients."""
+"""Weights that data ranks hold in shards (ZeRO 3): the time of gathering a layer's, and of averaging gradients.
+
+Also by how much both prolong the passes during which they run.
+"""
 
 import math
 import statistics
@@ -12,11 +15,17 @@ from torch import distributed, nn
 from trials.engine.gathering import gathered_together
 from trials.tasks.answer import ExchangeTiming
 from trials.tasks.profiling.one_of_each import OneOfEach
-from trials.tasks.profiling.overlap import time_hidden_share
+from trials.tasks.profiling.overlap import saved_share
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
+from trials.tasks.profiling.probes import Probe, probes
+from trials.tasks.request import ProbeSizes
 
 # A choice: the weights of a layer take longer than a message, so fewer repeats do.
 _REPEATS = 10
+# A choice: on two CPU cores, single turns differ by half of the share, and medians of 20 by a tenth.
+_TURNS = 12
+_LAYERS = 4
+"""Layers of a tower in a row; a choice: most of them have one before and one behind."""
 
 
 def time_gathers(stage: OneOfEach, device: torch.device, pace: Pace) -> Iterator[ExchangeTiming]:
@@ -35,11 +44,11 @@ def time_gathers(stage: OneOfEach, device: torch.device, pace: Pace) -> Iterator
         )
 
 
-def time_scatter(size: int, device: torch.device, repeats: int, pace: Pace) -> ExchangeTiming:
+def time_scatter(size: int, device: torch.device, pace: Pace) -> ExchangeTiming:
     """Time averages of gradients of which each rank keeps its shard; 0 s for a single rank.
 
     Layers have `size` bytes of gradients, in one message each, which is begun with zeros and added to those of the
-    packs before. What a computation hides of them is timed with a gather beside them, as in a backward pass.
+    packs before.
     """
     ranks = distributed.get_world_size()
     nothing = ExchangeTiming(name="scatter", ranks=ranks)
@@ -56,21 +65,6 @@ def time_scatter(size: int, device: torch.device, repeats: int, pace: Pace) -> E
 
         return begun_together(run, device)
 
-    def both(compute: Callable[[], object]) -> Callable[[], None]:
-        share = torch.zeros(max(1, points[-1][0] // 4 // ranks), device=device)
-        gradients, weights = (torch.zeros(ranks * len(share), device=device) for _ in range(2))
-
-        def run() -> None:
-            works = (
-                distributed.all_gather_into_tensor(weights, share, async_op=True),
-                distributed.reduce_scatter_tensor(torch.empty_like(share), gradients, async_op=True),
-            )
-            compute()
-            for work in works:
-                work.wait()
-
-        return run
-
     points = pace.points(
         "averaging of gradients that are kept in shards",
         ladder(size, LEAST_BYTES),
@@ -78,11 +72,98 @@ def time_scatter(size: int, device: torch.device, repeats: int, pace: Pace) -> E
         _REPEATS,
         statistics.median,
     )
-    return replace(
-        nothing,
-        backward_seconds=_seconds_of(size, points) / size,
-        hidden_share=time_hidden_share(both, device, repeats, pace),
+    return replace(nothing, backward_seconds=_seconds_of(size, points) / size)
+
+
+def time_added_share(stage: OneOfEach, sizes: ProbeSizes, expected: float, device: torch.device, pace: Pace) -> float:
+    """Return the share of the shorter of both by which exchanges prolong the passes during which they run.
+
+    Some layers of each tower run both passes with a pack of middle size, alone and with messages as ZeRO 3 sends them.
+    1 for a single rank, and on links over which these messages, `expected` seconds for a layer, take too long. Every
+    rank must call it.
+    """
+    towers = [
+        (probe, _Beside(stage.parameters_by_kind[probe.layer], device)) for probe in _middle(stage, sizes, device)
+    ]
+    what = "exchanges during passes"
+    if distributed.get_world_size() == 1 or not pace.repeats(what, len(towers) * _LAYERS * expected, 1):
+        return 1.0
+
+    def messages() -> None:
+        for _, beside in towers:
+            for begin in (*[beside.gather] * _LAYERS, *[beside.exchange] * _LAYERS, beside.wait):
+                begin()
+
+    def passes() -> None:
+        for probe, _ in towers:
+            _run(probe)
+
+    def both() -> None:
+        for probe, beside in towers:
+            _run(probe, beside)
+
+    saved = partial(saved_share, *(begun_together(run, device) for run in (messages, passes, both)))
+    return 1.0 - max(-1.0, min(1.0, statistics.median(pace.repeat(saved, _TURNS))))
+
+
+def _middle(stage: OneOfEach, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
+    """Yield a probe of each tower, of the usual kind of layer, with a pack of middle size."""
+    middle = ProbeSizes(
+        unit_counts=(sorted(sizes.unit_counts)[len(sizes.unit_counts) // 2],),
+        sample_shapes=(sorted(sizes.sample_shapes, key=math.prod)[len(sizes.sample_shapes) // 2],),
+        image_units=sizes.image_units,
     )
+    usual = {"vision": stage.cut.vision[:1], "language": stage.cut.language[:1]}
+    for probe in probes(stage, middle, device):
+        if probe.number in usual.get(probe.layer, ()):
+            yield probe
+
+
+class _Beside:
+    """Messages of a layer's weights and gradients, which run while others are computed, as those of `Gathering` do."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        self._ranks, shard = distributed.get_world_size(), self._shard
+        self._own = parameters[0].new_zeros(shard(sum(each.numel() for each in parameters)))
+        self._whole = self._own.new_empty(self._ranks * len(self._own))
+        self._sums, self._received = torch.zeros(2, shard(trained), device=device)
+        self._works: list[distributed.Work] = []
+
+    def _shard(self, elements: int) -> int:
+        return math.ceil(elements / self._ranks)
+
+    def gather(self) -> None:
+        """Begin to gather weights, when the messages before are there."""
+        self.wait()
+        self._works = [distributed.all_gather_into_tensor(self._whole, self._own, async_op=True)]
+
+    def exchange(self) -> None:
+        """Begin to gather weights, and to scatter gradients."""
+        self.gather()
+        self._sums.add_(self._received)
+        gradients = self._sums.new_zeros(self._ranks * len(self._sums))
+        self._works.append(distributed.reduce_scatter_tensor(self._received, gradients, async_op=True))
+
+    def wait(self) -> None:
+        """Wait until the messages are there."""
+        for work in self._works:
+            work.wait()
+        self._works = []
+
+
+def _run(probe: Probe, beside: _Beside | None = None) -> None:
+    """Run both passes of layers in a row, with messages beside them."""
+    states = probe.states.detach().clone().requires_grad_()
+    for _ in range(_LAYERS):
+        if beside:
+            beside.gather()
+        states = probe.run(states)
+        if beside and states.requires_grad:
+            states.register_hook(lambda _: beside.exchange())
+    states.backward(torch.ones_like(states))
+    if beside:
+        beside.wait()
 
 
 def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:

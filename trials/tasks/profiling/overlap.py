@@ -55,19 +55,10 @@ def time_overlap(device: torch.device, repeats: int, pace: Pace) -> Overlap:
     times = [_seconds(_averages(most, size, device, compute), device, repeats, pace) for size in candidates]
     times = [*slowest(device, times)]
     bucket = next(size for size, each in zip(candidates, times, strict=True) if each <= _COSTS_LITTLE * min(times))
-    share = _hidden_share(partial(_averages, most, bucket, device), compute, device, repeats, pace)
-    return Overlap(bucket_bytes=bucket, hidden_share=share)
-
-
-def time_hidden_share(
-    exchange: Callable[[Callable[[], object]], Callable[[], object]], device: torch.device, repeats: int, pace: Pace
-) -> float:
-    """Return the share of an exchange, or of a computation of the same length, that both save by running at once.
-
-    `exchange` returns the exchange with a computation while it runs. Every rank must call it.
-    """
-    compute = _as_long_as(exchange(_nothing), device, repeats, pace)
-    return _hidden_share(exchange, compute, device, repeats, pace)
+    runs = _averages(most, bucket, device), compute, _averages(most, bucket, device, compute)
+    share = partial(saved_share, *(begun_together(run, device) for run in runs))
+    hidden = min(1.0, max(0.0, statistics.median(pace.repeat(share, repeats))))
+    return Overlap(bucket_bytes=bucket, hidden_share=hidden)
 
 
 def _nothing() -> None:
@@ -92,21 +83,14 @@ def _as_long_as(exchange: Callable[[], object], device: torch.device, repeats: i
     return compute
 
 
-def _hidden_share(
-    exchange: Callable[[Callable[[], object]], Callable[[], object]],
-    compute: Callable[[], object],
-    device: torch.device,
-    repeats: int,
-    pace: Pace,
-) -> float:
-    alone, computing, both = (begun_together(run, device) for run in (exchange(_nothing), compute, exchange(compute)))
+def saved_share(alone: Callable[[], float], computing: Callable[[], float], both: Callable[[], float]) -> float:
+    """Return the share of the shorter of both that an exchange and a computation save by running at once.
 
-    def saved() -> float:
-        # In turns, so that a drift of the machine affects all alike.
-        shorter, longer = sorted((alone(), computing()))
-        return (shorter + longer - both()) / shorter
-
-    return min(1.0, max(0.0, statistics.median(pace.repeat(saved, repeats))))
+    Each function runs one of them, or both, and returns its seconds. They take turns, so that a drift of the machine
+    affects all alike. The share is negative where both together take longer than one after the other.
+    """
+    shorter, longer = sorted((alone(), computing()))
+    return (shorter + longer - both()) / shorter
 
 
 def _averages(

@@ -203,7 +203,7 @@ def test_ranks_that_share_a_pack_begin_it_together(case: tuple[Ints, Ints], rand
     whole = pack_seconds(seconds / 2)
     always = np.array([True])
     sharing = Sharing(degrees=degrees, forward=always, backward=always)
-    breakdown, work = attribute(packs, whole, update(1), sharing=sharing)
+    breakdown, work = attribute(packs, whole, update(1), waiting=sharing)
     assert breakdown.seconds[0] == pytest.approx(max(clock))
     assert work[0, 0] == pytest.approx(seconds[packs].sum())
     assert all(seconds >= -1e-9 for seconds in breakdown.totals.values())

@@ -35,7 +35,7 @@ def sharded_problem(number: int) -> tuple[Predictor, Limits, Packing]:
     # Some take hardly any time.
     gathers, scatter = 0.1 * random.random(kinds) ** 2, 1e-9 * random.random() ** 2
     *of_layers, of_gradients = of_weights(LAYOUT.data, gathers.tolist(), scatter)
-    of_gradients = replace(of_gradients, hidden_share=random.random())
+    of_gradients = replace(of_gradients, added_share=2 * random.random())
     predictor = predictor_of(exchanging(costs, *of_layers, of_gradients), batch=int(random.choice([1, 8, 32])))
     packing, limits = PACKINGS[random.integers(len(PACKINGS))], limits_of(1, vision, language)
     least = Solver(predictor, limits).least_bytes(packing, LAYOUT)

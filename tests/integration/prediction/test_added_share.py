@@ -1,0 +1,67 @@
+"""Exchanges of weights and gradients beside the passes of layers, timed by two real ranks."""
+
+import os
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from tests.machines.own_ranks import on_ranks
+from trials.channels.folder import file_rendezvous
+from trials.engine.group import process_group
+from trials.job import ModelSection, TrainingSection
+from trials.tasks.profiling.gathers import time_added_share
+from trials.tasks.profiling.one_of_each import one_of_each
+from trials.tasks.profiling.overlap import saved_share
+from trials.tasks.profiling.pace import Pace
+from trials.tasks.request import ProbeSizes
+
+SIZES = ProbeSizes(unit_counts=(1, 4, 2), sample_shapes=((1, 8), (2, 60), (2, 16)), image_units=2)
+MESSAGES = ("all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+@pytest.mark.parametrize(
+    ("alone", "computing", "both", "saved"), [(1.0, 2, 2, 1), (2, 1, 3, 0), (1, 2, 2.5, 0.5), (1, 2, 4, -1)]
+)
+def test_the_saved_share_is_that_of_the_shorter_of_both(
+    alone: float, computing: float, both: float, saved: float
+) -> None:
+    assert saved_share(lambda: alone, lambda: computing, lambda: both) == pytest.approx(saved)
+
+
+@pytest.mark.ranks
+def test_passes_run_with_the_messages_that_are_timed_alone(example: Path, tmp_path: Path) -> None:
+    for share, sent, shortened in on_ranks(timed, example / "model", file_rendezvous(tmp_path / "meeting"), 60.0):
+        assert 0 <= share <= 2
+        assert shortened == {}
+        gathered, scattered = (sent[name] for name in MESSAGES)
+        # Both towers have four layers; a turn sends all messages twice, once beside passes.
+        turns, rest = divmod(scattered, 2 * 2 * 4)
+        assert (rest, gathered) == (0, 2 * scattered)
+        assert turns > 1
+
+
+@pytest.mark.ranks
+def test_over_slow_links_nothing_is_taken_to_be_saved(example: Path, tmp_path: Path) -> None:
+    for share, sent, shortened in on_ranks(timed, example / "model", file_rendezvous(tmp_path / "meeting"), 0.001):
+        assert (share, sent, shortened) == (1.0, {}, {"exchanges during passes": 0.0})
+
+
+def timed(model: Path, rendezvous: str, seconds: float) -> tuple[float, dict[str, int], dict[str, float]]:
+    """Return what this rank finds, the messages that it sent, and what was not timed in so many seconds."""
+    rank, ranks, sent = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Counter[str]()
+
+    def counted(name: str, original: Any, *given: Any, **named: Any) -> Any:
+        sent[name] += 1
+        return original(*given, **named)
+
+    with process_group(rank, rank, ranks, rendezvous) as device, pytest.MonkeyPatch.context() as patch:
+        for name in MESSAGES:
+            patch.setattr(distributed, name, partial(counted, name, getattr(distributed, name)))
+        stage = one_of_each(ModelSection(path=str(model), dtype="float32"), TrainingSection(), torch.device("cpu"))
+        pace = Pace.of(seconds, device)
+        return time_added_share(stage, SIZES, 0.001, device, pace), dict(sent), pace.shortened
