@@ -2,14 +2,15 @@
 
     python -m benchmarks.prediction [--plans 32] [--rounds 7] [--samples 400] [--seed 0]
 
-On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, any
-split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the upper end of its
-own predicted memory as the limit. Before and after each run a few layers are timed again: a shared machine drifts by
-more than what is to be measured, so each run is compared at the speed that these layers had in the profile. All plans
-run once in each round, each in an order of its own; a plan's time is the median of its runs, minutes apart.
-It is compared with the prediction from the profile alone, and, of the plans behind the first ten, with one that the
-first runs of those ten have calibrated. The errors against the times as they were are printed as well, and how far
-two rounds agree on the ranking: no prediction can be expected to agree better with them than they with each other.
+On the model of examples/tiny-internvl: profiles its layers, draws plans at random (pipeline and data parallelism, ZeRO
+0 to 3, any split, recomputation, packers, capacities), and runs each on two warm ranks as a search does, with the
+upper end of its own predicted memory as the limit. Before and after each run a few layers are timed again: a shared
+machine drifts by more than what is to be measured, so each run is compared at the speed that these layers had in the
+profile. All plans run once in each round, each in an order of its own; a plan's time is the median of its runs,
+minutes apart. It is compared with the prediction from the profile alone, and, of the plans behind the first ten, with
+one that the first runs of those ten have calibrated. The errors against the times as they were are printed as well,
+and how far two rounds agree on the ranking: no prediction can be expected to agree better with them than they with
+each other.
 """
 
 import argparse
@@ -137,7 +138,7 @@ def _runner(prepared: Prepared, predictor: Predictor, pool: WarmPool, plan: Plan
 
 def _drawn(prepared: Prepared, chance: random.Random, data: int) -> Plan:
     model = prepared.workload.model
-    zero: ZeroStage = chance.choice((0, 1)) if data > 1 else 0
+    zero: ZeroStage = chance.choice((0, 1, 2, 3)) if data > 1 else 0
     layout = Layout(pipeline=2 // data, data=data, zero=zero)
     layers = model.vision_layers + model.language_layers
     end = chance.randint(1, layers - 1)
