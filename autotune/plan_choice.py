@@ -173,6 +173,13 @@ def choose_plan(
     return known
 
 
+def is_of_store(wanted: Plan | str | None, output: Path) -> bool:
+    """Return whether only a store can have the plan: it is no value, in no file, and of no training in `output`."""
+    if wanted is None:
+        return _begun(output) is None
+    return isinstance(wanted, str) and not is_plan_file(wanted) and _trained(wanted, output) is None
+
+
 def check_new(store: Store, now: Workload, output: Path) -> None:
     """Raise JobError when a training has begun in `output`: a search would most likely find another plan.
 

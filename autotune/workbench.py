@@ -40,13 +40,18 @@ class Workbench:
 
 @contextmanager
 def workbench(
-    job: Job, database_url: str | None, listener: Listener = unheard, *, starts_ranks: bool = True
+    job: Job,
+    database_url: str | None,
+    listener: Listener = unheard,
+    *,
+    starts_ranks: bool = True,
+    creates_database: bool = True,
 ) -> Iterator[Workbench]:
     """Describe the model, check and lease the devices, open the database and read the data, in this order.
 
     So a job that names a wrong file leaves no database behind, and a database error is reported before the data is
-    read. Without ranks to start, no database is created, as `read_store` says, and devices are leased only where their
-    free memory decides the memory limit.
+    read. Unless it `creates_database`, one that is not there is treated as `read_store` says. Without ranks to start,
+    devices are leased only where their free memory decides the memory limit.
     Raise DeviceBusy when another agent measures or trains on these devices: the times of both would be wrong.
     Raise HardwareError for devices on which no rank can run, and NoCompiler where layers cannot be compiled.
     """
@@ -70,7 +75,7 @@ def workbench(
     make_folder(folder)
     with (
         locked(names),
-        open_store(database_url) if starts_ranks else read_store(database_url) as store,
+        open_store(database_url) if creates_database else read_store(database_url) as store,
         Agent(store) as agent,
         module.open_site(place) as site,
     ):

@@ -1,13 +1,12 @@
 """Stores of what is known already, which create no database."""
 
-import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from storage.database import url
-from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database
+from storage.database.engine import LOCK_TIMEOUT_SECONDS, Database, is_absent
 from storage.errors import DatabaseUnavailable
 from storage.store import Store, open_store
 from storage.upkeep import schema
@@ -22,14 +21,13 @@ def read_store(database_url: str | None = None) -> Iterator["Store"]:
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
-    # A file that left its log behind is lost, which `Database` refuses.
-    is_absent = path is not None and not any(os.path.exists(each) for each in (path, f"{path}-wal"))  # noqa: PTH110 - False for what cannot be a path
-    if is_absent and database_url is not None:
+    absent = path is not None and is_absent(path)
+    if absent and database_url is not None:
         raise DatabaseUnavailable(
             f"the database {url.masked(parsed)} does not exist; check --db, AUTOTUNE_DB_URL or `database` of the job, "
             "or create it by `autotune db upgrade --db URL`"
         )
-    if is_absent:
+    if absent:
         with TemporaryDirectory() as folder, open_store(url.of_file(Path(folder) / "autotune.db")) as store:
             yield store
         return

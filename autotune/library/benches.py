@@ -14,14 +14,19 @@ from trials.units import number_of
 
 @contextmanager
 def search_bench(
-    job: Job, database_url: str | None, listener: Listener, *, starts_ranks: bool = True
+    job: Job,
+    database_url: str | None,
+    listener: Listener,
+    *,
+    starts_ranks: bool = True,
+    creates_database: bool = True,
 ) -> Iterator[Workbench]:
     """Check the loggers, open the workbench, and tell the listener what it holds.
 
     The loggers are those of the training that follows the search. Raise what `check_loggers` and `workbench` raise.
     """
     check_loggers(job)
-    with workbench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
+    with workbench(job, database_url, listener, starts_ranks=starts_ranks, creates_database=creates_database) as bench:
         work = bench.prepared.workload
         listener(
             Note(
@@ -34,7 +39,12 @@ def search_bench(
 
 @contextmanager
 def training_bench(
-    job: Job, database_url: str | None, listener: Listener, *, starts_ranks: bool = True
+    job: Job,
+    database_url: str | None,
+    listener: Listener,
+    *,
+    starts_ranks: bool = True,
+    creates_database: bool = True,
 ) -> Iterator[Workbench]:
     """Check the output folder, and open the bench as for a search.
 
@@ -42,5 +52,7 @@ def training_bench(
     """
     check_output(job)
     check_place(job.training.output)
-    with search_bench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
+    with search_bench(
+        job, database_url, listener, starts_ranks=starts_ranks, creates_database=creates_database
+    ) as bench:
         yield bench

@@ -12,7 +12,7 @@ from autotune.events import Listener, Note, unheard
 from autotune.job_file import JobLike, as_job, with_values
 from autotune.library.benches import training_bench
 from autotune.library.values import check_whole, text_of
-from autotune.plan_choice import Keeps, binding, choose_plan, unasked
+from autotune.plan_choice import Keeps, binding, choose_plan, is_of_store, unasked
 from autotune.results.known_plan import KnownPlan
 from autotune.training.full_training import Launched
 from autotune.training.plan_change import check_begun, plan_begun, plan_of_training
@@ -97,12 +97,14 @@ def bench_with_plan(
     """Open the bench of a training, and choose the wanted plan, or the winner, or what `trusted` puts in its place.
 
     Without a wanted plan, a training that has begun goes on with its own; one that `retunes` only where no plan is
-    known for the job here.
+    known for the job here. A database is created only for ranks that train with a plan from elsewhere.
 
     Raise what `training_bench`, `choose_plan` and `check_begun` raise.
     """
-    with training_bench(job, database_url, listener, starts_ranks=starts_ranks) as bench:
-        now, output = bench.prepared.workload, job.training.output
+    output = job.training.output
+    creates = starts_ranks and not is_of_store(wanted, output)
+    with training_bench(job, database_url, listener, starts_ranks=starts_ranks, creates_database=creates) as bench:
+        now = bench.prepared.workload
         try:
             chosen = choose_plan(bench.store, now, wanted, listener, output, keeps=keeps, binds=binding(bench.prepared))
         except PlanNotValid:

@@ -215,12 +215,18 @@ def _check_place(url: URL, path: Path) -> None:
         if code:
             raise OSError(code, os.strerror(code), str(path))
         return
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists() and log.stat().st_size:
+    if not is_absent(path):
         raise DatabaseDamaged(
-            f"{masked(url)} is gone, but its log {log.name} is still there; put the file back, or move the log away"
+            f"{masked(url)} is gone, but its log {path.name}-wal is still there; put the file back, or move the "
+            "log away"
         )
     os.close(os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600))  # fails at once where the file itself would
+
+
+def is_absent(path: Path) -> bool:
+    """Return whether there is neither a SQLite file nor a log with rows that it left; also for what is no path."""
+    log = f"{path}-wal"
+    return not (os.path.exists(path) or (os.path.exists(log) and os.path.getsize(log)))  # noqa: PTH110, PTH202
 
 
 def _is_programming_error(error: Exception) -> bool:

@@ -18,7 +18,7 @@ from sqlalchemy import JSON, Connection, Table, delete, inspect, select, text
 from sqlalchemy.exc import IntegrityError, StatementError
 
 from storage.database import rows, url
-from storage.database.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database
+from storage.database.engine import LOCK_TIMEOUT_SECONDS, UNREADABLE, Database, is_absent
 from storage.database.rows import Row
 from storage.database.tables import (
     ABANDONED,
@@ -83,13 +83,11 @@ def repair(
     """
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
+    if path is not None and is_absent(path):
+        raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
     database = Database(parsed, lock_timeout_seconds)
     try:
         if path is not None:
-            with database.errors():
-                is_there = path.exists()
-            if not is_there:
-                raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
             return _repair_file(database, path, check)
         check()
         with schema.lock(database):

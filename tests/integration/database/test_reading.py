@@ -11,7 +11,7 @@ from storage.errors import DatabaseUnavailable
 from storage.reading import read_store
 from storage.store import open_store
 from tests.programs import postgres
-from tests.programs.users import databases, document, refusal
+from tests.programs.users import JobFile, databases, document, refusal
 
 READING = [
     "plans",
@@ -38,6 +38,25 @@ def test_a_database_that_does_not_exist_is_refused_and_not_created(command: str,
     assert code == 4
     assert f"the database sqlite:///{tmp_path}/wrong/results.db does not exist; check --db" in message
     assert not (tmp_path / "wrong").exists()
+
+
+@pytest.mark.parametrize("plan", [(), ("--plan", "abc"), ("--resume-with", "abc")])
+def test_a_launch_of_a_plan_that_only_a_database_can_have_creates_none(
+    plan: tuple[str, ...], job: JobFile, home: Path, tmp_path: Path
+) -> None:
+    code, message = refusal("launch", job.path, *plan, "--db", f"sqlite:///{tmp_path}/wrong/results.db")
+    assert (code, "results.db does not exist; check --db" in message) == (4, True)
+    assert not (tmp_path / "wrong").exists()
+    assert "no study has tried a plan yet" in refusal("launch", job.path, "--plan", "abc")[1]
+    assert not databases(home)
+
+
+def test_a_repair_without_a_database_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, message = refusal("db", "repair", "--db", f"sqlite:///{tmp_path}/wrong/results.db")
+    assert (code, "results.db to repair; name one with --db" in message) == (4, True)
+    assert not (tmp_path / "wrong").exists()
+    (tmp_path / "results.db-wal").touch()  # an empty log holds no rows
+    assert refusal("db", "repair", "--db", f"sqlite:///{tmp_path}/results.db")[1].startswith("there is no database")
 
 
 @pytest.mark.parametrize(("command", "known"), [("plans", "plans"), ("studies", "studies"), ("db check", "problems")])

@@ -12,9 +12,10 @@ import pytest
 from autotune.errors import JobError, PlanNotValid
 from autotune.events import Event, Note
 from autotune.library.export import best_known
-from autotune.plan_choice import check_new, choose_plan, known_winner, note_faster
+from autotune.plan_choice import check_new, choose_plan, is_of_store, known_winner, note_faster
 from autotune.results.known_plan import of_winner
 from storage.store import Store, open_store
+from tests.unit.training.test_training_output import SETTINGS
 from tests.values.storage import (
     WORKLOAD,
     best_of,
@@ -259,3 +260,10 @@ def test_where_only_an_imported_winner_is_known_it_is_offered_by_its_id(tmp_path
         store.archive_studies([own.id])
         with pytest.raises(PlanNotValid, match=f"`autotune studies unarchive {own.name}`"):
             known_winner(store, WORKLOAD)
+
+
+def test_a_plan_may_also_be_of_a_file_or_of_the_training_that_it_continues(tmp_path: Path) -> None:
+    plan = packed_plan()
+    assert [is_of_store(each, tmp_path) for each in (None, plan.id, "plan.yaml", plan)] == [True, True, False, False]
+    open_output(tmp_path, replace(SETTINGS, plan=plan.id), plan)
+    assert [is_of_store(each, tmp_path) for each in (None, plan.id[:8], "abc")] == [False, False, True]

@@ -232,4 +232,4 @@ def test_a_training_goes_on_with_a_plan_that_only_its_folder_knows(
     assert (back.steps, back.report.steps) == (1, 4)
     assert len(losses(begun)) == 4
     with pytest.raises(UnknownPlan, match="no plan begins with 'f"):
-        launch(begun.job, plan="f" * 16, database=f"sqlite:///{tmp_path / 'new.db'}")
+        launch(begun.job, plan="f" * 16, database=empty)
