@@ -5,7 +5,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
-FILE = "video_preprocessor_config.json"
+from trials.model.inputs.video_limits import FILE_OF_ALL, VIDEO_FILE, VIDEO_PART
+
 _KEYS = {
     "fps": "fps",
     "video_fps": "fps",
@@ -34,8 +35,8 @@ def video_note(values: Mapping[str, Any], stated: Collection[str]) -> tuple[str,
         written[key] = {**written.get(key, {}), edge: number} if edge else number
     pairs = ", ".join(f"{name} is {_KEYS[name]}" for name in sorted(found) if name != _KEYS[name])
     note = (
-        f"Videos: for the same frames, write {json.dumps(written)} into {FILE} of the model folder, or into "
-        f"video_processor of its processor_config.json where that is there{f' ({pairs})' if pairs else ''}. Give both "
+        f"Videos: for the same frames, write {json.dumps(written)} into {VIDEO_FILE} of the model folder, or into "
+        f"{VIDEO_PART} of its {FILE_OF_ALL} where that is there{f' ({pairs})' if pairs else ''}. Give both "
         "edges of size: it bounds each frame for Qwen2-VL and Qwen2.5-VL, all frames together for Qwen3-VL and GLM, "
         "and enlarges small ones. `autotune doctor JOB` shows what holds"
     )

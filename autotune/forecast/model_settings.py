@@ -14,12 +14,11 @@ from trials.errors import ModelError
 from trials.job import Job
 from trials.model.hub import folder_of
 from trials.model.inputs.encoders import load_measurer
-from trials.model.inputs.video_limits import FILE
+from trials.model.inputs.video_limits import FILE_OF_ALL, IMAGE_FILE, VIDEO_FILE, VIDEO_PART
 
 CUTOFF = "cutoff"
 """Tokens to which samples are cut, as `oversize: truncate` does."""
-_IMAGE_FILE, _FILE_OF_ALL = "preprocessor_config.json", "processor_config.json"
-_IMAGES = ((_IMAGE_FILE, None), (_FILE_OF_ALL, "image_processor"))
+_IMAGES = ((IMAGE_FILE, None), (FILE_OF_ALL, "image_processor"))
 """Files with settings of images, and the key of these in a file of several processors."""
 _OF_IMAGES = {
     "max_pixels": ("max_pixels", "size.longest_edge"),
@@ -116,7 +115,7 @@ class ModelSettings:
             yield self.job.model.path
             return
         source = Path(folder_of(self.job.model.path))
-        names = (_IMAGE_FILE, FILE, _FILE_OF_ALL)
+        names = (IMAGE_FILE, VIDEO_FILE, FILE_OF_ALL)
         files = {name: json.loads(source.joinpath(name).read_bytes()) for name in names if (source / name).is_file()}
         self._check_known(of_files, files)
         # Those of images first: where the folder has none for videos, these are prepared by them, too.
@@ -202,9 +201,9 @@ def _video_holders(files: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     A folder without any gets the file for them, with those of images, which prepare videos as long as it is not there.
     """
-    nested = files.get(_FILE_OF_ALL, {}).get("video_processor")
+    nested = files.get(FILE_OF_ALL, {}).get(VIDEO_PART)
     if nested is None:
-        yield files.setdefault(FILE, json.loads(json.dumps(files.get(_IMAGE_FILE, {}))))
+        yield files.setdefault(VIDEO_FILE, json.loads(json.dumps(files.get(IMAGE_FILE, {}))))
     else:
         yield nested
 
@@ -216,5 +215,5 @@ def _of_resolutions(files: Mapping[str, Any], name: str) -> str:
         return ""
     return (
         f". Its images are cut by {_RESOLUTIONS}, which the model reads too: change it in config.json and "
-        f"{_IMAGE_FILE} of a copy of the model folder, and compare with `autotune pack JOB --set model.path=COPY`"
+        f"{IMAGE_FILE} of a copy of the model folder, and compare with `autotune pack JOB --set model.path=COPY`"
     )

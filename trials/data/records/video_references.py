@@ -52,7 +52,7 @@ def video_of(value: object, what: str, root: Path) -> Video:
         if cutting := [key for key in _CUTTING if given.get(key) is not None]:
             raise RecordError(
                 f"{what} has `{cutting[0]}`, which is not supported for one video; set what holds for all in the "
-                "model's video_preprocessor_config.json, and cut the video itself"
+                "model's settings of videos (`autotune doctor JOB` names their file), and cut the video itself"
             )
         key, rate = _rate(given, what)
         if rate:
@@ -101,7 +101,7 @@ def _frames(values: list[Any], what: str, root: Path) -> tuple[Image, ...]:
     if (sized := next((number for number, frame in enumerate(frames, 1) if frame.options), None)) is not None:
         raise RecordError(
             f"frame {sized} of {what} has options of its own, which are not supported; set what holds for all in the "
-            "model's video_preprocessor_config.json"
+            "model's settings of videos (`autotune doctor JOB` names their file)"
         )
     return tuple(frame.image for frame in frames)
 

@@ -1,22 +1,19 @@
 """What decides which frames of a video file are shown, and how large they are."""
 
 import json
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.processing_utils import VideosKwargs
-
 from trials.model.hub import folder_of
 
-FILE = "video_preprocessor_config.json"
-_NESTED, _OF_IMAGES = "processor_config.json", "preprocessor_config.json"
-"""Files that transformers reads before and after the one of videos alone."""
-_IMAGE_KEYS = {"min_pixels", "max_pixels"}
-_OF_VIDEOS = re.compile(r"(?!_)(?!.*_(type|class)$).*(fps|frame|pixel|video|edge)", re.IGNORECASE)
-"""Keys that are meant for videos, of whatever program."""
+IMAGE_FILE = "preprocessor_config.json"
+VIDEO_FILE = "video_preprocessor_config.json"
+FILE_OF_ALL = "processor_config.json"
+"""Of all processors together, in newer folders with the settings of each."""
+VIDEO_PART = "video_processor"
+"""Key of the settings of videos in the file of all processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,23 +50,26 @@ class VideoLimits:
         return ", ".join(part for part in parts if part)
 
 
-def _span(least: int | None, most: int | None) -> str:
-    """Return a span with its highest number, without which there is none."""
-    if most is None:
-        return ""
-    if least is None:
-        return f"at most {most:,}"
-    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoSettings:
+    """The settings of videos that a model folder states."""
+
+    file: str
+    values: Mapping[str, Any]
+    """All keys of the file, or of its part for videos."""
+
+    def __str__(self) -> str:
+        return f"{VIDEO_PART} of {self.file}" if self.file == FILE_OF_ALL else self.file
 
 
-def settings_of(path: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the file with the settings of a model folder's videos, and all its keys, as transformers chooses it."""
+def video_settings(path: str) -> VideoSettings:
+    """Return the settings of a model folder's videos, of the file that transformers takes them from."""
     folder = Path(folder_of(path))
-    nested = _document(folder / _NESTED).get("video_processor")
+    nested = _document(folder / FILE_OF_ALL).get(VIDEO_PART)
     if isinstance(nested, dict):
-        return _NESTED, nested
-    name = FILE if (folder / FILE).is_file() else _OF_IMAGES
-    return name, _document(folder / name)
+        return VideoSettings(file=FILE_OF_ALL, values=nested)
+    name = VIDEO_FILE if (folder / VIDEO_FILE).is_file() else IMAGE_FILE
+    return VideoSettings(file=name, values=_document(folder / name))
 
 
 def _document(file: Path) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def _document(file: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def keys(file: str, stated: Collection[str], defaults: Collection[str]) -> dict[str, tuple[str, ...]]:
-    """Return `VideoLimits.read` and `unknown`: `stated` are the keys of the file, `defaults` those that are read."""
-    known = {*defaults, *VideosKwargs.__annotations__, *(_IMAGE_KEYS if file == _OF_IMAGES else ())}
-    return {
-        "read": tuple(key for key in defaults if key == "size" or _OF_VIDEOS.match(key)),
-        "unknown": tuple(sorted(key for key in stated if key not in known and _OF_VIDEOS.match(key))),
-    }
+def _span(least: int | None, most: int | None) -> str:
+    """Return a span with its highest number, without which there is none."""
+    if most is None:
+        return ""
+    if least is None:
+        return f"at most {most:,}"
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"

@@ -1,6 +1,7 @@
 """Videos as a model's own video processor prepares them, which needs torchvision; this module needs torch alone."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
+from transformers.processing_utils import VideosKwargs
 from transformers.video_processing_utils import VideoProcessorMixin
 from transformers.video_utils import VideoMetadata
 
@@ -16,11 +18,14 @@ from trials.data.records.images import MOST_PIXELS
 from trials.data.records.sample import Clip, Video
 from trials.errors import DataError, ModelError
 from trials.model.inputs.image_settings import shown_setting
-from trials.model.inputs.video_limits import FILE, VideoLimits
+from trials.model.inputs.video_limits import IMAGE_FILE, VIDEO_FILE, VideoLimits, VideoSettings
 
 _MODES = {2: "bilinear", 3: "bicubic"}
 """Names in torch of Pillow's numbers for resampling."""
 _STEPS = ("do_resize", "do_rescale", "do_normalize")
+_IMAGE_KEYS = {"min_pixels", "max_pixels"}
+_OF_VIDEOS = re.compile(r"(?!_)(?!.*_(type|class)$).*(fps|frame|pixel|video|edge)", re.IGNORECASE)
+"""Keys that are meant for videos, of whatever program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +83,22 @@ def load_settings(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     try:
         found, _ = VideoProcessorMixin.get_video_processor_dict(path)
     except (OSError, ValueError) as error:
-        raise ModelError(f"the folder has no settings of a video processor ({FILE}): {error}") from error
+        raise ModelError(f"the folder has no settings of a video processor ({VIDEO_FILE}): {error}") from error
     return {name: found[name] if found.get(name) is not None else value for name, value in defaults.items()}
 
 
-def wrong_setting(name: str, value: object, expected: str) -> ModelError:
+def keys(stated: VideoSettings, defaults: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return `VideoLimits.read` and `unknown` of what a folder states; `defaults` are the keys that are read."""
+    known = {*defaults, *VideosKwargs.__annotations__, *(_IMAGE_KEYS if stated.file == IMAGE_FILE else ())}
+    return {
+        "read": tuple(key for key in defaults if key == "size" or _OF_VIDEOS.match(key)),
+        "unknown": tuple(sorted(key for key in stated.values if key not in known and _OF_VIDEOS.match(key))),
+    }
+
+
+def wrong_setting(name: str, value: object, expected: str, stated: VideoSettings) -> ModelError:
     """Return the error of a setting that no video can be prepared with."""
-    return ModelError(f"{name} for videos is {shown_setting(value)}; correct it in {FILE} to {expected}")
+    return ModelError(f"{name} for videos is {shown_setting(value)}; correct it in {stated} to {expected}")
 
 
 def is_number(value: object, most: float) -> bool:
@@ -97,21 +111,21 @@ def metadata_of(clip: Clip, chosen: Ints, usual_fps: float | None = None) -> Vid
     return VideoMetadata(total_num_frames=clip.frames, fps=clip.fps or usual_fps, frames_indices=chosen.tolist())
 
 
-def check_volume(clip: Clip, frames: int, size: tuple[int, int]) -> None:
+def check_volume(clip: Clip, frames: int, size: tuple[int, int], stated: VideoSettings) -> None:
     """Raise DataError for a video whose prepared frames of (height, width) hold too many pixels."""
     pixels = frames * size[0] * size[1]
     if pixels > MOST_PIXELS:
         raise DataError(
             f"a video of {clip.size[1]} x {clip.size[0]} pixels would be prepared as {frames} frames of {size[1]} x "
             f"{size[0]}, {pixels} pixels, more than the {MOST_PIXELS} that are taken; give fewer or smaller frames, or "
-            f"set cap_pixels_per_frame, size or fps in {FILE}"
+            f"set cap_pixels_per_frame, size or fps in {stated}"
         )
 
 
 class FramePreparation:
     """Frames resized and normalised with the same functions of torch that transformers' video processors call."""
 
-    def __init__(self, settings: Mapping[str, Any], *, may_crop: bool = False) -> None:
+    def __init__(self, settings: Mapping[str, Any], stated: VideoSettings, *, may_crop: bool = False) -> None:
         """Raise ModelError for steps that are left out, added, or done in another way."""
         faults = [f"{name} is false" for name in _STEPS if not settings[name]]
         mode = next((name for number, name in _MODES.items() if number == settings["resample"]), None)
@@ -120,7 +134,7 @@ class FramePreparation:
         if mode is None:
             faults.append(f"resample is {shown_setting(settings['resample'])}")
         if mode is None or faults:
-            raise ModelError(f"{faults[0]} for videos, which is not supported; correct {FILE}")
+            raise ModelError(f"{faults[0]} for videos, which is not supported; correct {stated}")
         self._mode = mode
         factor, mean, std = (settings[name] for name in ("rescale_factor", "image_mean", "image_std"))
         try:
@@ -131,7 +145,7 @@ class FramePreparation:
             raise ModelError(
                 f"image_mean {shown_setting(mean)}, image_std {shown_setting(std)} and rescale_factor "
                 f"{shown_setting(factor)} for videos are not 3, 3 and 1 numbers of which none divides by 0; correct "
-                f"{FILE}"
+                f"{stated}"
             )
 
     def prepared(

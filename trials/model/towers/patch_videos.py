@@ -16,13 +16,14 @@ from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
 from trials.model.inputs.patched_videos import USUAL_FPS, VideoRules
-from trials.model.inputs.video_limits import FILE, VideoLimits, keys, settings_of
+from trials.model.inputs.video_limits import VideoLimits, VideoSettings, video_settings
 from trials.model.inputs.videos import (
     FramePreparation,
     PreparedVideo,
     VideoCount,
     check_volume,
     is_number,
+    keys,
     load_settings,
     metadata_of,
     wrong_setting,
@@ -43,11 +44,11 @@ class PatchVideos:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self._rules = rules
         self.settings = _sized(load_settings(path, rules.defaults))
-        _check(self.settings, config)
-        self._file, self._stated = settings_of(path)
+        self._stated = video_settings(path)
+        _check(self.settings, config, self._stated)
         if rules.whole_layers:
-            _check_layers(self.settings)
-        self._frames = FramePreparation(self.settings)
+            _check_layers(self.settings, self._stated)
+        self._frames = FramePreparation(self.settings, self._stated)
         # The text depends on sizes of the video processor, which itself needs torchvision.
         self._processor = copy.copy(processor)
         self._processor.video_processor = SimpleNamespace(**{name: self.settings[name] for name in _PATCHES})
@@ -70,9 +71,9 @@ class PatchVideos:
             min_pixels=size["shortest_edge"],
             max_pixels=size["longest_edge"],
             is_of_frame=self._rules.is_of_frame,
-            samples=bool(self._stated.get("do_sample_frames", self._rules.samples)),
-            file=self._file,
-            **keys(self._file, self._stated, self._rules.defaults),
+            samples=bool(self._stated.values.get("do_sample_frames", self._rules.samples)),
+            file=self._stated.file,
+            **keys(self._stated, self._rules.defaults),
         )
 
     def chosen(self, clip: Clip) -> Ints:
@@ -81,7 +82,7 @@ class PatchVideos:
             if clip.frames > most:
                 raise DataError(
                     f"a video has {clip.frames} frames, more than the {most} that the model takes; leave some out, or "
-                    f"raise max_frames in {FILE}"
+                    f"raise max_frames in {self._stated}"
                 )
             return np.arange(clip.frames)
         return self._rules.sampled(clip, self.settings)
@@ -118,7 +119,7 @@ class PatchVideos:
                 f"the model's processor refuses a video of {clip.frames} frames of {clip.size[1]} x {clip.size[0]} "
                 f"pixels: {error}"
             ) from error
-        check_volume(clip, frames, size)
+        check_volume(clip, frames, size, self._stated)
         side, together = self.settings["patch_size"], self.settings["temporal_patch_size"]
         return math.ceil(frames / together), size[0] // side, size[1] // side
 
@@ -143,38 +144,39 @@ def _sized(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "size": size}
 
 
-def _check(settings: Mapping[str, Any], config: PretrainedConfig) -> None:
+def _check(settings: Mapping[str, Any], config: PretrainedConfig, stated: VideoSettings) -> None:
     vision = config.vision_config
     made = tuple(settings[name] for name in _PATCHES)
     taken = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size)
     if made != taken:
         raise ModelError(
             f"the video processor makes patches of (size, frames, merged) {made} but the model takes {taken}; correct "
-            f"{FILE}"
+            f"{stated}"
         )
     bounds = {name: settings["size"].get(name) for name in _BOUNDS}
     whole = bounds | {name: settings[name] for name in _WHOLE if name in settings}
     for name, value in whole.items():
         if not isinstance(value, int) or not is_number(value, _LARGEST):
-            raise wrong_setting(name, value, "a whole number above 0")
+            raise wrong_setting(name, value, "a whole number above 0", stated)
     rate, count = settings["fps"], settings.get("num_frames")
     if not is_number(rate, _LARGEST):
-        raise wrong_setting("fps", rate, "a number above 0")
+        raise wrong_setting("fps", rate, "a number above 0", stated)
     if count is not None and (not isinstance(count, int) or not 1 <= count <= settings["max_frames"]):
-        raise wrong_setting("num_frames", count, "a number from 1 to max_frames")
+        raise wrong_setting("num_frames", count, "a number from 1 to max_frames", stated)
     if bounds["shortest_edge"] > MOST_PIXELS:
-        raise wrong_setting("shortest_edge", bounds["shortest_edge"], f"at most {MOST_PIXELS} pixels")
+        raise wrong_setting("shortest_edge", bounds["shortest_edge"], f"at most {MOST_PIXELS} pixels", stated)
     for least, most in (_BOUNDS, ("min_frames", "max_frames")):
         if {least, most} <= whole.keys() and whole[least] > whole[most]:
             raise ModelError(
-                f"{least} for videos is {whole[least]} but {most} is {whole[most]}; correct one of them in {FILE}, or "
-                "write it there if it is not"
+                f"{least} for videos is {whole[least]} but {most} is {whole[most]}; correct one of them in {stated}, "
+                "or write it there if it is not"
             )
 
 
-def _check_layers(settings: Mapping[str, Any]) -> None:
+def _check_layers(settings: Mapping[str, Any], stated: VideoSettings) -> None:
     """Raise ModelError where no video would have the frames of a layer, of which whole ones are taken."""
+    least = settings["temporal_patch_size"]
     for name in ("max_frames", "num_frames"):
         value = settings[name]
-        if value is not None and value < settings["temporal_patch_size"]:
-            raise wrong_setting(name, value, f"at least {settings['temporal_patch_size']}, the frames of a layer")
+        if value is not None and value < least:
+            raise wrong_setting(name, value, f"at least {least}, the frames of a layer", stated)

@@ -17,13 +17,14 @@ from trials.data.records.sample import Clip, Video
 from trials.data.records.videos import video_pixels
 from trials.errors import DataError, ModelError
 from trials.model.inputs.image_settings import shown_setting
-from trials.model.inputs.video_limits import FILE, VideoLimits, keys, settings_of
+from trials.model.inputs.video_limits import VideoLimits, video_settings
 from trials.model.inputs.videos import (
     FramePreparation,
     PreparedVideo,
     VideoCount,
     check_volume,
     is_number,
+    keys,
     load_settings,
     metadata_of,
     wrong_setting,
@@ -84,7 +85,7 @@ class TileVideos:
     def __init__(self, path: str, config: PretrainedConfig, processor: Any, rules: TileRules) -> None:
         """Raise ModelError for settings of the folder `path` that contradict the model's."""
         self.settings = load_settings(path, rules.defaults)
-        self._file, self._stated = settings_of(path)
+        self._stated = video_settings(path)
         self._known = rules.defaults.keys()
         self._processor = copy.copy(processor)
         self.token: int = config.video_token_id
@@ -93,8 +94,8 @@ class TileVideos:
         for name in ("num_frames", "fps"):
             value = self.settings[name]
             if value is not None and not is_number(value, 1_000_000):
-                raise wrong_setting(name, value, "a number above 0")
-        self._frames = FramePreparation(self.settings, may_crop=True)
+                raise wrong_setting(name, value, "a number above 0", self._stated)
+        self._frames = FramePreparation(self.settings, self._stated, may_crop=True)
         side = rules.side(config, self._tile // config.vision_config.patch_size)
         made = self.count(Clip(frames=1, size=(1, 1), is_file=False)).width - rules.ends
         if made != side**2:
@@ -114,9 +115,9 @@ class TileVideos:
             min_pixels=None,
             max_pixels=None,
             is_of_frame=True,
-            samples=bool(self._stated.get("do_sample_frames", False)),
-            file=self._file,
-            **keys(self._file, self._stated, self._known),
+            samples=bool(self._stated.values.get("do_sample_frames", False)),
+            file=self._stated.file,
+            **keys(self._stated, self._known),
         )
 
     def _check_size(self) -> None:
@@ -125,7 +126,8 @@ class TileVideos:
         made, size = self.settings["crop_size" if crops else "size"], self.settings["size"]
         if made != tile:
             raise ModelError(
-                f"the video processor makes frames of {shown_setting(made)} but the model takes {tile}; correct {FILE}"
+                f"the video processor makes frames of {shown_setting(made)} but the model takes {tile}; correct "
+                f"{self._stated}"
             )
         edges = list(size.values()) if isinstance(size, Mapping) else []
         if (
@@ -135,7 +137,7 @@ class TileVideos:
         ):
             raise ModelError(
                 f"the video processor scales frames to {shown_setting(size)}, of which the middle {tile} is taken; "
-                f"correct {FILE} to a shortest_edge, or a height and width, of at least {self._tile}"
+                f"correct {self._stated} to a shortest_edge, or a height and width, of at least {self._tile}"
             )
 
     def _resized(self, clip: Clip) -> tuple[int, int]:
@@ -167,7 +169,7 @@ class TileVideos:
 
     def count(self, clip: Clip) -> VideoCount:
         frames = len(self.chosen(clip))
-        check_volume(clip, frames, self._resized(clip))
+        check_volume(clip, frames, self._resized(clip), self._stated)
         token: str = self._processor.video_token
         shape = (frames, 3, self._tile, self._tile)
         pixels = np.broadcast_to(np.float32(0), shape)

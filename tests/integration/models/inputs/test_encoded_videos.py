@@ -299,6 +299,40 @@ def test_wrong_settings_refuse_samples_with_videos_alone(
     assert len(build_index(job_data(tmp_path, "No video"), encoder, tmp_path)[0]) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("qwen3-vl", {"fps": -1}),
+        ("qwen3-vl", {"patch_size": 14}),
+        ("qwen2-vl", {"size": {"shortest_edge": 9, "longest_edge": 8}}),
+        ("qwen2-vl", {"do_resize": False}),
+        ("qwen2-vl", {"image_std": [1, 0, 1]}),
+        ("llava-onevision", {"size": {"height": 384, "width": 384}}),
+        ("llava-next-video", {"size": {"shortest_edge": 20}}),
+    ],
+)
+def test_a_wrong_setting_in_the_file_of_all_processors_names_that_file(
+    tmp_path: Path, name: str, setting: dict[str, Any]
+) -> None:
+    plugins.load(TINY, name).make(tmp_path)
+    older, whole = tmp_path / "video_preprocessor_config.json", tmp_path / "processor_config.json"
+    settings = json.loads(older.read_text()) | setting  # the older file stays, and is not read
+    whole.write_text(json.dumps(json.loads(whole.read_text()) | {"video_processor": settings}))
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    with pytest.raises(ModelError, match=r"; correct (.* in )?video_processor of processor_config.json"):
+        encoder.encode(sample_of(tmp_path, "one"), pixels=True)
+
+
+def test_a_wrong_setting_of_videos_in_a_folder_with_those_of_images_alone_names_their_file(tmp_path: Path) -> None:
+    plugins.load(TINY, "qwen2-vl").make(tmp_path)
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    images = tmp_path / "preprocessor_config.json"
+    images.write_text(json.dumps(json.loads(images.read_text()) | {"fps": -1}))
+    encoder = load_family(load_config(str(tmp_path))).encoder(str(tmp_path))
+    with pytest.raises(ModelError, match=r"fps for videos is -1; correct it in preprocessor_config.json to a number"):
+        encoder.encode(sample_of(tmp_path, "one"), pixels=True)
+
+
 def job_data(folder: Path, question: str) -> DataSection:
     """One record with a question, which may show a video."""
     shown = {"videos": [["0-0.png", "0-1.png"]]} if VIDEO in question else {}
