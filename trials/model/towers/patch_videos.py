@@ -59,11 +59,13 @@ class PatchVideos:
     @property
     def limits(self) -> VideoLimits:
         settings, size = self.settings, self.settings["size"]
-        fps, least, most = settings["fps"], settings["min_frames"], settings["max_frames"]
+        fps, least = settings["fps"], None
         if "max_duration" in settings:  # frames at a rate alone, and of longer videos as many
-            least, most = None, int(settings["max_duration"] * fps)
+            most = int(settings["max_duration"] * fps)
         elif (count := settings["num_frames"]) is not None:
             fps, least, most = None, count, count
+        else:
+            least, most = settings["min_frames"], settings["max_frames"]
         return VideoLimits(
             fps=fps,
             min_frames=least,

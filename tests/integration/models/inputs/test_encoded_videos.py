@@ -30,6 +30,7 @@ from trials.errors import DataError, ModelError
 from trials.job import DataSection, Source
 from trials.model.family import load_family
 from trials.model.inputs.chat_encoder import ChatEncoder
+from trials.model.inputs.encoders import video_limits
 from trials.model.skeleton import load_config
 
 KNOWN = Path(__file__).parents[3] / "assets" / "videos.json"
@@ -205,6 +206,12 @@ def test_frames_of_a_file_are_chosen_as_the_settings_say(name: str, encoder: Enc
         "llava-next-video": [number * 100 // 32 for number in range(32)],
     }
     assert encoder.measurer.videos.chosen(clip).tolist() == expected[name]
+
+
+def test_what_decides_on_videos_is_told_of_every_model(name: str, encoder: Encoder) -> None:
+    limits = video_limits(encoder)
+    frames = {"glm4v": "2 fps, at most 600 frames", "llava-onevision": "at most 32 frames"}
+    assert str(limits).startswith(frames.get(name.replace("next-video", "onevision"), "2 fps, 4 to 12 frames") + ", ")
 
 
 @pytest.mark.parametrize("name", ["glm4v"], indirect=True, scope="module")
