@@ -65,7 +65,8 @@ class PatchVideos:
         elif (count := settings["num_frames"]) is not None:
             fps, least, most = None, count, count
         else:
-            least, most = settings["min_frames"], settings["max_frames"]
+            most = settings["max_frames"]
+            least = min(settings["min_frames"], most)  # as many at most are taken, as in transformers
         return VideoLimits(
             fps=fps,
             min_frames=least,
@@ -167,12 +168,12 @@ def _check(settings: Mapping[str, Any], config: PretrainedConfig, stated: VideoS
         raise wrong_setting("num_frames", count, "a number from 1 to max_frames", stated)
     if bounds["shortest_edge"] > MOST_PIXELS:
         raise wrong_setting("shortest_edge", bounds["shortest_edge"], f"at most {MOST_PIXELS} pixels", stated)
-    for least, most in (_BOUNDS, ("min_frames", "max_frames")):
-        if {least, most} <= whole.keys() and whole[least] > whole[most]:
-            raise ModelError(
-                f"{least} for videos is {whole[least]} but {most} is {whole[most]}; correct one of them in {stated}, "
-                "or write it there if it is not"
-            )
+    least, most = _BOUNDS
+    if bounds[least] > bounds[most]:
+        raise ModelError(
+            f"{least} for videos is {bounds[least]} but {most} is {bounds[most]}; correct one of them in {stated}, or "
+            "write it there if it is not"
+        )
 
 
 def _check_layers(settings: Mapping[str, Any], stated: VideoSettings) -> None:
