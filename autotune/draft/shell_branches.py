@@ -88,7 +88,7 @@ class Branches:
         if compound := self._innermost(kind):
             if both(compound.runs, compound.branch) is not False:
                 compound.ends.append(dict(self._variables))
-            self._become(compound.start)
+            self.become(compound.start)
             # What follows up to the next branch, the condition of `elif`, runs where none was taken.
             compound.branch = negated(compound.taken)
             self._operator = ""
@@ -103,7 +103,7 @@ class Branches:
         if (compound := self._innermost(kind)) is None:
             return
         if kind == "(":  # a shell of its own
-            self._become(compound.start)
+            self.become(compound.start)
         else:
             self.end_branch(kind)
             if both(compound.runs, compound.taken) is not True:
@@ -132,7 +132,7 @@ class Branches:
             merged[name] = values.pop() if len(values) == 1 else UNKNOWN
             if values:
                 self.doubts[name] = line
-        self._become(merged)
+        self.become(merged)
 
     def _innermost(self, kind: str) -> _Compound | None:
         """Return the innermost compound of a kind, without those inside it, which text that is no command left open."""
@@ -143,8 +143,8 @@ class Branches:
         del self._open[at:]
         return self._open[-1]
 
-    def _become(self, variables: dict[str, str]) -> None:
-        # In place, since readers of other texts share them.
+    def become(self, variables: dict[str, str]) -> None:
+        """Give all variables these values, in place, since readers of other texts share them."""
         values = dict(variables)
         self._variables.clear()
         self._variables.update(values)

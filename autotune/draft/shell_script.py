@@ -78,8 +78,7 @@ class _Reader:
         self._branches = branches
         self._words: list[str] = []
         self._word: str | None = None
-        self._before: dict[str, str] | None = None
-        """Variables before a command that may not run."""
+        self._before: dict[str, str] = {}  # variables before the present command
         self._assigned: set[str] = set()  # by the present command
         self._exported = set() if exported is None else exported
         self._line, self._counted = line, 0
@@ -93,37 +92,39 @@ class _Reader:
         self._begin()
         keyword = self._start()
         line = self._line_here()
+        own = {name: self._variables[name] for name in self._assigned}
+        self._branches.become(self._before)  # words do not see the assignments before them
         while self._at < len(self._text) and (self._text[self._at] not in _ENDS or self._is_in_test()):
             self._next_word()
         words, self._words = self._words, []
-        runs = self._branches.runs
+        if not words or keyword in ("export", "local", "eval"):  # else they count for this command alone
+            self._variables.update(own)
         success: bool | None = True
-        if words and runs is not False:
+        if words and self._branches.runs is not False:
             if keyword == "eval":
-                inner = _Reader(" ".join(words), self._variables, self._branches, line, self._exported)
-                yield from inner.commands()
+                yield from _Reader(" ".join(words), self._variables, self._branches, line, self._exported).commands()
                 success = None
             else:
-                yield self._found(words, line)
+                yield self._found(words, line, own)
                 success = succeeds(words)
         if keyword == "export":
             self._exported |= {*self._assigned, *words}
         self._end(success, line, is_empty=not words and not self._assigned)
 
-    def _found(self, words: list[str], line: int) -> ShellCommand:
-        known = {name: _word(value) for name, value in self._variables.items()}
+    def _found(self, words: list[str], line: int, own: Mapping[str, str]) -> ShellCommand:
+        known = {name: _word(value) for name, value in {**self._variables, **own}.items()}
         return ShellCommand(
             words=tuple(map(_word, words)),
             variables=known,
             line=line,
             unfollowed=self._branches.unfollowed(line),
-            exported=frozenset(self._exported | self._assigned),
+            exported=frozenset(self._exported | own.keys()),
             doubts={name: at for name, at in self._branches.doubts.items() if isinstance(known.get(name), NoValue)},
         )
 
     def _begin(self) -> None:
         self._assigned = set()
-        self._before = None if self._branches.follows is True else dict(self._variables)
+        self._before = dict(self._variables)
 
     def _end(self, success: bool | None, line: int, *, is_empty: bool) -> None:
         """Read what ends the command, and give the variables their values after it."""
@@ -131,9 +132,8 @@ class _Reader:
         end = separator[0] if separator else ""
         self._at += max(1, len(end))
         branches = self._branches
-        if self._before is not None and not is_empty:
-            after = dict(self._variables)
-            branches.merge([self._before, *([] if branches.follows is False else [after])], line)
+        if branches.follows is not True and not is_empty:
+            branches.merge([self._before, *([] if branches.follows is False else [dict(self._variables)])], line)
         joins = end if end in ("&&", "||") else ""
         if is_empty:
             # A line may end behind an operator.

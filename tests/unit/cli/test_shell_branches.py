@@ -78,6 +78,33 @@ def test_a_variable_has_the_value_of_the_branch_that_runs_or_none(script: str, w
     assert found == [NoValue() if word is None else word]
 
 
+@pytest.mark.parametrize(
+    ("script", "value", "is_passed"),
+    [
+        ("X=1 b; a", None, False),
+        ("X=1 b && X=2 c | d\na", None, False),
+        ("X=1\nX=2 env X=3 b\na", "1", False),
+        ("X=1\n[ -f x ] || X=2 b\na", "1", False),
+        ("X=1\nX+=2 b\na", "1", False),
+        ("X=1 a", "1", True),
+        ("X=1\nX=2 a", "2", True),
+        ("X=1; a", "1", False),
+        ("X=1  # of all\na", "1", False),
+        ("X=1 > log\na", "1", False),
+        ("export X=1 Y; a", "1", True),
+        ("eval X=1\na", "1", False),
+    ],
+)
+def test_a_variable_before_a_command_counts_for_it_alone(script: str, value: str | None, is_passed: bool) -> None:
+    (found,) = (command for command in commands_of(script) if command.words[0] == "a")
+    assert (found.variables.get("X"), "X" in found.exported) == (value, is_passed)
+
+
+def test_the_words_of_a_command_do_not_see_the_variables_before_it() -> None:
+    (command,) = commands_of("X=1\nX=2 Y=$X a $X")
+    assert (command.words, command.variables) == (("a", "1"), {"X": "2", "Y": "2"})
+
+
 def test_a_test_that_is_not_followed_is_named_with_its_line_and_its_variables() -> None:
     script = f"cat <<EOF > x\ntext\nEOF\nif [ -f x ]; then\n  LR=1e-5\nelse\n  LR=2e-5\nfi\n{TRAINER} $LR"
     job, notes = converted(script)
