@@ -59,9 +59,10 @@ def _own_plan(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan:
 def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) -> KnownPlan:
     """Return the plan of the training in the output folder, which a later search does not change, else `chosen`."""
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
-    # Where the own plan cannot run here, the refusal of the chosen one says how to go on.
-    if record is None or record.settings.plan == chosen.plan.id or (own := plan_begun(bench, listener)) is None:
+    if record is None or record.settings.plan == chosen.plan.id:
         return chosen
+    if (own := _runnable(bench, record.plan, listener)) is None:
+        return chosen  # the refusal of which says how to go on
     listener(
         Note(
             text=f"The training goes on with its plan {own.plan.id}, not with {chosen.plan.id}, to which "
@@ -74,10 +75,13 @@ def plan_of_training(bench: Workbench, chosen: KnownPlan, listener: Listener) ->
 def plan_begun(bench: Workbench, listener: Listener) -> KnownPlan | None:
     """Return the plan of the training in the output folder; None without one, and where it cannot run here."""
     record = read_record(bench.prepared.job.training.output / RECORD_FILE)
-    if record is None:
-        return None
+    return None if record is None else _runnable(bench, record.plan, listener)
+
+
+def _runnable(bench: Workbench, plan: Plan, listener: Listener) -> KnownPlan | None:
+    """Return the plan that a training has; None where it cannot run here."""
     try:
-        found = _own_plan(bench, record.plan, listener)
+        found = _own_plan(bench, plan, listener)
         check_plan(bench.prepared, found.plan)
     except (PlanNotValid, UnknownRecord):
         return None
