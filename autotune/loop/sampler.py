@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 
 from autotune.data_problems import warn_of_skipped
 from autotune.errors import PackError
-from autotune.loop.same_data import check_same_data
+from autotune.loop.same_data import check_same_data, check_same_packs
 from autotune.loop.samples import SampleDataset
 from trials import wire
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
@@ -53,7 +53,8 @@ class PackSampler(_OneRank):
 
     Equal arguments and data give equal packs, on every rank and after every restart. With the data degree of the plan,
     the steps are those of `launch`. Call `set_epoch` before each epoch. A pack is empty where there are fewer packs
-    than ranks.
+    than ranks. An iteration raises PackError where another rank of torch.distributed iterates over other steps, or over
+    the packs of this rank.
     """
 
     def __init__(
@@ -158,6 +159,9 @@ class PackSampler(_OneRank):
     def __iter__(self) -> Iterator[list[int]]:
         # Bound here, since another iteration may set another epoch before this one ends.
         epoch, first = self._epoch, self._first_step
+        check_same_packs(
+            self._identity(), rank=self._rank, ranks=self._ranks, epoch=self.epoch, first_step=self._first_step
+        )
         self._is_begun = True
         for number in range(first, epoch.steps):
             yield from self._packs(epoch, number)
@@ -165,12 +169,20 @@ class PackSampler(_OneRank):
     def state_dict(self, step: int) -> dict[str, Any]:
         """Return the state after step `step` of this epoch, as values that JSON can hold.
 
-        The step is asked for because loading processes are ahead of the training.
+        The step is asked for because loading processes are ahead of the training. Raise PackError for a step that this
+        epoch does not have.
         """
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < self._epoch.steps:
+            raise PackError(
+                f"epoch {self.epoch} has no step {step!r}, only {number_of(self._epoch.steps, 'step')}, counted from "
+                "0; give the `number` of the PackStep that is done"
+            )
         return {**self._identity(), "epoch": self.epoch, "steps": step + 1}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the step of a state. Raise PackError for a state of other data or of another packing."""
+        if not isinstance(state, Mapping):
+            raise PackError(f"a state is what `state_dict` returned, not {type(state).__name__}")
         changed = [name for name, value in self._identity().items() if state.get(name) != value]
         if changed:
             was = ", ".join(f"{name} was {state.get(name)!r} and is {self._identity()[name]!r}" for name in changed)
@@ -240,6 +252,8 @@ class EvenPackSampler(_OneRank):
         Raise PackError, as an iteration does, for a sampler that goes on from a state.
         """
         super().__init__()
+        if not isinstance(sampler, PackSampler):
+            raise PackError(f"sampler must be a PackSampler, not {type(sampler).__name__}")
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise PackError(f"epochs must be a whole number of at least 1, not {epochs!r}")
         self._sampler, self._epochs = sampler, epochs

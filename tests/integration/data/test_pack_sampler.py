@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -174,6 +175,19 @@ def test_a_state_of_other_data_or_packs_is_refused(samples: SampleDataset, folde
         PackSampler(apart, PLAN, ranks=2).load_state_dict(state)
     with pytest.raises(PackError, match="data was None"):
         PackSampler(samples, PLAN, ranks=2).load_state_dict({})
+
+
+@pytest.mark.parametrize("step", [-1, 999, True, "3"])
+def test_a_step_that_does_not_exist_has_no_state(step: Any, samples: SampleDataset) -> None:
+    with pytest.raises(PackError, match=r"epoch 0 has no step .*, only \d+ steps, counted from 0; give the `number`"):
+        PackSampler(samples, PLAN).state_dict(step)
+
+
+def test_values_of_another_type_are_refused(samples: SampleDataset) -> None:
+    with pytest.raises(PackError, match="a state is what `state_dict` returned, not NoneType"):
+        PackSampler(samples, PLAN).load_state_dict(cast("Any", None))
+    with pytest.raises(PackError, match="sampler must be a PackSampler, not list"):
+        EvenPackSampler(cast("Any", [1]), 1)
 
 
 def test_steps_of_more_ranks_that_miss_the_global_batch_are_told_once(
