@@ -12,9 +12,9 @@ from autotune.report.sides import ComparedPlan, compared_baseline
 from autotune.report.source import StudySource
 from autotune.results.certainty import certainty_text
 from autotune.results.evidence import evidence_of
-from autotune.results.headline import compared_first, headline_of, is_sure, speed_of_baseline
+from autotune.results.headline import headline_of
+from autotune.results.payback import paybacks
 from autotune.results.rival import faster_tie
-from storage.baseline import Baseline
 from storage.records import BestPlan
 from trials.plan import Plan
 from trials.stage import TOWERS
@@ -88,7 +88,8 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
     if best.confidence is not None:
         ties = f"a tie with {', '.join(best.ties)}" if best.ties else f"among the plans{within or ' that ran'}"
         yield Card(name="probability to be the fastest", value=certainty_text(best), note=ties)
-    yield Card(name="time of the search's trials", value=seconds_text(best.search_seconds), note=_payback(best))
+    cost = seconds_text(best.search_seconds)
+    yield Card(name="time of the search's trials", value=cost, note="; ".join(paybacks(best)))
     evidence = evidence_of(best, source.behind)
     if evidence.disturbed_runs:
         yield Card(
@@ -96,21 +97,6 @@ def cards(source: StudySource, sides: Sequence[ComparedPlan]) -> Iterator[Card]:
             value=f"{evidence.disturbed_runs} of {evidence.runs}",
             note="by other load, so the probability is less certain",
         )
-
-
-def _payback(best: BestPlan) -> str:
-    return "; ".join(_paid_back(best, other) for other in compared_first(best))
-
-
-def _paid_back(best: BestPlan, other: Baseline) -> str:
-    if other.is_best:
-        return f"the best plan is that of {other.role}"
-    if speed := speed_of_baseline(other.gain, other.gain_error):
-        return f"{other.role} is {speed}"
-    if not is_sure(other.gain, other.gain_error):
-        return f"when it is paid back compared with {other.role} is uncertain"
-    epochs = best.search_seconds / ((other.gain - 1) * best.epoch_seconds)
-    return f"paid back in {epochs:.1f} epochs, compared with {other.role}"
 
 
 def changes(sides: Sequence[ComparedPlan]) -> Table:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from autotune.dimensions.folds import layout_name
 from autotune.plan_text import plan_parts
-from autotune.results.headline import SIGNIFICANT, is_sure, not_run_text, speed_of_baseline
+from autotune.results.headline import SIGNIFICANT, named_role, not_run_text, speed_of_baseline
+from autotune.results.payback import payback_text
 from autotune.results.text_table import table
 from autotune.results.time_parts import BASES, MEANINGS, NAMES, useful_work_note
 from autotune.search.roles import Role
-from storage.explanation import BEST, IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
+from storage.explanation import IDEAL, UNEXPLAINED, ChangeEffect, Explanation, PlanTime, TimePart
 from storage.records import BestPlan
 from trials.plan import Padded, Plan
 from trials.units import number_of
@@ -70,8 +71,8 @@ def _headline(best: BestPlan, why: Explanation) -> str:
     usual, winner = why.of_usual, why.winner
     if usual is None and (over := best.fastest_baseline) is not None:
         return (
-            f"Why it won: {_named(over.role)} was measured in an earlier search and not in this one, so only the time "
-            f"of the winner is explained. {_losses(winner)}"
+            f"Why it won: {named_role(over.role)} was measured in an earlier search and not in this one, so only the "
+            f"time of the winner is explained. {_losses(winner)}"
         )
     if usual is None:
         return (
@@ -80,9 +81,9 @@ def _headline(best: BestPlan, why: Explanation) -> str:
     if usual.plan_id == winner.plan_id:
         plan = f"plan within the limits of {best.trainer}" if best.trainer else "plan"
         alone = f"no other baseline that may win ran to its end{not_run_text(best)}"
-        return f"Why it won: no {plan} was faster than {_named(usual.role)}, and {alone}. {_losses(winner)}"
+        return f"Why it won: no {plan} was faster than {named_role(usual.role)}, and {alone}. {_losses(winner)}"
     is_slower = speed_of_baseline(*_gain(best, usual, winner)) == "faster"
-    heading = f"Where the time goes: {_named(usual.role)} is faster" if is_slower else "Why it won"
+    heading = f"Where the time goes: {named_role(usual.role)} is faster" if is_slower else "Why it won"
     return f"{heading}. {_losses(usual)}"
 
 
@@ -92,7 +93,7 @@ def _losses(time: PlanTime) -> str:
     doubt = ", all disturbed" if time.disturbed else ", ended early" if time.shortened else ""
     useful = time.part(IDEAL)
     text = (
-        f"With {_named(time.role)} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in "
+        f"With {named_role(time.role)} an epoch takes {_with_error(time.epoch_seconds, time.epoch_seconds_error)} s in "
         f"{number_of(time.steps, 'step')} (measured in {runs}{doubt}), of which "
         f"{useful.seconds / time.epoch_seconds:.1%} is useful work."
     )
@@ -110,13 +111,6 @@ def _losses(time: PlanTime) -> str:
     if rest.seconds > max(first.seconds, SIGNIFICANT * rest.error):
         losses += f" Even more is not explained: {share_text(rest, time)}."
     return losses
-
-
-def _named(role: str) -> str:
-    """Return the name of a plan's role in a sentence."""
-    if role.startswith("tie "):
-        return f"the {role}"
-    return {BEST: "the winner", "current-plan": "the current plan"}.get(role, role)
 
 
 def _parts_table(times: Sequence[PlanTime]) -> str:
@@ -208,7 +202,7 @@ def _memory(why: Explanation, memory_limit_bytes: int) -> str:
     if usual is None or usual.plan_id == winner.plan_id:
         return text
     more = (most - usual.peak_bytes) / _MEBI
-    return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {_named(usual.role)}"
+    return f"{text}, {abs(more):,.0f} MiB {'more' if more >= 0 else 'less'} than with {named_role(usual.role)}"
 
 
 def _ways(why: Explanation) -> str:
@@ -234,19 +228,8 @@ def _payback(best: BestPlan, why: Explanation) -> str:
 
 
 def _paid_back(best: BestPlan, usual: PlanTime, winner: PlanTime) -> str:
-    cost = f"the {best.search_seconds:,.0f} s of the search's trials"
-    gain, error = _gain(best, usual, winner)
-    if speed := "as fast" if usual.plan_id == winner.plan_id else speed_of_baseline(gain, error):
-        name = _named(usual.role)
-        return f"Compared with {name}, {cost} are not paid back: {name} is {speed}"
-    if not is_sure(gain, error):
-        return f"The errors are too large to say when {cost} are paid back compared with {_named(usual.role)}"
-    epochs = best.search_seconds / ((gain - 1) * winner.epoch_seconds)
-    steps = math.ceil(epochs * winner.steps)
-    return (
-        f"Compared with {_named(usual.role)}, {cost} are paid back after {epochs:.1f} epochs "
-        f"({steps:,} step{'s' * (steps != 1)})"
-    )
+    gain = (1.0, 0.0) if usual.plan_id == winner.plan_id else _gain(best, usual, winner)
+    return payback_text(best, usual.role, gain, winner.epoch_seconds, winner.steps)
 
 
 def _further(why: Explanation, workload: Workload) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from autotune.search.roles import Role
 from storage.baseline import Baseline
+from storage.explanation import BEST
 from storage.records import BestPlan
 
 # A choice: about the noise of a trial (the prior of the surrogate), so people would call both equal.
@@ -34,6 +35,13 @@ class Headline:
 def is_sure(gain: float, error: float) -> bool:
     """Return whether a gain is more than its standard error explains."""
     return gain - 1 >= SIGNIFICANT * error
+
+
+def named_role(role: str) -> str:
+    """Return the name of a plan's role in a sentence."""
+    if role.startswith("tie "):
+        return f"the {role}"
+    return {BEST: "the winner", "current-plan": "the current plan"}.get(role, role)
 
 
 def speed_of_baseline(gain: float, error: float) -> str:

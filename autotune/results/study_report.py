@@ -12,7 +12,7 @@ from autotune.results.evidence import evidence_of
 from autotune.results.explanation_report import explanation_text, plan_time_text
 from autotune.results.headline import headline_of
 from autotune.results.launch_report import ShownLaunch, launch_text
-from autotune.results.payback import payback_text
+from autotune.results.payback import paybacks
 from autotune.results.rival import faster_tie, rival_of
 from autotune.results.text_table import PIPE_WIDTH, table, terminal_width
 from autotune.search.study_settings import TRAINER
@@ -78,8 +78,8 @@ def best_text(best: BestPlan, trials: Sequence[TrialSummary] = ()) -> str:
         lines.append(f"{rival.sentence}{asked}")
     if (tie := faster_tie(best, trials)) is not None:
         lines.append(tie.sentence)
-    why = explanation_text(best, _changed_text(best)) if best.explanation else payback_text(best)
-    lines += filter(None, (why, _pareto_text(best)))
+    why = [explanation_text(best, _changed_text(best))] if best.explanation else paybacks(best)
+    lines += filter(None, (*why, _pareto_text(best)))
     return "\n".join(lines)
 
 
