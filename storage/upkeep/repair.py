@@ -84,7 +84,8 @@ def repair(
     parsed = url.parse(url.default_url() if database_url is None else database_url)
     path = url.sqlite_path(parsed)
     if path is not None and is_absent(path):
-        raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair; name one with --db")
+        reason = _reason(path)
+        raise DatabaseUnavailable(f"there is no database {url.masked(parsed)} to repair{reason}; name one with --db")
     database = Database(parsed, lock_timeout_seconds)
     try:
         if path is not None:
@@ -105,6 +106,15 @@ def _repair_server(database: Database) -> Repaired:
         kept_as = back_up(connection, "repair")
         schema.upgrade(connection)
         return Repaired(kept_as=kept_as, read={}, dropped=_mend(connection), left_out=())
+
+
+def _reason(path: Path) -> str:
+    """Return why there can be no file of this name, such as its length; nothing where it is just missing."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return "" if isinstance(error, FileNotFoundError) else f" ({error.strerror})"
+    return ""
 
 
 def _repair_file(database: Database, path: Path, check: Callable[[], None]) -> Repaired:
