@@ -7,6 +7,7 @@ import numpy as np
 from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction, Predictor
 from autotune.prediction.simulation.schedule import simulate, trace
+from autotune.prediction.simulation.synchronization import run_waiting
 from trials.arrays import Floats
 from trials.plan import Plan
 
@@ -80,11 +81,8 @@ def timeline(predictor: Predictor, plan: Plan, prediction: Prediction) -> Timeli
     weights = seconds.deferred and seconds.deferred._replace(seconds=seconds.weights[packs])
     waiting = predictor.times.waiting(parts, plan.layout, sizes)
     times = forward, backward, sends, returns
-    if waiting is None:
-        schedule, passes = simulate(*times, weights=weights), trace(*times, weights=weights)
-    else:
-        schedule = waiting.run(simulate, rows[None], *times, weights=weights)
-        passes = waiting.run(trace, rows[None], *times, weights=weights)
+    schedule = run_waiting(waiting, simulate, rows[None], *times, weights=weights)
+    passes = run_waiting(waiting, trace, rows[None], *times, weights=weights)
     rank, ended = int(schedule.seconds.argmax()), passes.weight_ends
     # The reduction begins when all data ranks are there.
     begins = update.begins(schedule.ends.max(axis=0))

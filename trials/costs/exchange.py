@@ -35,9 +35,9 @@ class Exchange(MeasuredCost):
     recompute_seconds: Coefficients = NOTHING
     """Seconds that recomputation of the layer adds."""
     added_share: Annotated[Measured, Field(le=2)] = 1.0
-    """Of scatters, with the gathers beside them, that run while a rank computes: the share of the shorter of both by
-    which both together take longer than the longer one. 0 where it is hidden, 1 where they run one after the other,
-    more where they slow each other down."""
+    """How much scatters and gathers add to the passes that they overlap with, as a share of the shorter of the two:
+    (time of both at once - longer) / shorter. 0 where the shorter one is hidden, 1 where nothing is saved, more where
+    they slow each other down."""
     kept_bytes: Coefficients | None = None
     """Bytes of the layer in place of those of `LayerCost`, as are the next two: ranks do not divide all of them."""
     shared_bytes: Coefficients | None = None

@@ -5,14 +5,14 @@ ranks of unequal work, the pipeline's order, packs of unequal work, loading of d
 docs/methods.md defines each.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
-from autotune.prediction.simulation.schedule import PipelineSchedule, simulate
-from autotune.prediction.simulation.synchronization import Waiting
+from autotune.prediction.simulation.schedule import simulate
+from autotune.prediction.simulation.synchronization import Waiting, run_waiting
 from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from trials.arrays import Bools, Floats, Ints
 
@@ -198,7 +198,7 @@ def attribute(
         of_weights = weights and weights._replace(seconds=_evened(weights.seconds))
         even = simulate(_evened(own.forward), _evened(own.backward), weights=of_weights)
     # Where no rank waits for another, or nothing is loaded or sent, simulations are equal.
-    begun = partial(_simulation(packs, waiting), weights=weights)
+    begun = partial(run_waiting, waiting, simulate, packs, weights=weights)
     uneven = alone if waiting is None else begun(own.forward, own.backward)
     with_loads = begun(own.loaded_forward, own.backward) if own.load.any() else uneven
     is_sent = any(side.any() for side in (own.sends, own.returns, own.exchange, own.exchange_back))
@@ -244,14 +244,10 @@ def whole_seconds(packs: Ints, seconds: PackSeconds, update: UpdateSeconds, wait
     steps, count, ranks = packs.shape
     own = _slowed(seconds, packs.transpose(0, 2, 1).reshape(-1, count), steps, None)
     passes = own.shared_forward, own.shared_backward, own.sends, own.returns
-    schedule = _simulation(packs, waiting)(*passes, weights=own.deferred)
+    schedule = run_waiting(waiting, simulate, packs, *passes, weights=own.deferred)
     ends = schedule.ends.reshape(steps, ranks, -1).max(axis=1)
     reached: Floats = (update.begins(ends) + update.reduction + update.optimizer).max(axis=1)
     return reached
-
-
-def _simulation(packs: Ints, waiting: Waiting | None) -> Callable[..., PipelineSchedule]:
-    return simulate if waiting is None else partial(waiting.run, simulate, packs)
 
 
 def _slowed(seconds: PackSeconds, of_ranks: Ints, steps: int, slowness: Slowness | None) -> PackSeconds:

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
-from typing_extensions import override
 
 from autotune.prediction.simulation.zero_bubble import DeferredWeights
 from trials.arrays import Bools, Floats, Ints
@@ -47,28 +46,8 @@ class Synchronization:
         return (degree for degree in np.unique(self.degrees).tolist() if degree > 1)
 
 
-class Waiting(Protocol):
-    """Which data ranks wait for each other, and when."""
-
-    def run(
-        self,
-        simulated: Callable[..., _Simulated],
-        packs: Ints,
-        forward: Floats,
-        backward: Floats,
-        *links: Floats,
-        weights: DeferredWeights | None = None,
-    ) -> _Simulated:
-        """Return what `simulate` or `trace` returns of steps where ranks wait.
-
-        `packs` are numbers of packs, [steps, micro-batches, data ranks]. Seconds are as in `simulate`, [steps x data
-        ranks, micro-batches, stages]; `links` are its `sends` and `returns`.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sharing(Waiting):
+class Sharing:
     """Packs of several degrees on the stages of a plan."""
 
     degrees: Ints
@@ -77,18 +56,6 @@ class Sharing(Waiting):
     """As in `Synchronization`."""
     backward: Bools
 
-    @override
-    def run(
-        self,
-        simulated: Callable[..., _Simulated],
-        packs: Ints,
-        forward: Floats,
-        backward: Floats,
-        *links: Floats,
-        weights: DeferredWeights | None = None,
-    ) -> _Simulated:
-        return simulated(forward, backward, *links, synchronization=self.synchronization(packs), weights=weights)
-
     def synchronization(self, packs: Ints) -> Synchronization:
         """Return that of steps, [steps, micro-batches, data ranks]; the packs of a row have one degree."""
         of_rows = self.degrees[packs[:, :, 0]]
@@ -96,7 +63,7 @@ class Sharing(Waiting):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lockstep(Waiting):
+class Lockstep:
     """Data ranks of a plan's only stage that exchange weights or gradients at each layer (ZeRO 2 and 3).
 
     A rank begins a layer when all ranks have begun the layer before it, and a backward pass ends on all ranks at once
@@ -113,20 +80,8 @@ class Lockstep(Waiting):
     """Whether ranks exchange at layers of a kind in a forward pass, [kinds]."""
     waits_back: Bools
 
-    @override
-    def run(
-        self,
-        simulated: Callable[..., _Simulated],
-        packs: Ints,
-        forward: Floats,
-        backward: Floats,
-        *links: Floats,
-        weights: DeferredWeights | None = None,
-    ) -> _Simulated:
-        return simulated(*self.awaited(packs, forward, backward))
-
     def awaited(self, packs: Ints, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-        """Return the seconds of passes with the waiting inside of them; shapes as in `run`."""
+        """Return the seconds of passes with the waiting inside of them; arguments and shapes as in `run_waiting`."""
         steps, count, ranks = packs.shape
 
         def of_rows(side: Floats) -> Floats:
@@ -157,3 +112,27 @@ class Lockstep(Waiting):
             before_last = np.maximum(alone - each, first + own - 2 * each).max(axis=-1, keepdims=True)
             times = np.maximum(np.maximum(alone, first + own - each), before_last)
         return times
+
+
+Waiting: TypeAlias = Sharing | Lockstep
+"""Which data ranks wait for each other inside of a step, and when."""
+
+
+def run_waiting(
+    waiting: Waiting | None,
+    simulated: Callable[..., _Simulated],
+    packs: Ints,
+    forward: Floats,
+    backward: Floats,
+    *links: Floats,
+    weights: DeferredWeights | None = None,
+) -> _Simulated:
+    """Return what `simulate` or `trace` returns of steps where ranks wait for each other.
+
+    `packs` are numbers of packs, [steps, micro-batches, data ranks]. Seconds are as in `simulate`, [steps x data ranks,
+    micro-batches, stages]; `links` are its `sends` and `returns`.
+    """
+    if isinstance(waiting, Lockstep):  # of one stage, which sends nothing and defers no weight gradients
+        return simulated(*waiting.awaited(packs, forward, backward))
+    synchronization = None if waiting is None else waiting.synchronization(packs)
+    return simulated(forward, backward, *links, synchronization=synchronization, weights=weights)

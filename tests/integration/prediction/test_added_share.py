@@ -1,4 +1,4 @@
-"""Exchanges of weights and gradients beside the passes of layers, timed by two real ranks."""
+"""How much exchanges of weights and gradients add to the passes of layers, timed by two real ranks."""
 
 import os
 from collections import Counter
@@ -39,10 +39,10 @@ def test_passes_run_with_the_messages_that_are_timed_alone(example: Path, tmp_pa
         assert 0 <= share <= 2
         assert shortened == {}
         gathered, scattered = (sent[name] for name in MESSAGES)
-        # Both towers have four layers; a turn sends all messages twice, once beside passes.
-        turns, rest = divmod(scattered, 2 * 2 * 4)
+        # Four layers of two towers; a round sends all messages twice: alone, and during passes.
+        rounds, rest = divmod(scattered, 2 * 2 * 4)
         assert (rest, gathered) == (0, 2 * scattered)
-        assert turns > 1
+        assert rounds > 1
 
 
 @pytest.mark.ranks
@@ -52,7 +52,7 @@ def test_over_slow_links_nothing_is_taken_to_be_saved(example: Path, tmp_path: P
 
 
 def timed(model: Path, rendezvous: str, seconds: float) -> tuple[float, dict[str, int], dict[str, float]]:
-    """Return what this rank finds, the messages that it sent, and what was not timed in so many seconds."""
+    """Return (the share that this rank measures, its messages by name, `Pace.shortened`) within these seconds."""
     rank, ranks, sent = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Counter[str]()
 
     def counted(name: str, original: Any, *given: Any, **named: Any) -> Any:

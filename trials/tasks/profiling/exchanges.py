@@ -97,7 +97,8 @@ def time_exchanges(
     gathers = tuple(time_gathers(stage, device, pace))
     size = _gradient_bytes(stage)
     scatter = time_scatter(size, device, pace)
-    of_layer = size * scatter.backward_seconds + 2 * max(each.forward_seconds for each in gathers)
+    gathered = max(each.forward_seconds for each in gathers if each.layer in TOWERS)
+    of_layer = size * scatter.backward_seconds + 2 * gathered
     scatter = replace(scatter, added_share=time_added_share(stage, task.sizes, of_layer, device, pace))
     parameters = sum(each.numel() for of_kind in stage.parameters_by_kind.values() for each in of_kind)
     rates = ExchangeRates(

@@ -76,31 +76,31 @@ def time_scatter(size: int, device: torch.device, pace: Pace) -> ExchangeTiming:
 
 
 def time_added_share(stage: OneOfEach, sizes: ProbeSizes, expected: float, device: torch.device, pace: Pace) -> float:
-    """Return the share of the shorter of both by which exchanges prolong the passes during which they run.
+    """Return `Exchange.added_share`, from forward and backward passes of several layers of each tower.
 
-    Some layers of each tower run both passes with a pack of middle size, alone and with messages as ZeRO 3 sends them.
-    1 for a single rank, and on links over which these messages, `expected` seconds for a layer, take too long. Every
-    rank must call it.
+    They run with a pack of middle size, with and without the messages of ZeRO 3. It is 1 for a single rank, and on
+    links over which these messages, `expected` seconds for a layer, take too long. Every rank must call it.
     """
     towers = [
-        (probe, _Beside(stage.parameters_by_kind[probe.layer], device)) for probe in _middle(stage, sizes, device)
+        (probe, _LayerMessages(stage.parameters_by_kind[probe.layer], device))
+        for probe in _middle(stage, sizes, device)
     ]
     what = "exchanges during passes"
     if distributed.get_world_size() == 1 or not pace.repeats(what, len(towers) * _LAYERS * expected, 1):
         return 1.0
 
     def messages() -> None:
-        for _, beside in towers:
-            for begin in (*[beside.gather] * _LAYERS, *[beside.exchange] * _LAYERS, beside.wait):
-                begin()
+        for _, sent in towers:
+            for send in (*[sent.gather] * _LAYERS, *[sent.exchange] * _LAYERS, sent.wait):
+                send()
 
     def passes() -> None:
         for probe, _ in towers:
-            _run(probe)
+            _run_layers(probe)
 
     def both() -> None:
-        for probe, beside in towers:
-            _run(probe, beside)
+        for probe, sent in towers:
+            _run_layers(probe, sent)
 
     saved = partial(saved_share, *(begun_together(run, device) for run in (messages, passes, both)))
     return 1.0 - max(-1.0, min(1.0, statistics.median(pace.repeat(saved, _TURNS))))
@@ -119,8 +119,8 @@ def _middle(stage: OneOfEach, sizes: ProbeSizes, device: torch.device) -> Iterat
             yield probe
 
 
-class _Beside:
-    """Messages of a layer's weights and gradients, which run while others are computed, as those of `Gathering` do."""
+class _LayerMessages:
+    """Messages of a layer's weights and gradients, sent while other layers are computed, as `Gathering` sends them."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         trained = sum(each.numel() for each in parameters if each.requires_grad)
@@ -152,18 +152,18 @@ class _Beside:
         self._works = []
 
 
-def _run(probe: Probe, beside: _Beside | None = None) -> None:
-    """Run both passes of layers in a row, with messages beside them."""
+def _run_layers(probe: Probe, sent: _LayerMessages | None = None) -> None:
+    """Run the forward and backward passes of several such layers while ranks send the messages, if any."""
     states = probe.states.detach().clone().requires_grad_()
     for _ in range(_LAYERS):
-        if beside:
-            beside.gather()
+        if sent:
+            sent.gather()
         states = probe.run(states)
-        if beside and states.requires_grad:
-            states.register_hook(lambda _: beside.exchange())
+        if sent and states.requires_grad:
+            states.register_hook(lambda _: sent.exchange())
     states.backward(torch.ones_like(states))
-    if beside:
-        beside.wait()
+    if sent:
+        sent.wait()
 
 
 def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:

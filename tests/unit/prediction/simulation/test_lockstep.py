@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from autotune.prediction.simulation.schedule import simulate
-from autotune.prediction.simulation.synchronization import Lockstep
+from autotune.prediction.simulation.synchronization import Lockstep, run_waiting
 from tests.values.parameters import examples
 from trials.arrays import Bools, Floats
 
@@ -62,5 +62,5 @@ def test_each_row_of_packs_takes_its_own_time() -> None:
     )
     packs = np.arange(8).reshape(2, 2, 2)
     seconds = np.repeat([10.0, 3.0], 4).reshape(4, 2, 1)
-    found = lockstep.run(simulate, packs, seconds, seconds).seconds
+    found = run_waiting(lockstep, simulate, packs, seconds, seconds).seconds
     assert found == pytest.approx([2 * 20 + 20, 2 * 20 + 20, 2 * 6 + 6, 2 * 6 + 6])
