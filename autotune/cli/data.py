@@ -7,7 +7,6 @@ from autotune.cli.context import Options
 from autotune.errors import PackError
 from autotune.events import Phase, PhaseBegan
 from autotune.job_file import JobFile
-from autotune.output_file import check_no_input
 from autotune.packing.balance import balanced
 from autotune.packing.material import JOBS, PackOptions, read_material
 from autotune.packing.packing_report import pack_document, pack_text
@@ -24,8 +23,6 @@ def pack_data(options: Options, file: JobFile, wanted: PackOptions, *, out: Path
         check_picture(picture)
     options.display(PhaseBegan(phase=Phase.LENGTHS, text=f"Reading {file.path}"))
     material = read_material(file, wanted, options.display)
-    for target in filter(None, (out, picture)):
-        check_no_input(target, (file.path, *(each.path for each in material.index.files)))
     text = f"{number_of(len(material.index), 'sample')} of {number_of(material.found.records, 'record')}; packing"
     options.display(PhaseBegan(phase=Phase.PACKING, text=text))
     found = balanced(material, wanted)

@@ -19,7 +19,7 @@ from autotune.errors import JobError
 from autotune.events import start_events
 from autotune.exporting.checks import check_trainer
 from autotune.folders import work_folder
-from autotune.forecast.profile_file import stored_costs
+from autotune.forecast.profile_file import PROFILE_MARK, stored_costs
 from autotune.job_file import JobFile, with_values
 from autotune.library.benches import training_bench
 from autotune.library.launch import bench_with_plan, certificate_to_train
@@ -74,8 +74,7 @@ class LaunchOptions:
 
 def profile_job(options: Options, file: JobFile, *, out: Path | None, fresh: bool) -> None:
     if out:
-        output_file.check_output_file(out, (".json",))
-        output_file.check_no_input(out, (file.path,))
+        output_file.check_output_file(out, (".json",), PROFILE_MARK)
     job = file.job
     listener = options.display
     with workbench(job, options.database_url(job.database), listener) as bench:

@@ -14,6 +14,8 @@ from trials.errors import WireError
 from trials.regular_file import read_regular
 from trials.workload import Hardware, ModelShape, Software
 
+PROFILE_MARK = b'{"hardware":{'
+"""How a profile begins."""
 _MOST_BYTES = 1 << 20  # a real one has a few KiB
 _AGAIN = "write it again with `autotune profile JOB --out FILE`"
 _COUNTS = ("devices", "device_memory_bytes", "ram_bytes")

@@ -10,7 +10,6 @@ from autotune.errors import PackError
 from autotune.events import Listener, unheard
 from autotune.job_file import JobFile, JobLike, as_job
 from autotune.library.values import check_whole, text_of
-from autotune.output_file import check_no_input
 from autotune.packing.balance import Balanced, balanced
 from autotune.packing.material import PackOptions, job_material, read_material
 from autotune.packing.packs_file import check_pack_file, write_packs
@@ -38,8 +37,8 @@ def pack(
 ) -> Balanced:
     """Pack the data of a job, or a file of lengths, and measure the balance before and after; needs no device.
 
-    The options are those of the command. `out` is a file for the packs, .jsonl or .parquet, which replaces an existing
-    one. Raise PackError for options and files that cannot be used.
+    The options are those of the command. `out` is a file for the packs, .jsonl or .parquet, which replaces older
+    ones. Raise PackError for options and files that cannot be used.
     """
     check_whole(PackError, qv=(qv, 0), qt=(qt, 1), qv_min=(qv_min, 0), qt_min=(qt_min, 0), seed=(seed, 0))
     check_whole(PackError, data_parallel=(data_parallel, 1), global_batch=(global_batch, 1), epoch=(epoch, 0))
@@ -65,8 +64,6 @@ def pack(
         material = read_material(JobFile(path=Path(data)), wanted)
     else:
         material = job_material(as_job(data), Path("job"), wanted)
-    if target:
-        check_no_input(target, (material.path, *(each.path for each in material.index.files)))
     found = balanced(material, wanted)
     if target:
         write_packs(target, found.after.epoch)

@@ -20,6 +20,8 @@ from trials.arrays import Ints
 from trials.data.epoch import Epoch
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
+# At the end of the last line, and in the schema behind the columns.
+_MARK = b"micro_batch"
 # A choice: an epoch of a million packs is never in memory as Python's lists.
 _BATCH = 8192
 """Packs that are written at a time."""
@@ -39,13 +41,13 @@ class _Batch:
 
 def check_pack_file(path: Path) -> None:
     """Check, before any work is done, that `write_packs` can write this file. Raise PackError."""
-    check_output_file(path, (_JSONL, _PARQUET))
+    check_output_file(path, (_JSONL, _PARQUET), _MARK)
     if path.suffix == _PARQUET:
         _parquet()
 
 
 def write_packs(path: Path, epoch: Epoch) -> None:
-    """Write the packs, replacing an existing file. Raise PackError when it cannot be written."""
+    """Write the packs, replacing older ones. Raise PackError when it cannot be written."""
     with whole(path) as partial:
         if path.suffix == _PARQUET:
             _write_parquet(partial, _batches(epoch))

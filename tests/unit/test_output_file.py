@@ -38,3 +38,21 @@ def _fill_the_disk(path: Path) -> None:
 def test_the_check_leaves_nothing_behind(tmp_path: Path) -> None:
     check_output_file(tmp_path / "packs.jsonl", (".jsonl",))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b'{"mark": 1}' + bytes(9000), bytes(9000) + b'"mark"'])
+def test_an_older_file_of_the_kind_may_be_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "packs.jsonl"
+    path.write_bytes(content)
+    check_output_file(path, (".jsonl",), b'"mark"')
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"{}", bytes(9000) + b'"mark"' + bytes(9000)])
+def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "packs.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(
+        PackError, match=r"packs\.jsonl exists and is no such file of autotune, so it is not overwritten"
+    ):
+        check_output_file(path, (".jsonl",), b'"mark"')

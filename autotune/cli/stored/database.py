@@ -11,6 +11,7 @@ from autotune import output_file
 from autotune.cli.context import Options
 from autotune.errors import DatabaseFaulty, DeviceBusy
 from autotune.machine.agent import Agent, place
+from storage import bundles
 from storage.errors import DatabaseUnavailable, UnknownRecord
 from storage.reading import read_store
 from storage.store import Store, open_store
@@ -69,7 +70,7 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
     if not names and hardware is None:
         raise click.UsageError("name what to export: --study STUDY, --hardware NAME, or --all")
     if out:
-        output_file.check_output_file(out, (".jsonl",))
+        output_file.check_output_file(out, (".jsonl",), bundles.FORMAT.encode())
     with read_store(options.database_url()) as store:
         ids = dict.fromkeys(store.find_study(name).id for name in names)
         if hardware is not None:
@@ -90,8 +91,6 @@ def export_bundle(options: Options, names: Sequence[str], *, hardware: str | Non
 
 
 def import_bundle(options: Options, bundle: Path) -> None:
-    from storage import bundles  # the other commands do without
-
     with bundles.opened(bundle) as text:
         bundles.check(text)  # before a database is made for it
     with open_store(options.database_url()) as store:

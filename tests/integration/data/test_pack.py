@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -302,26 +301,16 @@ def test_parquet_holds_the_same_lines(lengths: Path, tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(table).to_pylist() == lines(text)
 
 
-def test_an_input_is_not_overwrite_lengths(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
-    shutil.copytree(example / "data", tmp_path / "data")
-    data = tmp_path / "data" / "train.jsonl"
-    job.spoil(data__sources=[{"path": str(data)}])
-    copy = shutil.copy(lengths, tmp_path / "copy.jsonl")
-    for source, out in ((job.path, data), (copy, tmp_path / "data" / ".." / "copy.jsonl")):
-        content = out.read_bytes()
-        code, output = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
-        assert (code, out.read_bytes()) == (2, content)
-        assert "is an input of this command and is not overwritten; name another file" in output
-
-
-def test_an_existing_file_is_replaced_by_the_new_packs(lengths: Path, tmp_path: Path) -> None:
-    out = tmp_path / "packs.jsonl"
-    out.write_text("kept\n")
-    refusal("pack", lengths, "--qv", "1", "--qt", "10", "--oversize", "skip", "--out", out)
-    assert out.read_text() == "kept\n"
+@pytest.mark.parametrize("name", ["packs.jsonl", "packs.parquet"])
+def test_older_packs_are_replaced_once_new_ones_are_there(lengths: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
     document("pack", lengths, "--qv", "9", "--qt", "3000", "--out", out)
-    assert "kept" not in out.read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"lengths.json", "packs.jsonl"}
+    older = out.read_bytes()
+    refusal("pack", lengths, "--qv", "1", "--qt", "10", "--oversize", "skip", "--out", out)
+    assert out.read_bytes() == older
+    document("pack", lengths, "--qv", "9", "--qt", "2000", "--out", out)
+    assert out.read_bytes() != older
+    assert {path.name for path in tmp_path.iterdir()} == {"lengths.json", name}
 
 
 def test_the_training_reads_the_packs_of_the_file(job: JobFile, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Files and options that `autotune pack INPUT` refuses."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -115,3 +116,15 @@ def test_a_library_that_is_not_installed_is_reported_first(
     code, reported = refusal("pack", lengths, *option)
     assert code == 2
     assert f"pip install {package}" in reported
+
+
+def test_an_input_is_not_overwritten(job: JobFile, example: Path, lengths: Path, tmp_path: Path) -> None:
+    shutil.copytree(example / "data", tmp_path / "data")
+    data = tmp_path / "data" / "train.jsonl"
+    job.spoil(data__sources=[{"path": str(data)}])
+    copy = shutil.copy(lengths, tmp_path / "copy.jsonl")
+    for source, out in ((job.path, data), (copy, tmp_path / "data" / ".." / "copy.jsonl")):
+        content = out.read_bytes()
+        code, output = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
+        assert (code, out.read_bytes()) == (2, content)
+        assert "exists and is no such file of autotune, so it is not overwritten; remove it" in output

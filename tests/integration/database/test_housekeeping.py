@@ -201,6 +201,14 @@ def test_all_studies_but_archived_ones_are_exported(store: Store, older: StudyRe
     assert (code, message.startswith("no finished study is here, but archived or imported ones; ")) == (2, True)
 
 
+def test_an_export_replaces_no_file_of_the_user(store: Store, tmp_path: Path) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"messages": []}\n')
+    code, message = refusal("db", "export", "--all", "--out", data)
+    assert (code, message.startswith(f"{data} exists and is no such file of autotune")) == (2, True)
+    assert data.read_text() == '{"messages": []}\n'
+
+
 def test_notes_and_tags_are_shown_where_a_study_or_plan_is(store: Store, older: StudyRecord) -> None:
     run("note", older.name, f"before the new driver {HOSTILE}\nsecond line")
     run("tag", older.name, "paper", "slow")

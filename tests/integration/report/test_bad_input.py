@@ -195,8 +195,11 @@ def test_names_with_html_and_escapes_are_text_everywhere(browser: Browser, tmp_p
         ("missing/report.html", "cannot be written (No such file or directory); name another file"),
         ("report.pdf", "a file of this kind cannot be written; give a name that ends in .html"),
         ("folder.html", "cannot be written (it is a folder); name a file in it"),
-        ("notes.html", "is there already and is no report of autotune; remove it, or name another file by --out"),
-        ("pipe.html", "cannot be replaced (it is a named pipe, not a regular file); name another file by --out"),
+        (
+            "notes.html",
+            "exists and is no such file of autotune, so it is not overwritten; remove it, or name another file",
+        ),
+        ("pipe.html", "cannot be written (it is a named pipe, not a regular file); name another file"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_at_once(name: str, said: str, study_url: str, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 from click.testing import CliRunner
 
 from autotune.cli import main
-from autotune.forecast.profile_file import read_profile
+from autotune.forecast.profile_file import PROFILE_MARK, read_profile
 from autotune.machine.hardware import probe_hardware, software
 from autotune.model_shape import model_shape
+from autotune.output_file import check_output_file
 from autotune.search.execution.profiling import layer_costs, profile_layers
 from autotune.workload import Prepared
 from storage.store import open_store
@@ -341,6 +342,7 @@ def test_profile_on_one_rank_prints_and_writes_the_costs(example: Path, tmp_path
     done = CliRunner().invoke(main, ["profile", str(tmp_path / "job.json"), "--json", "--out", str(out)])
     assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
+    check_output_file(out, (".json",), PROFILE_MARK)  # a later profile may replace it
     written = read_profile(out)
     assert document["costs"] == wire.to_document(written.costs)
     assert written.hardware == probe_hardware(job.hardware.devices)
