@@ -14,7 +14,9 @@ from autotune.library.benches import search_bench
 from autotune.library.values import text_of
 from autotune.model_shape import model_shape
 from autotune.results.evidence import trials_behind
+from autotune.search.sampling.proposals import load_sampler
 from autotune.search.space.abilities import Target
+from autotune.search.space.given_plans import check_readable
 from autotune.search.tuner import Tuner
 from storage.records import BestPlan, TrialSummary
 from trials.job import Job
@@ -61,6 +63,9 @@ def tune(
 def tuned(job: Job, database_url: str | None, listener: Listener, *, fresh: bool, trainer: str | None = None) -> Tuned:
     """Search as `tune` does, and return what is known of the winner, too."""
     target = None if trainer is None else _target(trainer, job)
+    # The tuner checks more, but only once other work on the devices has ended.
+    load_sampler(job.search.sampler)
+    check_readable(job.search)
     with search_bench(job, database_url, listener) as bench:
         best = Tuner(bench, listener, target).tune(fresh=fresh)
         certificate = known_certificate(bench.prepared, best.plan, bench.folder)

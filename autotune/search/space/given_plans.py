@@ -11,6 +11,7 @@ from autotune.workload import Prepared
 from trials import plugins
 from trials.data.packers import PACKERS
 from trials.errors import DataError, InvalidPlan, UnknownName
+from trials.job import SearchSection
 from trials.model.cut import check_layers
 from trials.plan import Padded, Plan
 from trials.units import number_of
@@ -39,16 +40,30 @@ def queued_plans(prepared: Prepared) -> dict[str, Plan]:
     return found
 
 
+def check_readable(search: SearchSection) -> None:
+    """Raise JobError for a plan that cannot be read, before anything is known of the devices and the data."""
+    current = () if search.current_plan is None else (("search.current_plan", search.current_plan),)
+    for key, path in (*current, *((f"search.queue[{number}]", each) for number, each in enumerate(search.queue))):
+        _read(path, key)
+
+
+def _read(path: Path, key: str) -> Plan:
+    try:
+        return read_plan(path)
+    except PredictError as error:
+        raise JobError(f"{key}: {error}") from error
+
+
 def _given(prepared: Prepared, path: Path, key: str) -> Plan:
     """Read the plan in the file that this key of the job names. Raise JobError."""
     workload = prepared.workload
     model, devices = workload.model, workload.hardware.devices
+    plan = _read(path, key)
     try:
-        plan = read_plan(path)
         check_layers(plan, vision_layers=model.vision_layers, language_layers=model.language_layers, dtype=model.dtype)
         for level in () if isinstance(plan.packing, Padded) else plan.packing.levels:
             plugins.load(PACKERS, level.packer)
-    except (PredictError, InvalidPlan, UnknownName) as error:
+    except (InvalidPlan, UnknownName) as error:
         raise JobError(f"{key}: {error}") from error
     if plan.layout.world_size != devices:
         raise JobError(
