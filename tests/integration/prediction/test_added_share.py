@@ -1,6 +1,7 @@
-"""How much exchanges of weights and gradients add to the passes of layers, timed by two real ranks."""
+"""How much exchanges of weights and gradients, and averages, add to passes of layers, timed by two real ranks."""
 
 import os
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,9 @@ from trials.channels.folder import file_rendezvous
 from trials.engine.group import process_group
 from trials.job import ModelSection, TrainingSection
 from trials.tasks.profiling.gathers import time_added_share
+from trials.tasks.profiling.layer_passes import run_layers, share_of_turn
 from trials.tasks.profiling.one_of_each import one_of_each
-from trials.tasks.profiling.overlap import saved_share
+from trials.tasks.profiling.overlap import Overlap, time_overlap
 from trials.tasks.profiling.pace import Pace
 from trials.tasks.request import ProbeSizes
 
@@ -30,7 +32,7 @@ MESSAGES = ("all_gather_into_tensor", "reduce_scatter_tensor")
 def test_the_saved_share_is_that_of_the_shorter_of_both(
     alone: float, computing: float, both: float, saved: float
 ) -> None:
-    assert saved_share(lambda: alone, lambda: computing, lambda: both) == pytest.approx(saved)
+    assert share_of_turn(lambda: alone, lambda: computing, lambda: both) == pytest.approx(saved)
 
 
 @pytest.mark.ranks
@@ -65,3 +67,35 @@ def timed(model: Path, rendezvous: str, seconds: float) -> tuple[float, dict[str
         stage = one_of_each(ModelSection(path=str(model), dtype="float32"), TrainingSection(), torch.device("cpu"))
         pace = Pace.of(seconds, device)
         return time_added_share(stage, SIZES, 0.001, device, pace), dict(sent), pace.shortened
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("seconds", [60.0, 0.001])
+def test_averages_begin_evenly_during_the_passes(example: Path, tmp_path: Path, seconds: float) -> None:
+    found = on_ranks(overlapped, example / "model", file_rendezvous(tmp_path / "meeting"), seconds)
+    assert len({overlap.bucket_bytes for overlap, _, _ in found}) == 1
+    for overlap, events, shortened in found:
+        assert 0 <= overlap.hidden_share <= 1
+        assert ("averaging of gradients during computation" in shortened) is (seconds < 1)
+        both = re.search("p(a+p)+a+$", events)
+        assert both
+        of_passes = [len(averages) for averages in both[0].split("p")[1:]]
+        assert max(of_passes) <= 1 + min(of_passes)
+        # At most once more: either of them is repeated until both take as long.
+        assert len(of_passes) <= 2 or sum(of_passes) * overlap.bucket_bytes <= 8 << 20
+
+
+def overlapped(model: Path, rendezvous: str, seconds: float) -> tuple[Overlap, str, dict[str, float]]:
+    """Return (what this rank measures, its passes "p" and averages "a" in turn, `Pace.shortened`)."""
+    rank, ranks, events = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), list[str]()
+
+    def noted(event: str, original: Any, *given: Any, **named: Any) -> Any:
+        events.extend(event if event == "p" or "async_op" in named else "")
+        return original(*given, **named)
+
+    with process_group(rank, rank, ranks, rendezvous) as device, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "all_reduce", partial(noted, "a", distributed.all_reduce))
+        patch.setattr("trials.tasks.profiling.overlap.run_layers", partial(noted, "p", run_layers))
+        stage = one_of_each(ModelSection(path=str(model), dtype="float32"), TrainingSection(), torch.device("cpu"))
+        pace = Pace.of(seconds, device)
+        return time_overlap(stage, SIZES, device, 3, pace), "".join(events), pace.shortened

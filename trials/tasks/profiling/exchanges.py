@@ -16,6 +16,7 @@ from trials.tasks.answer import CommunicationTiming, ExchangeTiming, UpdateTimin
 from trials.tasks.profiling.gathers import time_added_share, time_gathers, time_scatter
 from trials.tasks.profiling.links import layouts_of_all, time_averages, time_host, time_messages
 from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
+from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
 from trials.tasks.profiling.pace import Pace, Slowest
 from trials.tasks.profiling.probes import Probe, ProbeBytes
 from trials.tasks.profiling.sharing import time_sharing
@@ -90,7 +91,10 @@ def time_exchanges(
     pace = Pace.of(seconds, device)
     communications, averages = list[CommunicationTiming](), list[ExchangeTiming]()
     for grid in layouts_of_all():
-        communications.append(time_messages(grid, device, task.repeats, pace))
+        overlap = NO_OVERLAP
+        if grid.data == grid.world_size > 1:
+            overlap = time_overlap(stage, task.sizes, device, task.repeats, pace)
+        communications.append(time_messages(grid, overlap, device, pace))
         averages += time_averages(grid, task.of_node, device, task.repeats, pace)
     sharing = tuple(time_sharing(stage, task.sizes, device, bytes_of, pace))
     tensor = tuple(time_tensor(stage, task.sizes, device, pace))

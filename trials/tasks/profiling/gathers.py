@@ -14,16 +14,13 @@ from torch import distributed, nn
 
 from trials.engine.gathering import gathered_together
 from trials.tasks.answer import ExchangeTiming
+from trials.tasks.profiling.layer_passes import middle_probes, run_layers, saved_share
 from trials.tasks.profiling.one_of_each import OneOfEach
-from trials.tasks.profiling.overlap import saved_share
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, slope
-from trials.tasks.profiling.probes import Probe, probes
 from trials.tasks.request import ProbeSizes
 
 # A choice: the weights of a layer take longer than a message, so fewer repeats do.
 _REPEATS = 10
-# A choice: on two CPU cores, single turns differ by half of the share, and medians of 20 by a tenth.
-_TURNS = 12
 _LAYERS = 4
 """Layers of a tower in a row; a choice: most of them have one before and one behind."""
 
@@ -83,7 +80,7 @@ def time_added_share(stage: OneOfEach, sizes: ProbeSizes, expected: float, devic
     """
     towers = [
         (probe, _LayerMessages(stage.parameters_by_kind[probe.layer], device))
-        for probe in _middle(stage, sizes, device)
+        for probe in middle_probes(stage, sizes, device)
     ]
     what = "exchanges during passes"
     if distributed.get_world_size() == 1 or not pace.repeats(what, len(towers) * _LAYERS * expected, 1):
@@ -96,27 +93,14 @@ def time_added_share(stage: OneOfEach, sizes: ProbeSizes, expected: float, devic
 
     def passes() -> None:
         for probe, _ in towers:
-            _run_layers(probe)
+            run_layers(probe, _LAYERS)
 
     def both() -> None:
         for probe, sent in towers:
-            _run_layers(probe, sent)
+            run_layers(probe, _LAYERS, sent.gather, sent.exchange)
+            sent.wait()
 
-    saved = partial(saved_share, *(begun_together(run, device) for run in (messages, passes, both)))
-    return 1.0 - max(-1.0, min(1.0, statistics.median(pace.repeat(saved, _TURNS))))
-
-
-def _middle(stage: OneOfEach, sizes: ProbeSizes, device: torch.device) -> Iterator[Probe]:
-    """Yield a probe of each tower, of the usual kind of layer, with a pack of middle size."""
-    middle = ProbeSizes(
-        unit_counts=(sorted(sizes.unit_counts)[len(sizes.unit_counts) // 2],),
-        sample_shapes=(sorted(sizes.sample_shapes, key=math.prod)[len(sizes.sample_shapes) // 2],),
-        image_units=sizes.image_units,
-    )
-    usual = {"vision": stage.cut.vision[:1], "language": stage.cut.language[:1]}
-    for probe in probes(stage, middle, device):
-        if probe.number in usual.get(probe.layer, ()):
-            yield probe
+    return 1.0 - saved_share(messages, passes, both, device, pace)
 
 
 class _LayerMessages:
@@ -150,20 +134,6 @@ class _LayerMessages:
         for work in self._works:
             work.wait()
         self._works = []
-
-
-def _run_layers(probe: Probe, sent: _LayerMessages | None = None) -> None:
-    """Run the forward and backward passes of several such layers while ranks send the messages, if any."""
-    states = probe.states.detach().clone().requires_grad_()
-    for _ in range(_LAYERS):
-        if sent:
-            sent.gather()
-        states = probe.run(states)
-        if sent and states.requires_grad:
-            states.register_hook(lambda _: sent.exchange())
-    states.backward(torch.ones_like(states))
-    if sent:
-        sent.wait()
 
 
 def _gather_seconds(what: str, groups: Sequence[Sequence[nn.Parameter]], device: torch.device, pace: Pace) -> float:

@@ -12,7 +12,7 @@ from trials.engine.gradients.node_reduction import NodeReduction
 from trials.grid import Grid
 from trials.offload.transfers import Transfers
 from trials.tasks.answer import CommunicationTiming, ExchangeTiming
-from trials.tasks.profiling.overlap import NO_OVERLAP, time_overlap
+from trials.tasks.profiling.overlap import Overlap
 from trials.tasks.profiling.pace import LEAST_BYTES, Pace, begun_together, ladder, now, slope
 
 # Choices: of 1 KiB the latency is nearly all, and 4 MiB are about the states of a pack.
@@ -38,13 +38,12 @@ def layouts_of_all() -> Iterator[Grid]:
             yield Grid(pipeline=pipeline, data=ranks // pipeline)
 
 
-def time_messages(grid: Grid, device: torch.device, repeats: int, pace: Pace) -> CommunicationTiming:
+def time_messages(grid: Grid, overlap: Overlap, device: torch.device, pace: Pace) -> CommunicationTiming:
     """Time messages to the next stage while all ranks of a layout send, as in a training. Every rank must call it.
 
-    With all ranks in data parallelism, averages during a computation are timed as well.
+    `overlap` is what averages in this layout save during passes.
     """
     latency, per_byte = _time_links(grid, device, pace)
-    overlap = time_overlap(device, repeats, pace) if grid.data == grid.world_size > 1 else NO_OVERLAP
     return CommunicationTiming(
         pipeline=grid.pipeline,
         data=grid.data,
