@@ -14,8 +14,8 @@ _MUCH_BYTES = 1 << 30
 """Size of the work folder from which it is worth a look."""
 
 
-def database_findings(store: Store) -> Iterator[Finding]:
-    """Yield agents, trials and trainings that ended without saying so."""
+def database_findings(store: Store, folder: Path) -> Iterator[Finding]:
+    """Yield agents, trials and trainings that ended without saying so. `folder` is that of the spool."""
     agents = store.agents()
     for agent in agents.values():
         if has_died(agent):
@@ -27,7 +27,10 @@ def database_findings(store: Store) -> Iterator[Finding]:
                 what=f"{place(agent)}: this host cannot check whether it still runs",
                 remedy="check on that host; if it has ended, `autotune tune JOB` or `launch` with its job replaces it",
             )
+    waiting = {path.stem for path in Spool(folder).pending()} if folder.exists() else set()
     for trial in store.running_trials():
+        if trial.id in waiting:
+            continue
         owner = agents.get(trial.agent_id or "")
         # One that ended by itself was interrupted: its study can be continued at any time.
         if has_died(owner) if owner else trial.agent_id is None:

@@ -74,7 +74,7 @@ def _examine(options: Options, file: "JobFile | None", warnings: Sequence[str]) 
                 "best_plans": store.count_best_plans(),
                 "agents": len(store.agents()),
             }
-            findings += database_findings(store)
+            findings += database_findings(store, spool_folder(folder))
     except StorageError as error:
         problem = error
     if job and job.training.compile and (missing := missing_tool(hardware.accelerator)):

@@ -283,6 +283,8 @@ def compare_plans(options: Options, first: str, second: str) -> None:
     with read_store(options.database_url()) as store:
         best_known = _found(store, first), _found(store, second)
         one, other = _together(store, best_known, (first, second))
+        if (one.plan.id, one.study.id) == (other.plan.id, other.study.id):
+            raise click.UsageError(f"{first} and {second} are one plan, {one.plan.id}@{one.study.id}; name two")
         ran = {tried.study.id: trials_behind(tried.won, store) for tried in (one, other) if tried.won}
     # A plan of which only runs of an earlier search are compared may have won a later one.
     elsewhere = tuple(

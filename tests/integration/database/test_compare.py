@@ -232,9 +232,10 @@ def test_a_program_gets_the_same(url: str) -> None:
         ("feed", "no plan begins with 'feed'"),
         (f"{packed_plan(40).id}@tiny-internvl", "several studies begin with"),
         (f"{PADDED_PLAN.id}@nowhere", "no study has a name or id that begins with 'nowhere'"),
+        (packed_plan().id[:6], f"are one plan, {packed_plan().id}@"),
     ],
 )
-def test_an_unknown_name_is_refused(url: str, plan: str, message: str) -> None:
+def test_a_second_plan_that_cannot_be_compared_is_refused(url: str, plan: str, message: str) -> None:
     answer = asked(url, packed_plan().id, plan)
     assert answer.exit_code == 2
     assert message in answer.stderr

@@ -83,6 +83,16 @@ def test_a_trial_whose_search_was_interrupted_is_not_said_to_run(store: Store) -
     assert [line.split(maxsplit=3)[3] for line in lines] == ["ended without a result", "running, or its process died"]
 
 
+def test_a_trial_whose_result_waits_is_not_said_to_be_given_up(store: Store) -> None:
+    study = store.create_study(WORKLOAD.fingerprint, {}, seed=0)
+    trial = store.start_trial(study.id, packed_plan(5), "sampled").id
+    (given_up,) = document("doctor")["findings"]
+    assert "has no result, and its process is gone" in given_up["what"]
+    Spool(spool_folder(work_folder(default_url()))).put(result_of(trial))
+    (waiting,) = document("doctor")["findings"]
+    assert waiting["remedy"] == "nothing to do: the next search or training stores them"
+
+
 def test_a_study_is_deleted_with_its_copy_for_optuna_and_its_waiting_results(store: Store, older: StudyRecord) -> None:
     newer = store.studies()[0]
     with database(store.optuna_url) as storage:
