@@ -14,7 +14,6 @@ import torch
 from autotune.data_problems import check_media, warn_of_bad_data
 from autotune.dimensions.folds import unprofiled
 from autotune.dimensions.sequence import knows_sequence
-from autotune.epoch_balance import step_sums
 from autotune.errors import PredictError
 from autotune.events import Listener, unheard
 from autotune.folders import lengths_folder
@@ -22,8 +21,8 @@ from autotune.forecast.cluster import Cluster
 from autotune.held_out import hold_out
 from autotune.machine.hardware import default_workers
 from autotune.prediction.calibration import CalibrationState
-from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Prediction
+from autotune.prediction.sizes import EpochSizes
 from autotune.prediction.timeline import Timeline, timeline
 from autotune.search.execution.ledger import is_conclusive
 from autotune.search.learning.calibrated import CalibratedPredictor
@@ -34,7 +33,6 @@ from autotune.search.space.feasible import feasible_space
 from autotune.search.study_settings import packs_of, search_of, teaches
 from storage.explanation import UNEXPLAINED
 from storage.records import FinishedTrial, StudyRecord
-from trials.arrays import Ints
 from trials.costs.layer_costs import LayerCosts
 from trials.data.epoch import Epoch
 from trials.data.index import DatasetIndex, profile
@@ -43,7 +41,7 @@ from trials.data.levels import check_levels
 from trials.data.pack_cost import cost_weights
 from trials.errors import DataError, InvalidPlan
 from trials.job import Job
-from trials.model.cut import check_layers, cut
+from trials.model.cut import check_layers
 from trials.model.inputs.encoders import load_measurer
 from trials.model.refusals.compiling import check_compilable
 from trials.model.refusals.heads import check_degrees
@@ -306,24 +304,22 @@ class Forecaster:
         return self._predictor.base.sizes(packing, layout).epoch
 
     def waiting_ratio(self, plan: Plan) -> float:
-        """Return the time of all passes with packs in random order, over that with packs as they are arranged.
+        """Return the epoch time with packs in random order, over that with packs as they are arranged.
 
-        The plan has one stage. Ranks meet at the end of each step, with shards of gradients after each micro-batch.
+        No ranks of the plan share packs.
         """
         base = self._predictor.base.with_costs(self._predictor.corrected.costs)
-        sizes = base.sizes(plan.packing, plan.layout)
-        passes = base.times.pass_seconds(Parts.of(cut(plan)), plan.layout, sizes.table)
-        seconds = np.sum(passes, axis=0)[:, 0]
-        epoch, random = sizes.epoch, np.random.default_rng(self.job.training.seed)
+        arranged, random = base.sizes(plan.packing, plan.layout), np.random.default_rng(self.job.training.seed)
+        packs = arranged.epoch.assignment
 
-        def waited(assignment: Ints) -> float:
-            load = seconds[assignment]
-            rows = load if plan.layout.shards_gradients else step_sums(epoch, load)
-            return float(rows.max(axis=1).sum())
+        def seconds(sizes: EpochSizes) -> float:
+            return float(base.plans_step_seconds((plan,), sizes).sum())
 
-        flat, shape = epoch.assignment.ravel(), epoch.assignment.shape
-        shuffled = (random.permutation(flat).reshape(shape) for _ in range(_DRAWS))
-        return fmean(map(waited, shuffled)) / waited(epoch.assignment)
+        def shuffled() -> EpochSizes:
+            drawn = random.permutation(packs.ravel()).reshape(packs.shape)
+            return EpochSizes(replace(arranged.epoch, arranged=lambda: drawn), plan.layout.tensor)
+
+        return fmean(seconds(shuffled()) for _ in range(_DRAWS)) / seconds(arranged)
 
     def _check(self, plan: Plan) -> None:
         try:
