@@ -16,6 +16,9 @@ _SMALLEST = 1e-3
 _EXACT = 1e-9
 # Above the rounding of the normal equations in float64, and too small to move a coefficient that the sizes decide.
 _RIDGE = 1e-12
+# A choice: outliers hardly move what other rows decide, and still decide what no other row does. Of six packs, four may
+# have samples of one length, so that only the other two tell the cost of tokens from that of their squares.
+_LEAST_WEIGHT = 1e-3
 _BISQUARE = 4.685
 """Tukey's constant: 95 % of the efficiency of least squares under normal errors."""
 
@@ -24,8 +27,8 @@ def fit_not_negative(sizes: Floats, values: Floats, terms: tuple[int, ...]) -> C
     """Return coefficients of the four columns of `sizes` [n, 4]; those outside `terms` are 0.
 
     Relative errors have equal weights. The fit starts with least absolute errors (iteratively re-weighted) and goes on
-    with Tukey's bisquare weights (Huber, Ronchetti: Robust Statistics, section 7.8), which ignore a measurement that is
-    far from the others.
+    with Tukey's bisquare weights (Huber, Ronchetti: Robust Statistics, section 7.8), with which a measurement that is
+    far from the others hardly counts.
     """
     rows = sizes[:, list(terms)]
     found = _relative_fit(rows, values, values)
@@ -50,14 +53,14 @@ def _relative_fit(rows: Floats, values: Floats, scale: Floats) -> Floats:
         before, found = found, _solve(rows, target, 1 / np.maximum(errors, 1e-6))
         if np.allclose(found, before, rtol=1e-3, atol=0):
             break
-    # Bisquare weights of outliers are 0. Their loss has local minima, so it starts from the least absolute errors.
+    # Bisquare weights of outliers are least. Their loss has local minima, so it starts from the least absolute errors.
     for _ in range(3):
         errors = np.abs(target - rows @ found)
         # 1.4826 median absolute errors are the standard deviation of normal errors.
         width = _BISQUARE * 1.4826 * float(np.median(errors))
         if width < _EXACT:
             break
-        found = _solve(rows, target, np.clip(1 - (errors / width) ** 2, 0, None) ** 2)
+        found = _solve(rows, target, np.maximum(np.clip(1 - (errors / width) ** 2, 0, None) ** 2, _LEAST_WEIGHT))
     return found
 
 

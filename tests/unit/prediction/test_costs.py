@@ -12,6 +12,7 @@ from autotune.errors import ProfileError
 from autotune.prediction.columns import holding_all
 from autotune.prediction.curves import Curves, fit_curve
 from autotune.prediction.fit.costs import fit_costs
+from autotune.prediction.fit.robust import fit_not_negative
 from autotune.prediction.stage_times import link_times
 from autotune.prediction.updates import update_seconds_per_parameter
 from tests.values.parameters import examples, parameters
@@ -255,6 +256,15 @@ def test_one_size_that_was_timed_wrongly_moves_nothing(kind: LayerKind, factor: 
     fitted = fit_costs([with_timings(first, disturb), second])
     for size in sizes_of(kind):
         assert seconds(fitted, kind, size) == pytest.approx(seconds(COSTS, kind, size), rel=0.03)
+
+
+def test_sizes_that_alone_tell_two_costs_apart_count_even_where_they_disagree_with_the_others() -> None:
+    """All but the longest samples have one length, so that their squares grow as their tokens do."""
+    tokens = np.array([200.0, 800, 1600, 3200, 800, 2000])
+    sizes = np.column_stack((np.zeros(6), tokens, [*200 * tokens[:4], *tokens[4:] ** 2], np.ones(6)))
+    times = np.array([25e-9, 25e-9, 25e-9, 25e-9, 25.5e-9, 26e-9]) * tokens
+    fitted = fit_not_negative(sizes, times, (1, 2, 3))
+    np.testing.assert_allclose(sizes @ np.array(fitted), times, rtol=0.02)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-6])
