@@ -1,9 +1,9 @@
 """A recommendation as a text for people and as a document for programs."""
 
-import math
 from itertools import chain
 from typing import Any
 
+from autotune.advice.operations import HOST_SECONDS
 from autotune.advice.recommendation import DeviceChoice, Origin, Recommendation
 from autotune.plan_text import plan_parts, plan_text
 from autotune.results.text_table import table
@@ -14,13 +14,12 @@ from trials.units import duration_text, number_of, speed_text, time_text
 _MEBI = 1 << 20
 _LEAST = 0.01
 """Device-hours, or their price, below which a job is too small for its figures to matter."""
-_HOST_SECONDS = 2e-3
-"""A choice: what the host takes to launch both passes of a layer. docs/benchmarks/gpu.md has 2 to 4 ms with an H200."""
 _SOURCES: dict[Origin, str] = {
     "measured": "measured, from the profile of the model's layers",
     "measured layers, analytic links": "layers are measured on one device; exchanges are analytic, from the data sheet",
-    "analytic": "analytic, from the data sheet, without the time to read and decode images: nothing was measured, "
-    "which `autotune profile JOB` does on a device",
+    "analytic": f"analytic, from the data sheet, and {HOST_SECONDS * 1e3:.0f} ms or more for a layer, in which the "
+    "host launches its operations, without the time to read and decode images: nothing was measured, which "
+    "`autotune profile JOB` does on a device",
 }
 
 
@@ -111,27 +110,10 @@ def _origin(found: Recommendation) -> str:
         trials = max(each.trials for each in choices)
         corrected = f", corrected by {number_of(trials, 'trial')}" if trials else ""
         lines.append(f"{counts}: {_SOURCES[origin]}{corrected}; {error}")
-        fastest = min((_layer_seconds(found, each) for each in choices), default=math.inf)
-        if origin == "analytic" and fastest < _HOST_SECONDS:
-            lines.append(
-                f"  Too short: a layer computes a pack in {fastest * 1e3:.2g} ms, but the host takes about "
-                f"{_HOST_SECONDS * 1e3:.0f} ms to launch its operations, which is not counted"
-            )
         lines += [f"  Not measured: {text}" for text in dict.fromkeys(chain(*(each.extrapolated for each in choices)))]
     sheet = f"Data sheet: {found.sheet.source}" if found.sheet else ""
     profiled = f"Profile: {found.profiled}" if found.profiled else ""
     return "\n".join(filter(None, ("Where the numbers of devices have their times from:", *lines, sheet, profiled)))
-
-
-def _layer_seconds(found: Recommendation, choice: DeviceChoice) -> float:
-    """Return the seconds of a typical step for each pack and layer of a rank; infinite where no plan fits."""
-    if choice.forecast is None:
-        return math.inf
-    line = choice.forecast.timeline
-    packs, stages, _ = line.forward.shape
-    layers = found.shape.vision_layers + found.shape.language_layers
-    seconds: float = line.seconds * stages / (packs * layers)
-    return seconds
 
 
 def recommendation_document(found: Recommendation, price: float | None) -> dict[str, Any]:
