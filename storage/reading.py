@@ -25,7 +25,7 @@ def read_store(database_url: str | None = None) -> Iterator["Store"]:
     if absent and database_url is not None:
         raise DatabaseUnavailable(
             f"the database {url.masked(parsed)} does not exist; check --db, AUTOTUNE_DB_URL or `database` of the job, "
-            "or create it by `autotune db upgrade --db URL`"
+            "or run `autotune tune JOB`, which creates it"
         )
     if absent:
         with TemporaryDirectory() as folder, open_store(url.of_file(Path(folder) / "autotune.db")) as store:
