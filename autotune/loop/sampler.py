@@ -5,15 +5,18 @@ from collections.abc import Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
+from os import PathLike
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from autotune.data_problems import warn_of_skipped
-from autotune.errors import PackError
+from autotune.errors import PackError, PredictError
 from autotune.loop.same_data import check_same_data, check_same_packs
 from autotune.loop.samples import SampleDataset
+from autotune.plan_file import read_plan
 from trials import wire
 from trials.data.epoch import Epoch, EpochSettings, build_epoch
 from trials.data.steps.arrangement import ARRANGEMENT_VERSION
@@ -60,13 +63,13 @@ class PackSampler(_OneRank):
     def __init__(
         self,
         samples: SampleDataset,
-        plan: Plan | Packing,
+        plan: Plan | Packing | str | PathLike[str],
         *,
         rank: int = 0,
         ranks: int = 1,
         dataset: Sized | None = None,
     ) -> None:
-        """Take the packing of `plan` alone; `ranks` data ranks share the packs of each step.
+        """Take the packing of `plan` alone, which may be the path of a plan file; `ranks` data ranks share each step.
 
         `dataset` is the dataset to draw from if it is not `samples`; each of its items is one record of the data, those
         that are not trained on included, and packs have the numbers of these.
@@ -81,11 +84,7 @@ class PackSampler(_OneRank):
         # `bool` is a subclass of `int`: True would be taken for 1.
         if isinstance(ranks, bool) or not isinstance(ranks, int) or not isinstance(rank, int) or not 0 <= rank < ranks:
             raise PackError(f"rank {rank!r} of {ranks!r} does not exist; ranks are counted from 0")
-        packing = plan.packing if isinstance(plan, Plan) else plan
-        if not isinstance(packing, Packed | Padded | Levelled):
-            raise PackError(
-                f"plan must be a Plan or its packing, not {type(plan).__name__}; such as best_plan(job).plan"
-            )
+        packing = _packing(plan)
         if (degree := max(packing.degrees)) > 1:
             raise PackError(
                 f"the packs of the plan are shared by {degree} ranks, which only `launch` can do; set its sequence to "
@@ -232,6 +231,21 @@ class PackSampler(_OneRank):
         """Yield the packs of this rank in one step, as numbers of samples."""
         for rows in epoch.step(number).packs[self._rank]:
             yield self._numbers[rows].tolist()
+
+
+def _packing(plan: Plan | Packing | str | PathLike[str]) -> Packing:
+    """Return the packing of a plan, or of a plan file. Raise PackError for anything else."""
+    if isinstance(plan, str | PathLike):
+        try:
+            plan = read_plan(Path(plan))
+        except PredictError as error:
+            raise PackError(str(error)) from error
+    packing = plan.packing if isinstance(plan, Plan) else plan
+    if not isinstance(packing, Packed | Padded | Levelled):
+        raise PackError(
+            f"plan must be a Plan, its packing or a plan file, not {type(plan).__name__}; such as best_plan(job).plan"
+        )
+    return packing
 
 
 class EvenPackSampler(_OneRank):

@@ -16,6 +16,7 @@ from autotune import EvenPackSampler, PackSampler, SampleDataset
 from autotune.errors import PackError
 from autotune.workload import Prepared, prepare
 from tests.values.training import PACKED, job_of, plan_of
+from trials import wire
 from trials.data.records.sample import IGNORED, Encoded
 from trials.errors import DataError
 from trials.plan import Padded, Plan
@@ -293,7 +294,8 @@ def test_an_iteration_is_not_moved_by_another_one(samples: SampleDataset) -> Non
         ({"rank": 2, "ranks": 2}, "rank 2 of 2 does not exist"),
         ({"rank": "0"}, "rank '0' of 1 does not exist"),
         ({"ranks": 0}, "rank 0 of 0 does not exist"),
-        ({"plan": "5b38"}, "plan must be a Plan or its packing, not str; such as best_plan"),
+        ({"plan": 5}, "plan must be a Plan, its packing or a plan file, not int; such as best_plan"),
+        ({"plan": "gone.json"}, "gone.json cannot be read .No such file or directory.; give a file such as"),
         ({"samples": "job.yaml"}, "samples must be a SampleDataset, not str; make one from the job"),
         ({"dataset": [1, 2, 3]}, "the dataset has 3 items but the data of the job 50 records; make both of the same"),
     ],
@@ -302,6 +304,13 @@ def test_arguments_of_a_sampler_are_checked(arguments: dict[str, object], messag
     given: dict[str, object] = {"samples": samples, "plan": PLAN, **arguments}
     with pytest.raises(PackError, match=message):
         PackSampler(**given)  # type: ignore[arg-type]
+
+
+def test_a_plan_file_gives_the_packs_of_its_plan(samples: SampleDataset, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(wire.encode(PLAN))
+    for given in (file, str(file)):
+        assert list(PackSampler(samples, given)) == list(PackSampler(samples, PLAN))
 
 
 def test_a_dataset_of_ones_own_is_drawn_from_by_the_numbers_of_records(samples: SampleDataset) -> None:
