@@ -132,15 +132,6 @@ class StageTimes:
             exchange_back=exchange_back,
         )
 
-    def link_seconds(self, layout: Layout, sizes: Floats) -> tuple[Floats, Floats]:
-        """Return the seconds of the (states, gradients) between stages where one ends with a layer of each kind.
-
-        They are those of one pack, [1, 5], without further states, [links, kinds]; in one row if all links are alike.
-        """
-        latency, per_byte = link_times(self._costs, layout, np.arange(layout.pipeline))[..., None]
-        sends: Floats = latency + per_byte * (sizes @ self._outputs.T)
-        return sends, sends * self._has_backward
-
     def further_states(self, layers: Floats) -> Ints:
         """Return how many states stages send beside the output of their last layer, [plans, stages] or [stages].
 

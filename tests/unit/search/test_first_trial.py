@@ -67,7 +67,7 @@ def test_before_the_first_trial_each_plan_is_simulated_once_and_like_plans_toget
     predictor = Counting()
     assert [*advisor_of(predictor).predicted(1.5)]
     assert set(predictor.plans.values()) == {1}
-    assert predictor.simulations < len(predictor.plans) / 4
+    assert predictor.simulations < len(predictor.plans) / 5
     # Packs are built once for each packing, whatever the number of data ranks.
     packs = {id(epoch.packs.samples) for epoch in predictor.epochs}
     assert len(packs) == len({epoch.packing for epoch in predictor.epochs}) < len(predictor.epochs)
@@ -107,13 +107,13 @@ def test_before_the_first_trial_packings_and_layouts_that_are_surely_slower_are_
 
 
 def test_after_an_earlier_search_the_first_plan_is_the_best_of_climbs_from_several_packings() -> None:
-    alone, informed = Counting(batch=40), Counting(batch=40)  # of steps in which one climb ends at a worse packing
+    alone, informed = Counting(batch=32), Counting(batch=32)  # of steps in which one climb ends at a worse packing
     state = CalibratedPredictor(alone).state  # which corrects nothing
     of_one, of_several = next(advisor_of(alone).predicted(1.2)), next(advisor_of(informed, state).predicted(1.2))
-    assert informed.epoch_seconds(of_several) < 0.99 * alone.epoch_seconds(of_one)
+    assert informed.epoch_seconds(of_several) < 0.98 * alone.epoch_seconds(of_one)
     assert of_several.packing != of_one.packing
     # Each pipeline degree has one plan, as without an earlier search.
-    degrees = [plan.layout.pipeline for plan in advisor_of(Counting(batch=40), state).predicted(math.inf)]
+    degrees = [plan.layout.pipeline for plan in advisor_of(Counting(batch=32), state).predicted(math.inf)]
     assert degrees == sorted(set(degrees), key=degrees.index)
     assert len(degrees) > 1
 
