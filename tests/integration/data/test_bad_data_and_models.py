@@ -133,7 +133,7 @@ def test_a_search_on_text_alone_is_refused_where_every_image_is_lost(job: JobFil
 
 def test_the_data_of_a_second_command_is_known(job: JobFile, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):  # a search that is refused when the data has been read
-        code, reported = refusal("tune", job.spoil(search__sampler="nope"))
+        code, reported = refusal("run", job.spoil(search__sampler="nope"))
         assert (code, "'nope' is not one of the samplers" in reported) == (2, True)
         monkeypatch.setattr(measuring, "measure", None)
     assert {path.suffix for path in (home / "cache" / "autotune" / "lengths").iterdir()} == {".npz", ".tokens"}
