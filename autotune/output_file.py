@@ -34,7 +34,8 @@ def check_output_file(path: Path, suffixes: Iterable[str], mark: bytes = b"") ->
         raise _unwritable(path, error) from error
     if is_foreign:
         raise PackError(
-            f"{path} exists and is no such file of autotune, so it is not overwritten; remove it, or name another file"
+            f"{path} exists and is not an earlier output of this kind, so it is not overwritten; remove it, or name "
+            "another file"
         )
 
 

@@ -20,8 +20,8 @@ from trials.arrays import Ints
 from trials.data.epoch import Epoch
 
 _JSONL, _PARQUET = ".jsonl", ".parquet"
-# At the end of the last line, and in the schema behind the columns.
-_MARK = b"micro_batch"
+# The first line begins with it; the schema behind the columns has it.
+_MARKS = {_JSONL: b'{"samples": [', _PARQUET: b"micro_batch"}
 # A choice: an epoch of a million packs is never in memory as Python's lists.
 _BATCH = 8192
 """Packs that are written at a time."""
@@ -41,7 +41,7 @@ class _Batch:
 
 def check_pack_file(path: Path) -> None:
     """Check, before any work is done, that `write_packs` can write this file. Raise PackError."""
-    check_output_file(path, (_JSONL, _PARQUET), _MARK)
+    check_output_file(path, _MARKS, _MARKS.get(path.suffix, b""))
     if path.suffix == _PARQUET:
         _parquet()
 

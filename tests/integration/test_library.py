@@ -335,5 +335,5 @@ def test_packs_are_not_written_over_an_input(job: JobFile) -> None:
     data = Path(yaml.safe_load(job.path.read_text())["data"]["sources"][0]["path"])
     link = job.path.parent / "packs.jsonl"
     link.symlink_to(data)
-    with pytest.raises(PackError, match="is no such file of autotune, so it is not overwritten"):
+    with pytest.raises(PackError, match="is not an earlier output of this kind, so it is not overwritten"):
         pack(job.path, qv=10, qt=500, out=link)

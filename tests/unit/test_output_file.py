@@ -53,6 +53,6 @@ def test_a_file_of_the_user_is_not_replaced(tmp_path: Path, content: bytes) -> N
     path = tmp_path / "packs.jsonl"
     path.write_bytes(content)
     with pytest.raises(
-        PackError, match=r"packs\.jsonl exists and is no such file of autotune, so it is not overwritten"
+        PackError, match=r"packs\.jsonl exists and is not an earlier output of this kind, so it is not overwritten"
     ):
         check_output_file(path, (".jsonl",), b'"mark"')

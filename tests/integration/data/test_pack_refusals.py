@@ -127,4 +127,4 @@ def test_an_input_is_not_overwritten(job: JobFile, example: Path, lengths: Path,
         content = out.read_bytes()
         code, output = refusal("pack", source, "--qv", "9", "--qt", "3000", "--out", out)
         assert (code, out.read_bytes()) == (2, content)
-        assert "exists and is no such file of autotune, so it is not overwritten; remove it" in output
+        assert "exists and is not an earlier output of this kind, so it is not overwritten; remove it" in output

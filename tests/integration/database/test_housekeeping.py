@@ -215,7 +215,7 @@ def test_an_export_replaces_no_file_of_the_user(store: Store, tmp_path: Path) ->
     data = tmp_path / "data.jsonl"
     data.write_text('{"messages": []}\n')
     code, message = refusal("db", "export", "--all", "--out", data)
-    assert (code, message.startswith(f"{data} exists and is no such file of autotune")) == (2, True)
+    assert (code, message.startswith(f"{data} exists and is not an earlier output of this kind")) == (2, True)
     assert data.read_text() == '{"messages": []}\n'
 
 

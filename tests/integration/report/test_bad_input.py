@@ -197,7 +197,8 @@ def test_names_with_html_and_escapes_are_text_everywhere(browser: Browser, tmp_p
         ("folder.html", "cannot be written (it is a folder); name a file in it"),
         (
             "notes.html",
-            "exists and is no such file of autotune, so it is not overwritten; remove it, or name another file",
+            "exists and is not an earlier output of this kind, so it is not overwritten; remove it, or name another "
+            "file",
         ),
         ("pipe.html", "cannot be written (it is a named pipe, not a regular file); name another file"),
     ],
@@ -207,7 +208,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(name: str, said: str, 
     (tmp_path / "notes.html").write_text("<p>mine")
     os.mkfifo(tmp_path / "pipe.html")
     code, message = refusal("report", "--db", study_url, "--out", tmp_path / name)
-    assert (code, message) == (2, f"{tmp_path / name}{':' if 'kind' in said else ''} {said}")
+    assert (code, message) == (2, f"{tmp_path / name}{':' if 'a file of this kind' in said else ''} {said}")
     assert (tmp_path / "notes.html").read_text() == "<p>mine"
 
 
