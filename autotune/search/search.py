@@ -187,24 +187,31 @@ class Search:
             self._announce(Note(text=text))
 
     def _compared(self) -> Iterator[Candidate]:
-        """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time."""
+        """Yield the first plan of each kind of baseline: needed kinds always, other kinds while there is time.
+
+        Where it is short, the kinds that are predicted slowest are left out: gains over those say least.
+        """
         needed, left_out = self._to_compare.needed(), self._left_out
+        firsts = {role: plans.pop(0) for role, plans in self._to_compare.plans.items()}
+
+        def rank(role: Role) -> tuple[bool, float]:
+            return self.predictor.learning_faults(firsts[role]) != (), self.predictor.epoch_seconds(firsts[role])
+
         # Those that can only be compared come last: they would take the time of those that keep the training.
-        for role, plans in sorted(
-            self._to_compare.plans.items(), key=lambda each: self.predictor.learning_faults(each[1][0]) != ()
-        ):
-            plan = plans.pop(0)
-            if role in needed or self.ledger.answer(plan) or self._budget.has_time(1):
+        waiting = sorted(firsts, key=lambda role: rank(role)[0])
+        while waiting:
+            role = waiting.pop(0)
+            plan, faster = firsts[role], sum(rank(other) < rank(role) for other in waiting)
+            if role in needed or self.ledger.answer(plan) or self._budget.has_time(1 + faster):
                 yield from self._seed(plan, role)
                 yield from self._faster(plan, role)
             else:
                 left_out[role] = plan
-        for role, plan in sorted(left_out.items(), key=lambda each: self.predictor.epoch_seconds(each[1])):
+        for role in sorted(left_out, key=rank):
             # Where all needed baselines were rejected, the search would end without a plan.
-            if self.ledger.open or any(map(ran, self.ledger.everything())):
-                break
-            del left_out[role]
-            yield from self._seed(plan, role)
+            has_none = not self.ledger.open and not any(map(ran, self.ledger.everything()))
+            if has_none or self._budget.has_time(1):
+                yield from self._seed(left_out.pop(role), role)
 
     def _faster(self, plan: Plan, role: Role) -> Iterator[Candidate]:
         """Yield a further plan of a kind of baseline, if it is predicted to be faster than this one was."""

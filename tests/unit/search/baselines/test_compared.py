@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.search.baselines import baselines
+from autotune.search.budget import Budget
 from autotune.search.learning.calibrated import CalibratedPredictor
 from autotune.search.packed import fastest_packed
 from autotune.search.roles import Role
@@ -67,6 +68,27 @@ def test_packs_of_one_length_that_run_slower_than_predicted_make_others_run_that
     number = bench.standings.baseline(Role.PACKED)
     assert number is not None
     assert bench.standings.entries[number].plan == expected[-1]
+
+
+def test_where_time_is_short_the_baseline_predicted_slowest_is_left_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = limits_of(MEMORY)
+    everything = baselines(workload_of(MEMORY), PREDICTOR, Solver(PREDICTOR, limits), limits, hold_all=False)
+    firsts = {each.role: each.plan for each in reversed([*everything])}
+    # The one that is fastest always runs.
+    *_, second, slowest = sorted(ALWAYS, key=lambda role: PREDICTOR.epoch_seconds(firsts[role]))
+
+    def has_time(budget: Budget, runs: int) -> bool:
+        compared = sum(trial.role in ALWAYS for trial in (*budget.ledger.trials, *budget.ledger.open))
+        return compared + runs < len(ALWAYS)
+
+    monkeypatch.setattr(Budget, "has_time", has_time)
+    ledger = bench.search(bench.study(), SimulatedLauncher(PREDICTOR))
+    roles = {trial.role for trial in ledger.trials}
+    assert (second in roles, slowest in roles) == (True, False)
+    assert ALWAYS.index(slowest) < ALWAYS.index(second), "the order alone would have left out the other one"
+    assert bench.said[-1].endswith(f"not run: {slowest}")
 
 
 def test_when_the_time_is_spent_a_baseline_that_keeps_the_training_is_measured(
