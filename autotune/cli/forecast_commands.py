@@ -17,6 +17,7 @@ from autotune.cli.parameters import (
     SET,
     SIZE,
     SIZE_OR_NONE,
+    Count,
     Time,
     common,
 )
@@ -115,13 +116,11 @@ def predict(options: Options, job: "JobFile", plan: str | None, top: int, plot: 
 @click.option("--packer", metavar="NAME", help=f"{', '.join(plugins.names(PACKERS))} or best. Default: best, by cost.")
 @click.option(
     "--data-parallel",
-    type=click.IntRange(min=1, max=1 << 16),
+    type=Count(1, 1 << 16),
     help="Number of data-parallel ranks. Default: the job's, or 8.",
 )
 @click.option("--global-batch", type=SIZE, help="Samples of a step. Default: the job's, or 128.")
-@click.option(
-    "--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Seed of order and packs. Default: the job's, or 0."
-)
+@click.option("--seed", type=SIZE_OR_NONE, help="Seed of order and packs. Default: the job's, or 0.")
 @click.option("--epoch", type=SIZE_OR_NONE, default=0, help="Number of the epoch, counted from 0.")
 @click.option(
     "--oversize",

@@ -68,7 +68,10 @@ def write_job(
 
 
 def _unread(data: Sequence[Path]) -> Iterator[str]:
-    """Yield why files cannot be read, which a setting of their source may mend. Raise JobError for one not there."""
+    """Yield why files cannot be read, which a setting of their source may mend.
+
+    Raise JobError for a file that is not there, and for a folder that is no source.
+    """
     from trials.data import formats  # numpy
 
     for path in data:
@@ -77,6 +80,8 @@ def _unread(data: Sequence[Path]) -> Iterator[str]:
         try:
             formats.resolve(Source(path=path), Path())
         except DataError as error:
+            if path.is_dir():
+                raise JobError(str(error)) from error
             yield str(error)
 
 

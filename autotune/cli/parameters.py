@@ -80,7 +80,16 @@ class Size(click.ParamType[int]):
         return size
 
 
-SIZE, SIZE_OR_NONE = (click.IntRange(min=least, max=2**31 - 1) for least in (1, 0))
+class Count(click.IntRange):
+    """A whole number of things."""
+
+    name = "integer"  # what messages and help call it
+
+    def __init__(self, least: int, most: int = 2**31 - 1) -> None:
+        super().__init__(min=least, max=most)
+
+
+SIZE, SIZE_OR_NONE = map(Count, (1, 0))
 
 
 def _job_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> "JobFile | None":
@@ -149,7 +158,7 @@ def common_with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
     return guarded(with_common_options(command), starts_ranks=True)
 
 
-DEVICES = click.option("--devices", type=click.IntRange(min=1), help="Ranks to predict for. Default: the job's.")
+DEVICES = click.option("--devices", type=SIZE, help="Ranks to predict for. Default: the job's.")
 MEMORY = click.option(
     "--memory",
     "memory_limit_bytes",

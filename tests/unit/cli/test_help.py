@@ -30,3 +30,9 @@ def test_a_recommendation_for_a_model_without_data_says_what_is_missing(model: s
     shown = CliRunner().invoke(main, ["recommend", model, "--device", "h100"])
     assert shown.exit_code == 2
     assert f"{model} is not a job file; name one, or the annotation files after the model" in shown.stderr
+
+
+def test_a_number_that_is_none_is_named_in_plain_words() -> None:
+    shown = CliRunner().invoke(main, ["recommend", "model", "data.jsonl", "--device", "h100", "--devices", "1-8"])
+    assert shown.exit_code == 2
+    assert "Invalid value for '--devices': '1-8' is not a valid integer." in shown.stderr

@@ -337,6 +337,14 @@ def test_nothing_is_overwritten_and_missing_data_is_named() -> None:
     assert "there is no folder " in refusal("init", "MODEL", "train.jsonl", "--out", "none/job.yaml")[1]
 
 
+def test_a_folder_in_place_of_its_files_is_refused_with_their_names() -> None:
+    Path("data").mkdir()
+    Path("data/train.jsonl").touch()
+    assert "did not write; name a file of records" in refusal("init", "MODEL", "data")[1]
+    assert "(files in it: train.jsonl)" in refusal("init", "MODEL", "data")[1]
+    assert not Path("job.yaml").exists()
+
+
 def test_data_in_no_known_form_are_named_with_the_setting_that_may_mend_it() -> None:
     Path("other.jsonl").write_text('{"left": 1, "right": 2}\n')
     answer = CliRunner().invoke(main, ["init", "MODEL", "other.jsonl", "--json"])

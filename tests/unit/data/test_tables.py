@@ -136,7 +136,12 @@ def test_a_folder_of_splits_asks_for_one(tmp_path: Path, datasets: Any, dataset:
     datasets.DatasetDict({"train": dataset, "test": dataset}).save_to_disk(tmp_path / "both")
     with pytest.raises(DataError, match="name the folder of one of them: test, train"):
         read_all(tmp_path / "both")
-    with pytest.raises(DataError, match="a folder that `save_to_disk` did not write; list the files in it"):
+    did_not = r"a folder that `save_to_disk` did not write; name a file .*\(files in it: "
+    with pytest.raises(DataError, match=did_not + r"none\)"):
+        read_all(tmp_path)
+    for name in "dabc":
+        (tmp_path / f"{name}.jsonl").touch()
+    with pytest.raises(DataError, match=did_not + r"a.jsonl, b.jsonl, c.jsonl, more\)"):
         read_all(tmp_path)
     assert len(read_all(tmp_path / "both" / "train")) == 10
 

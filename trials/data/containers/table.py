@@ -23,6 +23,8 @@ from trials.regular_file import check_regular
 
 # A choice: columns may hold images of some MB each, and the rows of a batch are in memory together.
 _BATCH_ROWS = 64
+# A choice: of a message, which stays readable where the folder has the images.
+_SHOWN_FILES = 3
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
@@ -89,8 +91,11 @@ def _table(path: Path) -> Any:
         if (path / "dataset_dict.json").exists():
             splits = ", ".join(sorted(part.name for part in path.iterdir() if part.is_dir()))
             raise DataError(f"{path} holds several splits; name the folder of one of them: {splits}") from error
+        names = sorted(file.name for file in path.iterdir() if file.is_file())
+        shown = ", ".join([*names[:_SHOWN_FILES], *(["more"] if len(names) > _SHOWN_FILES else [])])
         raise DataError(
-            f"{path} is a folder that `save_to_disk` did not write; list the files in it as separate sources"
+            f"{path} is a folder that `save_to_disk` did not write; name a file of records, or several as separate "
+            f"sources (files in it: {shown or 'none'})"
         ) from error
     return _opened(path, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}")
 
