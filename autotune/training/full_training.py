@@ -239,7 +239,7 @@ class _Watch:
         self._log.add(line)
         if isinstance(line, Progress):
             self._silence.step(line.seconds)
-            if self._blanks.add(line.blank_samples):
+            if self._blanks.add(line.blank_samples, line.blank_reason):
                 _log.warning("until step %d, %s; the logs in %s name them", line.step, str(self._blanks), self._logs)
             self._on_step(line)
         else:

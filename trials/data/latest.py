@@ -44,19 +44,24 @@ class BlankSamples:
     """Count of samples that were blank since they could not be read. Its text says so."""
 
     def __init__(self) -> None:
-        self._count, self._next_told = 0, 1
+        self._count, self._next_told, self._reason = 0, 1, ""
 
-    def add(self, samples: int) -> bool:
-        """Count blank samples; return whether a warning is due: at the first, and whenever they are twice as many."""
+    def add(self, samples: int, reason: str = "") -> bool:
+        """Count blank samples; return whether a warning is due: at the first, and whenever they are twice as many.
+
+        `reason` is that of one of them, with file and line; the text has the first one.
+        """
         self._count += samples
+        self._reason = self._reason or reason
         is_due = self._count >= self._next_told
         if is_due:
             self._next_told = 2 * self._count
         return is_due
 
     def __str__(self) -> str:
-        return number_of(
+        count = number_of(
             self._count,
             "sample could not be read and was replaced by a blank one",
             "samples could not be read and were replaced by blank ones",
         )
+        return count + (f" (the first: {self._reason})" if self._reason else "")

@@ -32,6 +32,8 @@ class TrialReport:
     stage: StageMeasurement
     blank_samples: int = 0
     """Samples of all ranks that could not be read, also in warm-up steps."""
+    blank_reason: str = ""
+    """Why the first of them could not be read, with file and line; empty for none."""
     kind: Literal["trial"] = "trial"
 
 

@@ -1,13 +1,13 @@
 """Sessions: the engine, data and memory meter of one rank for one request, built and closed together."""
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 from deepspeed import comm
 
@@ -45,6 +45,14 @@ WeightSource: TypeAlias = Callable[[Sequence[str], torch.device], None]
 """Allocates the parts of a model at some paths on a device, and fills them."""
 
 
+class BlankSample(NamedTuple):
+    """A sample that could not be read."""
+
+    targets: int
+    reason: str
+    """As one of the ranks says it, with file and line."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Session:
     """The parts with which one rank trains."""
@@ -58,9 +66,9 @@ class Session:
     encoder: Encoder
     latest: LatestSamples = field(default_factory=lambda: LatestSamples("run the same command again"))
     """Those of this rank."""
-    blank: set[tuple[int, int, int, int, int]] = field(default_factory=set)
-    """Samples that this rank could not read since they were taken: the reading, the first rank of the stage that has
-    their pack, the pack, their place in it, and their targets. They are the same for all ranks that have the pack."""
+    blank: dict[tuple[int, int, int, int], BlankSample] = field(default_factory=dict)
+    """Samples that this rank could not read since they were taken. Their keys are the same for all ranks that have the
+    pack: the reading, the first rank of the stage that has it, the pack, and the place in it."""
     _readings: int = 0
 
     def epoch(self, number: int) -> Epoch:
@@ -109,20 +117,21 @@ class Session:
             within=self.engine.stage.tensor.share,
         ):
             for fault in batch.faults:
-                self.blank.add((self._readings, place - fault.sharer, fault.pack, fault.sample, fault.targets))
+                key = self._readings, place - fault.sharer, fault.pack, fault.sample
+                self.blank[key] = BlankSample(fault.targets, fault.reason)
             if must_read:
                 self.latest.add(len(batch.tokens.lengths), [each.reason for each in batch.faults])
             yield batch
 
-    def take_blank(self) -> Ints:
-        """Return the targets of each sample that any rank could not read since the last call; every rank must call it.
+    def take_blank(self) -> list[BlankSample]:
+        """Return the samples that any rank could not read since the last call; every rank must call it.
 
         Ranks of other nodes may lack other files, so that stages, or ranks that share a pack, differ.
         """
-        of_ranks: list[set[tuple[int, ...]]] = [set()] * comm.get_world_size()
+        of_ranks: list[dict[tuple[int, ...], BlankSample]] = [{}] * comm.get_world_size()
         comm.all_gather_object(of_ranks, self.blank)
-        self.blank = set()
-        return np.array([targets for *_, targets in sorted(set().union(*of_ranks))], dtype=np.int64)
+        self.blank = {}
+        return [sample for _, sample in sorted(ChainMap(*of_ranks).items())]
 
     def step(self, batches: Iterator[MicroBatch], step: Step) -> float:
         """Run one optimizer step and return its loss.

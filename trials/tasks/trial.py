@@ -44,6 +44,7 @@ def run_trial(session: Session, task: Trial, channel: Channel) -> TrialReport:
             timed.append(step)
             if task.steered and not _goes_on(session, channel, timed, last=len(timed) == len(task.timed_steps)):
                 break
+    blank = session.take_blank()
     return TrialReport(
         step_seconds=tuple(each.seconds for each in timed),
         losses=tuple(each.loss for each in timed),
@@ -51,7 +52,8 @@ def run_trial(session: Session, task: Trial, channel: Channel) -> TrialReport:
         text_tokens=sum(each.step.text_tokens for each in timed),
         vision_units=sum(each.step.vision_units for each in timed),
         stage=_measure_stage(session, timed),
-        blank_samples=len(session.take_blank()),
+        blank_samples=len(blank),
+        blank_reason=blank[0].reason if blank else "",
     )
 
 

@@ -141,9 +141,9 @@ class Runner:
         if not isinstance(answer, Answers):
             return
         report = answer.reports[0]
-        if isinstance(report, TrialReport) and self._blanks.add(report.blank_samples):
+        if isinstance(report, TrialReport) and self._blanks.add(report.blank_samples, report.blank_reason):
             _log.warning(
-                "in trials until that of plan %s, %s, which load faster than others; the logs of the ranks name them",
+                "in trials until that of plan %s, %s; a blank sample loads faster than others",
                 plan.id,
                 str(self._blanks),
             )

@@ -352,10 +352,11 @@ def test_a_trial_that_ended_early_is_measured_by_the_steps_that_ran(tmp_path: Pa
 def test_samples_that_trials_cannot_read_are_told_at_the_first_and_when_they_are_twice_as_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    runner = runner_of(tmp_path, Reporting(lambda report: replace(report, blank_samples=3)))
+    runner = runner_of(tmp_path, Reporting(lambda report: replace(report, blank_samples=3, blank_reason="a:5: gone")))
     for _ in range(4):
         runner.run(PLAN)
-    counts = [re.findall(rf"until that of plan {PLAN.id}, (\d+) samples could not be read", x) for x in caplog.messages]
+    said = rf"until that of plan {PLAN.id}, (\d+) samples could not be read .*blank one[s]? \(the first: a:5: gone\); "
+    counts = [re.findall(said, message) for message in caplog.messages]
     assert [count for found in counts for count in found] == ["3", "6", "12"]
 
 

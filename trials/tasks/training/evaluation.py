@@ -124,7 +124,7 @@ def _mean_loss(session: Session, epoch: Epoch, stops: Callable[[], bool]) -> tup
 def _set_aside(session: Session) -> Iterator[None]:
     """Restore the blank samples, the latest ones, and the stopwatch."""
     blank, latest = session.blank, session.latest
-    session.blank, session.latest = set(), latest.anew()
+    session.blank, session.latest = {}, latest.anew()
     yield
     session.blank, session.latest = blank, latest
     session.engine.stopwatch.read()

@@ -77,6 +77,8 @@ class Progress:
     """Tokens of the step's samples, without padding."""
     blank_samples: int = 0
     """Samples of the step that could not be read; blank ones took their place."""
+    blank_reason: str = ""
+    """Why the first of them could not be read, with file and line; empty for none."""
     gradient_norm: float | None = None
     """Norm of the whole model's gradient before clipping; None where nothing needed it."""
     window: RankTimes | None = None

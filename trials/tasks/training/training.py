@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -238,28 +238,29 @@ def run_steps(
                 passes = parts[FORWARD] + parts.get(BACKWARD, 0.0)
                 found = _of_all_ranks(session, (parts.get(LOAD, 0.0), passes, float(len(session.blank))))
                 times = found[:, :2]
-                lost = session.take_blank() if found[:, 2].any() else np.zeros(0, dtype=np.int64)
+                lost = session.take_blank() if found[:, 2].any() else []
                 progress = Progress(
                     step=before + index + 1,
                     of=total,
-                    loss=_of_read(loss, step.targets, lost, training.loss_weighting),
+                    loss=_of_read(loss, step.targets, [each.targets for each in lost], training.loss_weighting),
                     seconds=seconds,
                     samples=step.samples,
                     learning_rate=learning_rate * factor,
                     data_wait_seconds=times[:, 0].max().item(),
                     text_tokens=step.text_tokens,
                     blank_samples=len(lost),
+                    blank_reason=lost[0].reason if lost else "",
                     gradient_norm=norm,
                 )
                 yield progress, times, stretch.ends_epoch and index + 1 == stretch.steps
 
 
-def _of_read(loss: float, targets: Ints, lost: Ints, weighting: LossWeighting) -> float:
+def _of_read(loss: float, targets: Ints, lost: Sequence[int], weighting: LossWeighting) -> float:
     """Return the mean loss of the samples that could be read, for the `loss` of a step in which others count as 0.
 
     `targets` are those of each sample of the step, and `lost` those of each that could not be read.
     """
-    total, missing = (sample_weights(each, weighting).sum() for each in (targets, lost))
+    total, missing = (sample_weights(each, weighting).sum() for each in (targets, np.array(lost, dtype=np.int64)))
     return float(loss * total / (total - missing)) if missing < total else loss
 
 

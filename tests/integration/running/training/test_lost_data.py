@@ -115,7 +115,8 @@ def test_a_launch_warns_at_the_first_samples_that_cannot_be_read(
 
     launch_in(tmp_path, prepared, on_step=on_step)
     assert warned_at == [1, 2]
-    assert "until step 1, 1 sample could not be read and was replaced by a blank one; the logs in " in caplog.text
+    assert "until step 1, 1 sample could not be read and was replaced by a blank one (the first: " in caplog.text
+    assert f"image {picture} cannot be" in caplog.text
 
 
 HIDES_FROM_RANKS = """
@@ -308,7 +309,9 @@ def test_a_trial_counts_the_samples_that_it_could_not_read(shallow: Path, pool: 
     answer = pool.ask(prepared.request(PIPELINE, Trial(warmup_steps=(0,), timed_steps=(1,))), 120)
     assert isinstance(answer, Answers), answer
     showing = sum(picture in prepared.index.sample(row).images for row in range(48))
-    assert [report.blank_samples for report in answer.reports if isinstance(report, TrialReport)] == [showing] * 2
+    reports = [report for report in answer.reports if isinstance(report, TrialReport)]
+    assert [report.blank_samples for report in reports] == [showing] * 2
+    assert all(str(picture) in report.blank_reason for report in reports)
 
 
 @pytest.mark.parametrize("reference", ["transformers", "stages"])
