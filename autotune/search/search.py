@@ -197,11 +197,11 @@ class Search:
         def rank(role: Role) -> tuple[bool, float]:
             return self.predictor.learning_faults(firsts[role]) != (), self.predictor.epoch_seconds(firsts[role])
 
-        # Those that can only be compared come last: they would take the time of those that keep the training.
+        # Those that can only be compared come last: a search that ends early has one that may win.
         waiting = sorted(firsts, key=lambda role: rank(role)[0])
         while waiting:
             role = waiting.pop(0)
-            plan, faster = firsts[role], sum(rank(other) < rank(role) for other in waiting)
+            plan, faster = firsts[role], sum(rank(other)[1] < rank(role)[1] for other in waiting)
             if role in needed or self.ledger.answer(plan) or self._budget.has_time(1 + faster):
                 yield from self._seed(plan, role)
                 yield from self._faster(plan, role)
