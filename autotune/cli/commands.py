@@ -17,6 +17,7 @@ from autotune.cli.parameters import (
     SET,
     SIZE,
     SUBMIT,
+    Count,
     Time,
     WorkflowGroup,
     common,
@@ -45,7 +46,7 @@ def main(**_: Any) -> None:
     type=click.Path(path_type=Path),
     help="Configuration of another trainer: DeepSpeed JSON, LLaMA-Factory, ms-swift, TRL or axolotl YAML, or a script.",
 )
-@click.option("--devices", type=SIZE, help="Ranks. Default: those of FILE, else all devices here.")
+@click.option("--devices", type=Count(1), help="Ranks. Default: those of FILE, else all devices here.")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("job.yaml"), show_default=True, help="File to write."
 )
@@ -60,7 +61,7 @@ def init(options: Options, model: str | None, data: tuple[Path, ...], **wanted: 
 @main.command()
 @JOB
 @SET
-@click.option("--trials", type=SIZE, help="Most trials to run; overrides the job.")
+@click.option("--trials", type=Count(1), help="Most trials to run; overrides the job.")
 @click.option(
     "--time-limit", type=Time(), metavar="TIME", help="Most time to search, such as 20min; overrides the job."
 )
@@ -91,7 +92,7 @@ def tune(options: Options, job: "JobFile", **wanted: Any) -> None:
     help="Plan file (YAML or JSON) or ID of a tried plan to train with. Default: the winner.",
 )
 @click.option("--resume-with", metavar="FILE|ID", help="Plan with which to continue a training of another plan.")
-@click.option("--steps", type=SIZE, help="Stop, with a checkpoint, after this many steps in all.")
+@click.option("--steps", type=Count(1), help="Stop, with a checkpoint, after this many steps in all.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of the ranks without starting them.")
 @click.option(
     "--certify",

@@ -6,13 +6,13 @@ from pathlib import Path
 import click
 
 from autotune.cli.context import Options, Terminated, first_signal_noted
-from autotune.cli.parameters import SIZE_OR_NONE, common_with_ranks
+from autotune.cli.parameters import Count, common_with_ranks
 from autotune.cli.visible import visible
 
 
 @click.command()
 @click.argument("agent", metavar="HOST:PORT")
-@click.option("--number", type=SIZE_OR_NONE, help="Number of this node. Default: as torchrun or DeepSpeed says.")
+@click.option("--number", type=Count(0), help="Number of this node. Default: as torchrun or DeepSpeed says.")
 @click.option(
     "--token-file", type=click.Path(path_type=Path), help="File with the agent's token. Default: in AUTOTUNE_TOKEN."
 )

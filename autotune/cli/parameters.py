@@ -85,11 +85,11 @@ class Count(click.IntRange):
 
     name = "integer"  # what messages and help call it
 
-    def __init__(self, least: int, most: int = 2**31 - 1) -> None:
+    def __init__(self, least: int, most: int | None = None) -> None:
         super().__init__(min=least, max=most)
 
 
-SIZE, SIZE_OR_NONE = map(Count, (1, 0))
+SIZE, SIZE_OR_NONE = (Count(least, 2**31 - 1) for least in (1, 0))
 
 
 def _job_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> "JobFile | None":
@@ -158,7 +158,7 @@ def common_with_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
     return guarded(with_common_options(command), starts_ranks=True)
 
 
-DEVICES = click.option("--devices", type=SIZE, help="Ranks to predict for. Default: the job's.")
+DEVICES = click.option("--devices", type=Count(1), help="Ranks to predict for. Default: the job's.")
 MEMORY = click.option(
     "--memory",
     "memory_limit_bytes",
