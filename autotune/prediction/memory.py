@@ -130,7 +130,7 @@ class StageMemory:
     def heaviest_step(self, of_levels: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> int:
         """Return the step of the epoch in which the stage of this number is expected to keep most bytes."""
         stage = [parts[number : number + 1] for parts in of_levels]
-        of_packs = np.max([case.sum(axis=1) for case in self._cases(stage, layout, number, sizes)], axis=0)
+        of_packs = np.max([case.sum(axis=0) for case in self._cases(stage, layout, number, sizes)], axis=0)
         # Packs come step by step, and only the last step may have fewer.
         return int(of_packs.argmax() // sizes.blocks[0][0].size)
 
@@ -221,11 +221,11 @@ class StageMemory:
         if len(of_levels) == 1 and not layout.zero_bubble:
             return self._most(of_levels[0], layout, numbers, sizes)
         of_stages = (
-            self._peaks([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
+            self._waiting_and_most_of_one([parts[row : row + 1] for parts in of_levels], layout, number, sizes)
             for row, number in enumerate(numbers.tolist())
         )
-        found = [of_stage.sum(axis=1) for of_stage in of_stages]
-        return np.array([cases[0] for cases in found]), np.array([cases.max() for cases in found])
+        waiting, most = np.array([*of_stages]).T
+        return waiting, most
 
     # --- one level ---
 
@@ -245,14 +245,21 @@ class StageMemory:
 
     # --- several levels ---
 
+    def _waiting_and_most_of_one(
+        self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes
+    ) -> tuple[float, float]:
+        """Return `_waiting_and_most` of one stage."""
+        waiting, *others = (case.sum(axis=0).max() for case in self._cases(stage, layout, number, sizes))
+        return waiting, max(waiting, *others)
+
     def _peaks(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3]."""
-        return np.array([every[np.argmax(every.sum(axis=1))] for every in self._cases(stage, layout, number, sizes)])
+        return np.array([every[:, every.sum(axis=0).argmax()] for every in self._cases(stage, layout, number, sizes)])
 
     def _cases(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> list[Floats]:
         """Return what one stage keeps around the backward pass of each pack of each rank, step by step, by case.
 
-        Each case is [packs, 3], by the parts of `PeakParts` but the static one. `stage` is the stage as packs of each
+        Each case is [3, packs], by the parts of `PeakParts` but the static one. `stage` is the stage as packs of each
         level recompute it. The first case has all packs in flight as a backward pass begins, each further case is a
         moment of the pass, and the last case ends it. They are exact: packs in flight are those of the epoch, each
         keeps what is kept at its level, and those before have deferred weight gradients, as have its own later layers.
@@ -264,26 +271,28 @@ class StageMemory:
         known = DEFERRING_MOMENTS if layout.zero_bubble else MOMENTS
         # Most stages hold layers of one kind.
         moments = [moment for moment in known if stage[0].layers[0, moment.place[0]]]
-        waiting, deferred, beginning, ending, *later = np.zeros((4 + len(moments), len(sizes.table), 3))
+        waiting, deferred, beginning, ending, *later = np.zeros((4 + len(moments), 3, len(sizes.table)))
         for level, (degree, part) in enumerate(zip(sizes.epoch.packing.degrees, stage, strict=True)):
             of_layers = self.of_layers(degree, layout)
             packs = np.flatnonzero(sizes.levels == level)
+            table = sizes.table[packs]
             kept = of_layers.split(part, len(KINDS))
             # A pack has transient bytes, the third part, only while its backward pass runs.
-            waiting[packs, :2] = sizes.table[packs] @ np.vstack(kept).T
-            beginning[packs] = sizes.table[packs] @ np.vstack((*kept, of_layers.beginning(part))).T
+            waiting[:2, packs] = (table @ np.vstack(kept).T).T
+            beginning[:, packs] = (table @ np.vstack((*kept, of_layers.beginning(part))).T).T
             if defers:
-                deferred[packs, 0] = ending[packs, 0] = sizes.table[packs] @ of_layers.deferred(part)[0]
+                deferred[0, packs] = ending[0, packs] = table @ of_layers.deferred(part)[0]
             for moment, of_moment in zip(moments, later, strict=True):
                 left, (kind, _) = moment.left(part), moment.place
                 if left.layers[0, kind] if layout.zero_bubble else len(of_layers.needs_most_at(part, moment.place)):
-                    of_moment[packs] = sizes.table[packs] @ np.vstack(of_layers.running(left, moment.place)).T
-                    of_later = of_layers.deferred(part) - of_layers.deferred(left, kind + 1)
-                    of_moment[packs, 0] += defers * sizes.table[packs] @ of_later[0]
+                    of_moment[:, packs] = (table @ np.vstack(of_layers.running(left, moment.place)).T).T
+                    if defers:
+                        of_later = of_layers.deferred(part) - of_layers.deferred(left, kind + 1)
+                        of_moment[0, packs] += table @ of_later[0]
         first_deferred = partial(waiting_from, stages=layout.pipeline, stage=number, most=most_deferred)
         cases = (beginning, *later, ending) if layout.zero_bubble else (beginning, *later)
         packs, others = _others_in_flight(waiting, deferred, in_flight, first_deferred, sizes)
-        return [case[packs] + others for case in cases]
+        return [case.take(packs, axis=1) + others for case in cases]
 
 
 def _largest(sizes: EpochSizes, in_flight: Ints, running: Floats, behind: Floats) -> Floats:
@@ -319,22 +328,22 @@ def _others_in_flight(
     """Return the packs of an epoch, and the bytes of those behind and before each while its backward pass runs.
 
     `waiting` are the bytes of the packs behind, in flight, and `deferred` those of the packs before, from the one that
-    `first_deferred` returns for each of a number of micro-batches; [packs, parts] each, like the result.
+    `first_deferred` returns for each of a number of micro-batches; [parts, packs] each, like the result.
     """
     packs, others = list[Ints](), list[Floats]()
     for block in sizes.blocks:
         # Backward passes keep the order of the packs, so those behind a pack are the ones that follow it.
-        before, ahead = (_sums_before(each[block]) for each in (waiting, deferred))
+        before, ahead = (_sums_before(each[:, block]) for each in (waiting, deferred))
         first = np.arange(block.shape[1])
-        behind = before[:, np.minimum(first + in_flight, block.shape[1])] - before[:, first + 1]
-        behind += ahead[:, first] - ahead[:, first_deferred(len(first))]
+        behind = before[:, :, np.minimum(first + in_flight, block.shape[1])] - before[:, :, first + 1]
+        behind += ahead[:, :, first] - ahead[:, :, first_deferred(len(first))]
         packs.append(block.reshape(-1))
-        others.append(behind.reshape(-1, waiting.shape[1]))
-    return np.concatenate(packs), np.concatenate(others)
+        others.append(behind.reshape(len(waiting), -1))
+    return np.concatenate(packs), np.concatenate(others, axis=1)
 
 
 def _sums_before(values: Floats) -> Floats:
-    """Return the sums along the second axis up to each value, from 0 to that of all."""
-    sums = np.zeros((len(values), values.shape[1] + 1, *values.shape[2:]))
-    np.cumsum(values, axis=1, out=sums[:, 1:])
+    """Return the sums along the third axis up to each value, from 0 to that of all; [..., ..., one more, ...]."""
+    sums = np.zeros((*values.shape[:2], values.shape[2] + 1, *values.shape[3:]))
+    np.cumsum(values, axis=2, out=sums[:, :, 1:])
     return sums
