@@ -1,9 +1,11 @@
 """Memory of a pipeline stage: static bytes, and the bytes that its packs keep under 1F1B."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from trials.costs.layer_costs import LayerCosts
 from trials.engine.static_memory import stages_static_bytes
 from trials.plan import Layout
 
+_Found: TypeAlias = WeakKeyDictionary[EpochSizes, dict[Hashable, tuple[float, float]]]
+"""Bytes of the stages of an epoch that were computed one by one; they go with its sizes."""
 _UNMODELLED = 0.01
 """Share of the kept bytes outside the layers; on measured stages it stayed below 0.4 %."""
 
@@ -74,10 +78,11 @@ class StageMemory:
             return cache(lambda degree, layout: LayerBytes.of(costs, degree, layout, factor, element_bytes))
 
         self._bytes = of_layers(kept)
+        self._found: _Found = WeakKeyDictionary()
         self._upper = copy(self)
         """The same, where each kind of layer keeps as much more as the error of its fit."""
         errors = np.array([costs[kind].bytes_error for kind in KINDS])
-        self._upper._bytes = of_layers(kept * (1 + errors[:, None]))
+        self._upper._bytes, self._upper._found = of_layers(kept * (1 + errors[:, None])), WeakKeyDictionary()
 
     def expected(self, parts: Parts, layout: Layout, numbers: Ints | int, sizes: EpochSizes) -> Floats:
         """Return the expected peak bytes of each of `parts` as the stage of its number, [stages].
@@ -248,9 +253,13 @@ class StageMemory:
     def _waiting_and_most_of_one(
         self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes
     ) -> tuple[float, float]:
-        """Return `_waiting_and_most` of one stage."""
-        waiting, *others = (case.sum(axis=0).max() for case in self._cases(stage, layout, number, sizes))
-        return waiting, max(waiting, *others)
+        """Return `_waiting_and_most` of one stage; plans that are solved one after the other have many stages alike."""
+        found = self._found.setdefault(sizes, {})
+        key = layout, number, *(part.key for part in stage)
+        if key not in found:
+            waiting, *others = (case.sum(axis=0).max() for case in self._cases(stage, layout, number, sizes))
+            found[key] = waiting, max(waiting, *others)
+        return found[key]
 
     def _peaks(self, stage: Sequence[Parts], layout: Layout, number: int, sizes: EpochSizes) -> Floats:
         """Return the peaks of one stage by the parts of `PeakParts` but the static one, [cases, 3]."""

@@ -80,6 +80,11 @@ class Parts:
         """These stages without the head."""
         return replace(self, layers=self.layers * (np.arange(len(KINDS)) < HEAD))
 
+    @property
+    def key(self) -> tuple[bytes, ...]:
+        """What equal stages have in common, and no others."""
+        return tuple(getattr(self, field.name).tobytes() for field in fields(self))
+
     def __len__(self) -> int:
         return len(self.layers)
 

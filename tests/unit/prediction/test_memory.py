@@ -12,7 +12,7 @@ from autotune.prediction.parts import Parts
 from autotune.prediction.predictor import Predictor
 from autotune.prediction.sizes import EpochSizes
 from tests.values.exchanges import averages, exchanging, of_weights
-from tests.values.search import BATCH, COSTS, INDEX, epoch_of, predictor_of
+from tests.values.search import BATCH, COSTS, INDEX, deferring, epoch_of, predictor_of
 from tests.values.training import PACKED, plan_of
 from trials.arrays import Floats
 from trials.costs.coefficients import KINDS, times
@@ -120,6 +120,36 @@ def test_only_the_last_stage_has_candidates_that_targets_tell_apart() -> None:
 def test_the_memory_of_a_plan_is_predicted_once() -> None:
     predictor, plan = predictor_of(), plan_of("5+0", "0+4", packing=PACKED)
     assert predictor.plans_memory((plan,))[0] is predictor.plans_memory((plan, plan))[1]
+
+
+def test_alike_stages_of_plans_of_an_epoch_are_computed_once() -> None:
+    """Each level of bytes by itself, and what a stage defers or recomputes tells it apart."""
+    computed = []
+
+    class CountedSizes(EpochSizes):
+        @override
+        def in_chunks(self, head: LayerCost) -> EpochSizes:
+            computed.append(self)
+            return super().in_chunks(head)
+
+    costs = deferring(replace(COSTS, layers=tuple((k, replace(cost, bytes_error=0.1)) for k, cost in COSTS.layers)))
+    predictor = Predictor(costs, epoch_of(INDEX, BATCH), 4, sizes=CountedSizes)
+    plan = plan_of("5+0", "0+2", "0+2", packing=PACKED)
+    plan = replace(plan, layout=replace(plan.layout, zero_bubble=True))
+    embeds, layers, ends = plan.stages
+    changed = [
+        replace(plan, stages=(embeds, other, ends))
+        for other in (replace(layers, most_deferred=0), replace(layers, recompute_language=1))
+    ]
+    found = predictor.plans_bytes((plan,))
+    assert len(computed) == 3
+    found += predictor.plans_bytes(changed)
+    assert len(computed) == 5
+    intervals = predictor.plans_memory((plan, *changed))
+    assert len(computed) == 10
+    assert found == [tuple(stage.expected for stage in stages) for stages in intervals]
+    assert intervals == [predictor_of(costs).predict(each).stage_memory for each in (plan, *changed)]
+    assert len({stages[1] for stages in found}) == 3
 
 
 def _keeping(cost: LayerCost, factor: float) -> LayerCost:
