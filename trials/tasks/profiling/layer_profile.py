@@ -24,7 +24,6 @@ from trials.model.weights import zero_weights
 from trials.tasks.answer import LayerTiming, ProfileReport
 from trials.tasks.profiling.ahead import HeadStart, host_seconds
 from trials.tasks.profiling.differing import of_tower
-from trials.tasks.profiling.exchanges import ExchangeRounds, time_exchanges
 from trials.tasks.profiling.loading import time_loading
 from trials.tasks.profiling.one_of_each import OneOfEach, one_of_each
 from trials.tasks.profiling.pace import slowest
@@ -51,6 +50,9 @@ def run_profile(request: Request, task: Profile, device: torch.device) -> Profil
     compile_seconds = _compile(stage, profiler, task, device) if request.job.training.compile else None
     rounds, of_all = None, None
     if (seconds := task.exchange_seconds) is not None:
+        # They import DeepSpeed, which nothing else here needs.
+        from trials.tasks.profiling.exchanges import ExchangeRounds, time_exchanges  # noqa: PLC0415
+
         of_all = partial(slowest, device)
         time_all = partial(time_exchanges, request, task, stage, device, seconds=seconds, bytes_of=profiler.sizes)
         rounds = ExchangeRounds(time_all, seconds, of_all)
