@@ -1,9 +1,10 @@
 """Layers without values: the operations of their passes, the bytes that they move and keep, and the time of both."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,6 +33,8 @@ _CHOOSING = ("embedding", "index", "index_select", "gather")
 _BACKWARD_PRODUCTS = 2.5
 """Products of FlashAttention's backward pass over those of its forward pass: five, with the scores again, for two."""
 
+_Maker: TypeAlias = Callable[[], Any]
+
 
 class SheetProfiler(Profiler):
     """Profiler of layers on torch's meta device: bytes are exact, and times those of a data sheet."""
@@ -55,7 +58,7 @@ class SheetProfiler(Profiler):
         )
 
     def sizes(self, probe: Probe) -> ProbeBytes:
-        with _fused_attention(self._stopwatch.clock):
+        with self._stopwatch.clock, _fused_attention(self._stopwatch.clock):
             return super().sizes(probe)
 
 
@@ -64,7 +67,7 @@ class _SheetStopwatch(Stopwatch):
 
     def __init__(self, sheet: DataSheet) -> None:
         super().__init__(META)
-        self.clock = _Clock(sheet)
+        self.clock = RooflineClock(sheet)
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
@@ -74,41 +77,85 @@ class _SheetStopwatch(Stopwatch):
         self._seconds[name] += self.clock.seconds
 
 
-class _Clock(TorchDispatchMode):
+class RooflineClock(TorchDispatchMode):
     """Adds up the time of operations: each takes as long as its products, or as its bytes, whichever take longer.
 
-    That is the roofline model (Williams, Waterman and Patterson 2009) of each operation.
+    That is the roofline model (Williams, Waterman and Patterson 2009) of each operation. Without values, shapes decide
+    what an operation takes and gives. Layers repeat few of them many times, so that it is computed once for equal ones.
     """
 
     def __init__(self, sheet: DataSheet) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._sheet, self.seconds = sheet, 0.0
+        self._known: dict[Hashable, tuple[float, _Maker | None]] = {}
+        """Seconds of operations with their inputs, and what makes their outputs, where it is not torch alone."""
 
     def add(self, operations: float, moved: float, element_bytes: int) -> None:
-        products = operations / (PRODUCT_SHARE * self._sheet.rate(element_bytes))
-        self.seconds += max(products, moved / (MEMORY_SHARE * self._sheet.memory_bytes_per_second))
+        self.seconds += self._roofline(operations, moved, element_bytes)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        found = func(*args, **(kwargs or {}))
+        if func._opname in _FREE:
+            return func(*args, **(kwargs or {}))
+        key = func, _described(args), _described(kwargs)
+        seconds, make = self._known.get(key, (None, None))
+        found = make() if make else func(*args, **(kwargs or {}))
+        if seconds is None:
+            seconds, make = self._known[key] = self._computed(func, args, kwargs or {}, found)
+        self.seconds += seconds
+        return found
+
+    def _computed(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], found: Any
+    ) -> tuple[float, _Maker | None]:
+        """Return the seconds of an operation, and what makes its outputs again if they have memory of their own."""
         read, written = list(_on_device((args, kwargs))), list(_on_device(found))
-        if not written or func._opname in _FREE:
-            return found
-        storages = {tensor.untyped_storage()._cdata for tensor in read}
-        is_view = all(tensor.untyped_storage()._cdata in storages for tensor in written)
-        if is_view and not func._schema.is_mutable:
-            return found
+        if not written:
+            return 0.0, None
+        given, made = ({tensor.untyped_storage()._cdata for tensor in each} for each in (read, written))
+        if made <= given and not func._schema.is_mutable:
+            return 0.0, None
         count = flop_registry.get(func._overloadpacket)
-        operations = count(*args, **(kwargs or {}), out_val=found) if count else 0
+        operations = count(*args, **kwargs, out_val=found) if count else 0
         moved = sum(map(_size, written))
         moved += moved if func._opname in _CHOOSING else sum(map(_size, read))
-        self.add(operations, moved, written[0].element_size())
-        return found
+        seconds = self._roofline(operations, moved, written[0].element_size())
+        has_own = len(made) == len(written) and made.isdisjoint(given)
+        return seconds, _maker(found) if has_own else None
+
+    def _roofline(self, operations: float, moved: float, element_bytes: int) -> float:
+        products = operations / (PRODUCT_SHARE * self._sheet.rate(element_bytes))
+        return max(products, moved / (MEMORY_SHARE * self._sheet.memory_bytes_per_second))
+
+
+def _described(value: Any) -> Hashable:
+    """Return what of an input decides what an operation takes and gives: of values, what equals nothing else."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_meta:
+            return object()
+        return value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes()
+    if isinstance(value, list | tuple):
+        return tuple([_described(each) for each in value])
+    if isinstance(value, dict):
+        return tuple([(name, _described(each)) for name, each in value.items()])
+    return type(value), value  # 1, 1.0 and True are equal, but not what comes of them
+
+
+def _maker(found: Any) -> _Maker | None:
+    """Return what makes new tensors like these; None where something else is among them."""
+    if isinstance(found, tuple):
+        makers = [_maker(each) for each in found]
+        return None if None in makers else lambda: tuple([make() for make in makers if make])
+    if not isinstance(found, torch.Tensor) or not found.is_meta:
+        return None
+    make = partial(torch.empty_strided, found.shape, found.stride(), dtype=found.dtype, device=META)
+    # The storage may be larger than the tensor.
+    return make if _described(make()) == _described(found) else None
 
 
 @contextmanager
-def _fused_attention(clock: "_Clock") -> Iterator[None]:
+def _fused_attention(clock: "RooflineClock") -> Iterator[None]:
     """Compute attention of meta tensors without keeping scores, as the kernels of devices do."""
 
     def attend(
@@ -139,7 +186,7 @@ class _Attention(torch.autograd.Function):
         key: torch.Tensor,
         value: torch.Tensor,
         mask: torch.Tensor | None,
-        given: tuple[_Clock, float],
+        given: tuple[RooflineClock, float],
     ) -> torch.Tensor:
         """`given` is the clock, and the share of scores that count."""
         # In memory heads are next to each other, so that what follows needs no copy.
