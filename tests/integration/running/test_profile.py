@@ -32,7 +32,7 @@ from trials.model.skeleton import build_skeleton, count_parameters, load_config
 from trials.outcome import Cause
 from trials.run.pool import Answers, WarmPool
 from trials.tasks.answer import LayerTiming, UpdateTiming
-from trials.tasks.profiling import layer_profile
+from trials.tasks.profiling import exchanges, layer_profile
 from trials.tasks.profiling.caches import Caches
 from trials.tasks.profiling.exchanges import Exchanges
 from trials.tasks.profiling.layer_profile import run_profile
@@ -264,7 +264,7 @@ def test_exchanges_are_timed_before_between_and_after_the_layers(
         begun.append("layers")
         return probing(profiler, probes)
 
-    monkeypatch.setattr(layer_profile, "time_exchanges", time_all)
+    monkeypatch.setattr(exchanges, "time_exchanges", time_all)
     monkeypatch.setattr(layer_profile, "slowest", lambda _, values: [*values])  # as on a single rank
     monkeypatch.setattr(layer_profile.Profiler, "timings", timings)
     sizes = ProbeSizes(unit_counts=(1, 2), sample_shapes=((1, 64), (2, 64)))
