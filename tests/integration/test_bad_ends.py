@@ -139,7 +139,7 @@ def test_an_interrupted_tuning_leaves_no_process_and_goes_on_next_time(
     numbers = [int(number) for number, _ in reported_trials]
     assert numbers[0] == 0
     assert numbers == sorted(set(numbers))
-    assert {role for _, role in reported_trials[:2]} <= {"predicted", *BASELINES}
+    assert reported_trials[0][1] in {"predicted", *BASELINES}
 
 
 @pytest.mark.ranks

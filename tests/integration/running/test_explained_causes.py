@@ -56,7 +56,7 @@ def test_texts_of_very_unequal_lengths_are_padding(
         data={"sources": [{"path": str(data)}]},
         training={"global_batch_samples": 32},
     )
-    found = explained(prepared, costs, pool, plan_of("4+2r4,2", data=2, packing=Padded(samples=8)))
+    found = explained(prepared, costs, pool, plan_of("4+2", data=2, packing=Padded(samples=8)))
     assert found.time.causes[0].name == "padding"
 
 
